@@ -1,0 +1,1 @@
+"""The daemon of the head node: receives, buffers, writes."""

@@ -1,0 +1,1 @@
+"""What both daemons agree on: data types, wire formats, transport, shared options."""

@@ -1,0 +1,33 @@
+"""Every exception that Colmet raises on purpose.
+
+Who raises and who catches each is a table in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+
+class ColmetError(Exception):
+    """Base of all of them; its text is written for the administrator."""
+
+
+class ConfigError(ColmetError):
+    """The command line or the environment asks for what cannot be done; the daemon exits with status 2."""
+
+
+class WireError(ColmetError):
+    """A message does not follow its dialect; it is refused whole."""
+
+
+class ParseError(ColmetError):
+    """A file does not have the form its source documents."""
+
+    def __init__(self, path: str, text: object) -> None:
+        super().__init__(f"{path}: cannot parse {text!r}")
+
+
+class BackendUnavailable(ColmetError):
+    """This node lacks what an input backend needs: hardware, driver, right or library."""
+
+
+class OutputUnavailable(ColmetError):
+    """An output cannot take rows now (disk full, database away); it is to be tried again with the same rows."""

@@ -1,0 +1,221 @@
+"""The data types that everything measured is made of.
+
+A backend declares one `Schema` of `Field`s and yields `Sample`s; the agent packs them into `Table`s and one
+`Batch` a tick. The collector handles the same types, from descriptions that travel with the rows, so it needs
+no list of metrics of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+import numpy.typing as npt
+
+UNITS = frozenset(
+    {
+        "count",
+        "bytes",
+        "kbytes",
+        "nsec",
+        "usec",
+        "sec",
+        "jiffies",  # clock ticks of 1/USER_HZ s, as in /proc/stat
+        "mbytes-usec",
+        "ts_date",  # seconds since the epoch
+        "celsius",
+        "watts",
+        "ujoules",
+        "percent",
+        "none",
+    }
+)
+KINDS = frozenset({"counter", "gauge", "label"})
+FOLDS = frozenset({"sum", "max", "min", "first"})
+SCOPES = frozenset({"job", "node"})
+
+# Names become HDF5 columns and Elasticsearch fields. Colmet 0.6 has capitals and dashes in some.
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}", re.ASCII)
+DTYPE = re.compile(r"i8|f4|f8|S[1-9][0-9]{0,3}", re.ASCII)
+# Columns that outputs add to every row.
+RESERVED = frozenset({"job_id", "hostname", "timestamp", "metric_backend", "involved_jobs"})
+MAX_FIELDS = 1024
+
+MISSING_INT = -1  # in packed rows; NaN for floats, an empty string for strings
+
+Rows = npt.NDArray[np.void]
+Value = Union[int, float, bytes, None]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One measured quantity, declared once.
+
+    Attributes:
+        name: the kernel's or Colmet 0.6's name.
+        unit: one of `UNITS`.
+        kind: counter (only grows), gauge, or label.
+        help: what it means; ends with its source (file, struct field, command column).
+        dtype: i8, f4, f8 or S<bytes>.
+        fold: how the values of tasks make the value of their job: sum, max, min or first.
+    """
+
+    name: str
+    unit: str
+    kind: str
+    help: str = ""
+    dtype: str = "i8"
+    fold: str = "sum"
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name) or self.name in RESERVED:
+            raise ValueError(f"not a field name: {self.name!r}")
+        if not DTYPE.fullmatch(self.dtype):
+            raise ValueError(f"not a field type: {self.dtype!r}")
+        if self.unit not in UNITS or self.kind not in KINDS or self.fold not in FOLDS:
+            raise ValueError(f"field {self.name}: unit {self.unit!r}, kind {self.kind!r}, fold {self.fold!r}")
+
+    @property
+    def missing(self) -> int | float | bytes:
+        """What stands in a packed row for a value that was not measured."""
+        if self.dtype[0] == "S":
+            return b""
+        return float("nan") if self.dtype[0] == "f" else MISSING_INT
+
+
+class Schema:
+    """An ordered set of fields under a table name.
+
+    Args:
+        name: table name, e.g. ``taskstats_default``.
+        scope: ``job`` (one row a job) or ``node`` (rows of job 0, the node itself).
+        fields: at most `MAX_FIELDS`, names all different.
+
+    Raises:
+        ValueError: a name, type, unit, scope or count is not allowed.
+    """
+
+    def __init__(self, name: str, scope: str, fields: Iterable[Field]) -> None:
+        self.name = name
+        self.scope = scope
+        self.fields = tuple(fields)
+        self.names = tuple(field.name for field in self.fields)
+        if not NAME.fullmatch(name):
+            raise ValueError(f"not a table name: {name!r}")
+        if scope not in SCOPES:
+            raise ValueError(f"not a scope: {scope!r}")
+        if not 0 < len(self.fields) <= MAX_FIELDS or len(set(self.names)) != len(self.names):
+            raise ValueError(f"table {name}: no fields, too many, or one twice")
+
+    def __repr__(self) -> str:
+        return f"Schema({self.name!r}, {self.scope!r}, {len(self.fields)} fields)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """Little-endian packed row: ``job_id`` (i8), then the fields in order."""
+        kinds = [(f.name, f.dtype if f.dtype[0] == "S" else "<" + f.dtype) for f in self.fields]
+        return np.dtype([("job_id", "<i8"), *kinds])
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical description: a line for the table, then one for each field."""
+        lines = [f"{self.name} {self.scope}"]
+        lines += [f"{f.name} {f.unit} {f.kind} {f.dtype} {f.fold}" for f in self.fields]
+        return "\n".join(lines)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that name this description for ever (BLAKE2b of `text`)."""
+        return hashlib.blake2b(self.text.encode(), digest_size=16).digest()
+
+    @classmethod
+    def parse(cls, text: str) -> Schema:
+        """The schema that `text` describes.
+
+        Raises:
+            ValueError: not the canonical description of an allowed schema.
+        """
+        lines = text.split("\n")
+        if len(lines) > MAX_FIELDS + 1:
+            raise ValueError(f"more than {MAX_FIELDS} fields")
+        name, scope = lines[0].split(" ")
+        fields = []
+        for line in lines[1:]:
+            field, unit, kind, dtype, fold = line.split(" ")
+            fields.append(Field(field, unit, kind, dtype=dtype, fold=fold))
+        return cls(name, scope, fields)
+
+    def empty_rows(self, count: int) -> Rows:
+        """`count` rows in which every field is missing and the job is 0."""
+        rows = np.zeros(count, dtype=self.dtype)
+        for field in self.fields:
+            rows[field.name] = field.missing
+        return rows
+
+
+class Sample(NamedTuple):
+    """What a backend yields: one row of its table. None, or a name left out, is a missing value."""
+
+    job_id: int
+    values: Mapping[str, Value]
+
+
+class Table(NamedTuple):
+    """Rows of one schema, measured at one time."""
+
+    schema: Schema
+    time_ns: int  # since the epoch
+    rows: Rows
+
+    @classmethod
+    def from_samples(cls, schema: Schema, time_ns: int, samples: Sequence[Sample]) -> Table:
+        """Pack samples; a name that the schema does not have raises ValueError."""
+        rows = schema.empty_rows(len(samples))
+        for row, sample in zip(rows, samples):
+            row["job_id"] = sample.job_id
+            for name, value in sample.values.items():
+                if value is not None:
+                    row[name] = value
+        return cls(schema, time_ns, rows)
+
+    def samples(self) -> Iterable[Sample]:
+        """The rows as samples, missing values as None. For people and tests; outputs work on `rows`."""
+        for row in self.rows:
+            yield Sample(int(row["job_id"]), {f.name: present(f, row[f.name]) for f in self.schema.fields})
+
+
+def present(field: Field, packed: Any) -> Value:
+    """The Python value of one packed cell, or None where it is missing."""
+    value: Value = packed.item()
+    return None if value == field.missing or value != value else value
+
+
+class Batch(NamedTuple):
+    """One tick of one agent.
+
+    (host, epoch, seq) names a batch for ever; both are None in the dialects of older nodes, which do not number
+    their messages. `jobs` are the jobs on the node at that tick, None where the dialect does not say.
+    """
+
+    host: str
+    epoch: int | None
+    seq: int | None
+    time_ns: int
+    jobs: tuple[int, ...] | None
+    tables: tuple[Table, ...]
+
+    @property
+    def row_count(self) -> int:
+        """Rows in all its tables."""
+        return sum(len(table.rows) for table in self.tables)

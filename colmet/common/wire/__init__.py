@@ -1,0 +1,75 @@
+"""Batches to bytes and back, in three dialects that share one port.
+
+The dialect of a message is told from its first bytes: Colmet 0.6 starts with a metric name in ASCII letters, the
+others with a msgpack map, whose first key is text in ours (v1) and an integer in the Rust node's. docs/wire.md
+describes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from colmet.common.errors import WireError
+from colmet.common.schema import Batch
+from colmet.common.wire import colmet06, colmet_rs, v1
+
+# The largest message accepted. A node with 1,000 jobs and every backend sends less than 1 MiB a tick.
+MAX_MESSAGE_BYTES = 8 << 20
+
+ENCODERS: Mapping[str, Callable[[Batch], bytes]] = {"v1": v1.encode, "colmet06": colmet06.encode}
+
+
+class Decoded(NamedTuple):
+    """What one message held."""
+
+    dialect: str
+    batches: tuple[Batch, ...]
+    skipped: int = 0  # values whose meaning the dialect's tables do not give
+
+
+def dialect_of(message: bytes) -> str:
+    """The dialect that a message is to be read in: v1, colmet06 or colmet_rs.
+
+    Raises:
+        WireError: none of them starts like this.
+    """
+    first = message[0] if message else -1
+    if 0x41 <= first <= 0x7A:  # a letter: no msgpack map starts so
+        return "colmet06"
+    if 0x80 <= first <= 0x8F:
+        key = message[1:2]
+    elif first == 0xDE:
+        key = message[3:4]
+    elif first == 0xDF:
+        key = message[5:6]
+    else:
+        raise WireError(f"starts like no dialect that Colmet knows: {message[:16]!r}")
+    # fixstr or str8; a map without any entry is the Rust node's, which has no jobs
+    return "v1" if key and (0xA0 <= key[0] <= 0xBF or key[0] == 0xD9) else "colmet_rs"
+
+
+class Decoder:
+    """Decodes messages of every dialect, from any number of senders.
+
+    It keeps the schemas it has seen, a bounded number of them, so that a description is parsed once.
+    """
+
+    def __init__(self) -> None:
+        self._schemas = v1.SchemaCache()
+
+    def decode(self, message: bytes) -> Decoded:
+        """The batches that a message holds.
+
+        Raises:
+            WireError: for whatever is wrong with it; no other exception leaves here.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise WireError(f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
+        dialect = dialect_of(message)
+        if dialect == "v1":
+            return Decoded(dialect, (v1.decode(message, self._schemas),))
+        if dialect == "colmet06":
+            return Decoded(dialect, colmet06.decode(message))
+        batches, skipped = colmet_rs.decode(message)
+        return Decoded(dialect, batches, skipped)

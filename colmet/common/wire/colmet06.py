@@ -1,0 +1,280 @@
+"""Colmet 0.6's dialect, in both directions: packed records of fixed size, one after the other.
+
+`RECORDS` alone holds the layout of what 0.6 sent; it is frozen. A record is a header (metric name, host, job, epoch
+seconds) and all counters of its metric, little-endian, without padding.
+
+The dialect has no missing value for its unsigned counters, and an old collector fails on a value beyond 2^63 - 1, so
+a missing one is sent as 0, as 0.6 did; in signed counters and floats it is -1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.errors import WireError
+from colmet.common.schema import MISSING_INT, Batch, Field, Rows, Schema, Table
+from colmet.common.wire.limits import MAX_JOBS, checked_host, checked_int
+
+NAME_BYTES = 255
+INVOLVED_JOBS_BYTES = 8192
+NS = 1_000_000_000
+_NUMBERS = {"u8": "i8", "u4": "i8", "i8": "i8", "f4": "f4"}  # type on the wire -> type in our rows
+
+
+class Record:
+    """The frozen layout of one metric.
+
+    Args:
+        name: metric name, e.g. ``taskstats_default``.
+        scope: job or node.
+        counters: groups of (type on the wire, unit as 0.6 named it, names), in wire order.
+        involved_jobs: whether the record ends with the list of the node's jobs.
+    """
+
+    def __init__(
+        self, name: str, scope: str, counters: Iterable[tuple[str, str, str]], involved_jobs: bool = False
+    ) -> None:
+        self.name = name
+        self.scope = scope
+        self.involved_jobs = involved_jobs
+        self.counters = [(n, wire, unit) for wire, unit, names in counters for n in names.split()]
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The schema of rows read from such records."""
+        return Schema(
+            self.name,
+            self.scope,
+            [
+                Field(name, "none" if unit == "n/a" else unit, "gauge", dtype=_NUMBERS[wire])
+                for name, wire, unit in self.counters
+            ],
+        )
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """The packed record."""
+        header = [("metric", f"S{NAME_BYTES}"), ("host", f"S{NAME_BYTES}"), ("job_id", "<u8"), ("time", "<u8")]
+        tail = [("involved_jobs", f"S{INVOLVED_JOBS_BYTES}")] if self.involved_jobs else []
+        return np.dtype(header + [(name, "<" + wire) for name, wire, _ in self.counters] + tail)
+
+
+def _numbered(count: int) -> str:
+    return " ".join(f"counter_{n}" for n in range(1, count + 1))
+
+
+RECORDS = {
+    record.name: record
+    for record in (
+        Record(
+            "taskstats_default",
+            "job",
+            [
+                ("u8", "count", "cpu_count"),
+                ("u8", "nsec", "cpu_delay_total"),
+                ("u8", "count", "blkio_count"),
+                ("u8", "nsec", "blkio_delay_total"),
+                ("u8", "count", "swapin_count"),
+                ("u8", "nsec", "swapin_delay_total cpu_run_real_total cpu_run_virtual_total"),
+                ("u4", "ts_date", "ac_btime"),
+                ("u8", "usec", "ac_etime ac_utime ac_stime"),
+                ("u8", "count", "ac_minflt ac_majflt"),
+                ("u8", "mbytes-usec", "coremem virtmem"),
+                ("u8", "bytes", "read_char write_char"),
+                ("u8", "count", "read_syscalls write_syscalls"),
+                ("u8", "bytes", "read_bytes write_bytes cancelled_write_bytes"),
+                ("u8", "count", "nvcsw nivcsw"),
+                ("u8", "usec", "ac_utimescaled ac_stimescaled"),
+                ("u8", "nsec", "cpu_scaled_run_real_total"),
+                ("u8", "count", "freepages_count"),
+                ("u8", "nsec", "freepages_delay_total"),
+            ],
+        ),
+        Record(
+            "procstats_default",
+            "node",
+            [
+                ("u8", "sec", "uptime_total uptime_idle"),
+                ("u8", "kbytes", "meminfo_memtotal meminfo_memfree meminfo_buffers meminfo_cached meminfo_swapcached"),
+                ("u8", "kbytes", "meminfo_active meminfo_inactive meminfo_unevictable meminfo_mlocked"),
+                ("u8", "kbytes", "meminfo_swaptotal meminfo_swapfree meminfo_dirty meminfo_writeback"),
+                ("u8", "kbytes", "meminfo_anonpages meminfo_mapped meminfo_shmem meminfo_slab meminfo_sreclaimable"),
+                ("u8", "kbytes", "meminfo_sunreclaim meminfo_kernelstack meminfo_pagetables meminfo_nfs_unstable"),
+                ("u8", "kbytes", "meminfo_bounce meminfo_writebacktmp meminfo_commitlimit meminfo_committed_as"),
+                ("u8", "kbytes", "meminfo_vmalloctotal meminfo_vmallocused meminfo_vmallocchunk"),
+                ("u8", "kbytes", "meminfo_anonhugepages"),
+                ("u8", "count", "meminfo_hugepages_total meminfo_hugepages_free meminfo_hugepages_rsvd"),
+                ("u8", "count", "meminfo_hugepages_surp meminfo_hugepagesize"),
+                ("u8", "kbytes", "meminfo_directmap4k meminfo_directmap2m"),
+                ("u8", "count", "vmstat_pgpgin vmstat_pgpgout vmstat_pswpin vmstat_pswpout vmstat_pgfault"),
+                ("u8", "count", "vmstat_pgmajfault"),
+                ("u8", "n/a", "stat_cpu_user stat_cpu_nice stat_cpu_system stat_cpu_idle stat_cpu_iowait stat_cpu_irq"),
+                ("u8", "n/a", "stat_cpu_softirq stat_cpu_guest stat_cpu_guest_nice stat_intr stat_ctxt stat_processes"),
+                ("u8", "n/a", "stat_procs_blocked"),
+                ("f4", "n/a", "loadavg_1min loadavg_5min loadavg_15min loadavg_runnable loadavg_total_threads"),
+            ],
+            involved_jobs=True,
+        ),
+        Record(
+            "jobprocstats_default",
+            "job",
+            [
+                ("i8", "count", "rchar wchar syscr syscw read_bytes write_bytes cancelled_write_bytes"),
+                ("i8", "count", "VmRSS RssShmem VmSize"),
+            ],
+        ),
+        Record("perfhwstats_default", "job", [("i8", "count", _numbered(5))]),
+        Record("RAPLstats_default", "node", [("i8", "count", _numbered(24))], involved_jobs=True),
+        Record(
+            "infinibandstats_default",
+            "node",
+            [("i8", "bytes", "portXmitData portRcvData"), ("i8", "count", "portXmitPkts portRcvPkts")],
+            involved_jobs=True,
+        ),
+        Record(
+            "lustrestats_default",
+            "node",
+            [
+                ("u8", "count", "lustre_nb_read"),
+                ("u8", "bytes", "lustre_bytes_read"),
+                ("u8", "count", "lustre_nb_write"),
+                ("u8", "bytes", "lustre_bytes_write"),
+            ],
+            involved_jobs=True,
+        ),
+        Record("ipmipowerstats_default", "node", [("i8", "count", "average_power_consumption")], involved_jobs=True),
+        Record("temperaturestats_default", "node", [("i8", "celsius", _numbered(6))]),
+        Record(
+            "nvidiastats_default",
+            "job",
+            [
+                ("i8", "count", "power temperature utilization-gpu utilization-memory"),
+                ("i8", "count", "memory-total memory-free memory-used"),
+            ],
+        ),
+    )
+}
+
+
+def pack_jobs(jobs: Iterable[int], limit: int = INVOLVED_JOBS_BYTES) -> bytes:
+    """A JSON list of job ids; ids that would not fit in `limit` bytes are left out, so that it stays JSON."""
+    text = json.dumps(list(jobs))
+    if len(text) > limit:
+        text = text[: text.rindex(",", 0, limit)] + "]"
+    return text.encode()
+
+
+def _parse_jobs(packed: bytes) -> tuple[int, ...] | None:
+    """The ids of a JSON list; None for an empty string or another thing, which 0.6 nodes send at times."""
+    try:
+        jobs = json.loads(packed)
+    except (ValueError, RecursionError):
+        return None
+    if type(jobs) is not list or len(jobs) > MAX_JOBS:
+        return None
+    return tuple([job for job in jobs if type(job) is int and 0 <= job < 1 << 63])
+
+
+def _split(message: bytes) -> Iterator[tuple[Record, npt.NDArray[Any]]]:
+    """The records of a message, each as an array of one."""
+    offset = 0
+    while offset < len(message):
+        name = message[offset : offset + NAME_BYTES].rstrip(b"\0")
+        record = RECORDS.get(name.decode("ascii", "replace"))
+        if record is None:
+            raise WireError(f"byte {offset}: {name!r:.80} is not a metric of Colmet 0.6")
+        if len(message) - offset < record.dtype.itemsize:
+            raise WireError(f"byte {offset}: {record.name} is cut short, it has {record.dtype.itemsize} bytes")
+        yield record, np.frombuffer(message, dtype=record.dtype, count=1, offset=offset)
+        offset += record.dtype.itemsize
+
+
+def _rows(record: Record, packed: npt.NDArray[Any]) -> Rows:
+    rows = np.empty(len(packed), dtype=record.schema.dtype)
+    rows["job_id"] = packed["job_id"]
+    for name, wire, _ in record.counters:
+        rows[name] = packed[name]
+        if wire == "u8":  # beyond 2^63 - 1 nothing was ever counted: not a value
+            rows[name][rows[name] < 0] = MISSING_INT
+        elif wire == "f4":
+            rows[name][packed[name] == -1] = np.nan
+    return rows
+
+
+def decode(message: bytes) -> tuple[Batch, ...]:
+    """The batches in a message: one for each (host, time), which is one for what a 0.6 node sends.
+
+    Raises:
+        WireError: a record is unknown, cut short, or its header is not allowed; the message is refused whole.
+    """
+    found: dict[tuple[str, int], dict[str, list[npt.NDArray[Any]]]] = {}
+    jobs: dict[tuple[str, int], tuple[int, ...]] = {}
+    for record, packed in _split(message):
+        host = checked_host(packed["host"][0].decode("ascii", "replace"))
+        key = (host, checked_int(int(packed["time"][0]), "a record's time") * NS)
+        if key[1] >= 1 << 63:
+            raise WireError(f"a record's time, {key[1] // NS}, is not in seconds since the epoch")
+        checked_int(int(packed["job_id"][0]), "a record's job id")
+        if record.involved_jobs and key not in jobs:
+            involved = _parse_jobs(packed["involved_jobs"][0])
+            if involved is not None:
+                jobs[key] = involved
+        found.setdefault(key, {}).setdefault(record.name, []).append(packed)
+    return tuple(
+        [
+            Batch(
+                key[0],
+                None,
+                None,
+                key[1],
+                jobs.get(key),
+                tuple(
+                    [
+                        Table(RECORDS[name].schema, key[1], _rows(RECORDS[name], np.concatenate(packed)))
+                        for name, packed in tables.items()
+                    ]
+                ),
+            )
+            for key, tables in found.items()
+        ]
+    )
+
+
+def _pack(record: Record, batch: Batch, table: Table) -> npt.NDArray[Any]:
+    packed = np.zeros(len(table.rows), dtype=record.dtype)
+    packed["metric"] = record.name.encode()
+    packed["host"] = batch.host.encode()
+    packed["job_id"] = table.rows["job_id"]
+    packed["time"] = table.time_ns // NS
+    for name, wire, _ in record.counters:
+        if name in table.schema.names:
+            values = table.rows[name]
+            missing = np.isnan(values) if values.dtype.kind == "f" else values == MISSING_INT
+            packed[name] = np.where(missing, 0 if wire[0] == "u" else -1, values)
+        elif wire[0] != "u":
+            packed[name] = -1
+    if record.involved_jobs:
+        packed["involved_jobs"] = pack_jobs(batch.jobs or ())
+    return packed
+
+
+def encode(batch: Batch) -> bytes:
+    """One message for one batch: rows by job, in the order of their first appearance.
+
+    An old collector stops at a metric that it does not know, so tables and fields newer than 0.6 are left out.
+    """
+    by_job: dict[int, list[bytes]] = {}
+    for table in batch.tables:
+        record = RECORDS.get(table.schema.name)
+        if record is None:
+            continue
+        packed = _pack(record, batch, table)
+        for n, job in enumerate(table.rows["job_id"].tolist()):
+            by_job.setdefault(job, []).append(packed[n : n + 1].tobytes())
+    return b"".join([part for parts in by_job.values() for part in parts])
