@@ -1,0 +1,182 @@
+"""What the command lines of both daemons share: option types, logging, signals, exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import math
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from colmet import __version__
+from colmet.common.errors import ColmetError, ConfigError
+
+log = logging.getLogger(__name__)
+
+EXIT_CONFIG = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that takes options by their whole name only, and names the way to the help on errors."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        # an abbreviation that works today is ambiguous tomorrow, in a start-up line that nobody looks at
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> Any:
+        """Exit with status 2 and one line."""
+        self.exit(EXIT_CONFIG, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+
+class Later(argparse.Action):
+    """An option of Colmet 0.6 for a part that this version does not have: refused, by name."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, part: str) -> None:
+        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self.part = part
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Refuse it."""
+        parser.error(f"{option_string}: {self.part} is not in Colmet {__version__} yet; start without this option")
+
+
+def positive_seconds(text: str) -> float:
+    """A period: a finite number of seconds, at least 0.01."""
+    value = _float(text)
+    if not 0.01 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """An option type: a whole number from `low` to `high`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+        return value
+
+    return convert
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """The options that both daemons have."""
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="say more: once for starts, stops and jobs (INFO), twice or more for every tick (DEBUG)",
+    )
+    parser.add_argument(
+        "--zeromq-hwm",
+        metavar="N",
+        type=whole_number(1),
+        default=1000,
+        help="messages that may wait in a queue between node and collector (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--zeromq-linger",
+        metavar="MS",
+        type=whole_number(-1),
+        default=0,
+        help="how long to go on sending queued messages at exit, in ms; -1 is for ever (default: %(default)s)",
+    )
+
+
+def set_up_logging(verbose: int) -> None:
+    """Log to stderr. `-v` once is INFO, twice or more DEBUG, none WARNING, as in Colmet 0.6 (30 - 10 x count)."""
+    level = max(logging.DEBUG, logging.WARNING - 10 * verbose)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def load(names: Mapping[str, str]) -> list[Any]:
+    """The classes that a table of backends names as ``module:Class``."""
+    classes = []
+    for target in names.values():
+        module, _, name = target.partition(":")
+        classes.append(getattr(importlib.import_module(module), name))
+    return classes
+
+
+class Signals:
+    """Signals as data: a descriptor that becomes readable, and the set of those that came.
+
+    Use in the main thread, as a context manager; the former handlers are put back at the end.
+    """
+
+    def __init__(self, wanted: Iterable[signal.Signals]) -> None:
+        self.pending: set[signal.Signals] = set()
+        self._wanted = tuple(wanted)
+        self._former: dict[signal.Signals, Any] = {}
+        self._former_fd = -1
+        self.fd = self._write_fd = -1
+
+    def __enter__(self) -> Signals:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._former_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in self._wanted:
+            self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.pending.add(signal.Signals(number))
+
+    def stop_wanted(self) -> bool:
+        """Whether SIGTERM or SIGINT came."""
+        return bool(self.pending & {signal.SIGTERM, signal.SIGINT})
+
+    def take(self, number: signal.Signals) -> bool:
+        """Whether this signal came since the last call."""
+        came = number in self.pending
+        self.pending.discard(number)
+        return came
+
+    def drain(self) -> None:
+        """Make the descriptor unreadable again. The next wait sees every signal that comes after this."""
+        while select.select([self.fd], [], [], 0)[0]:
+            os.read(self.fd, 4096)
+
+
+def run_main(daemon: Callable[[], None]) -> int:
+    """Run a daemon; its exit status. An error raised on purpose is one line on stderr."""
+    try:
+        daemon()
+    except ConfigError as err:
+        log.error("%s", err)
+        return EXIT_CONFIG
+    except ColmetError as err:
+        log.error("%s", err)
+        return 1
+    return 0
+
+
+def powers_of_ten(count: int) -> bool:
+    """Whether a repeated event is to be logged: the 1st, 10th, 100th, ... time."""
+    while count >= 10 and count % 10 == 0:
+        count //= 10
+    return count == 1

@@ -1,0 +1,1 @@
+"""The daemon of the compute nodes: finds jobs, measures them, sends."""

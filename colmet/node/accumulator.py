@@ -1,0 +1,125 @@
+"""From the values of tasks to totals of jobs that never go down.
+
+A task's counters live as long as the task. A job's counter is the sum over its tasks: the present values of the live
+ones, and of the ended ones the last that were seen. A gauge is the sum over the live ones alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.schema import MISSING_INT, Schema
+
+Ints = npt.NDArray[np.int64]
+
+
+class _JobTasks:
+    """What is known of one job: its live tasks as of the last tick, and what ended ones left."""
+
+    __slots__ = ("ended", "keys", "values")
+
+    def __init__(self, width: int) -> None:
+        self.keys: Ints = np.empty(0, dtype=np.int64)
+        self.values: Ints = np.empty((0, width), dtype=np.int64)
+        self.ended: Ints | None = None
+
+
+class Accumulator:
+    """Folds task values into job totals, field by field as the schema says.
+
+    Args:
+        schema: all of its fields are integers; a field's `fold` is sum, max or min.
+        age: the name of a field that only grows while a task lives, so that a task number that was given to a new
+            task is told from the old one. None where the keys are never used again.
+    """
+
+    def __init__(self, schema: Schema, age: str | None = None) -> None:
+        self._width = len(schema.fields)
+        self._age = None if age is None else schema.names.index(age)
+        self._sum = np.array([f.fold == "sum" for f in schema.fields])
+        self._max = np.array([f.fold == "max" for f in schema.fields])
+        self._min = np.array([f.fold == "min" for f in schema.fields])
+        self._gauge = np.array([f.kind == "gauge" for f in schema.fields])
+        self._jobs: dict[int, _JobTasks] = {}
+
+    def update(self, job: int, keys: Ints, values: Ints, inherited: Collection[int] = ()) -> Ints | None:
+        """Take in one tick of one job; its totals.
+
+        Args:
+            job: the job's id.
+            keys: its live tasks, ascending, each once: shape (n,).
+            values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
+            inherited: ended tasks whose values a live task has taken over, and which are not to be counted twice.
+
+        Returns:
+            Totals, shape (fields,), -1 where no task has a value; None while the job has never had a task.
+        """
+        known = self._jobs.get(job)
+        if known is None:
+            known = self._jobs[job] = _JobTasks(self._width)
+        self._retire(known, keys, values, inherited)
+        known.keys, known.values = keys, values
+        if not len(keys) and known.ended is None:
+            return None
+        totals = self._fold(values, known.ended)
+        if not len(keys):
+            totals[self._gauge] = 0  # known to use none, which is not the same as unknown
+        return totals
+
+    def last_seen(self, job: int) -> tuple[Ints, Ints]:
+        """Keys and values of a job's tasks as of the last tick."""
+        known = self._jobs.get(job)
+        if known is None:
+            known = _JobTasks(self._width)
+        return known.keys, known.values
+
+    def keep_only(self, jobs: Collection[int]) -> None:
+        """Forget every other job."""
+        for job in [job for job in self._jobs if job not in jobs]:
+            del self._jobs[job]
+
+    def _retire(self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int]) -> None:
+        """Add the tasks that have ended since the last tick to what ended tasks left."""
+        if not len(known.keys):
+            return
+        if len(keys):
+            place = np.minimum(np.searchsorted(keys, known.keys), len(keys) - 1)
+            lives = keys[place] == known.keys
+            if self._age is not None:
+                lives &= values[place, self._age] >= known.values[:, self._age]
+        else:
+            lives = np.zeros(len(known.keys), dtype=bool)
+        gone = ~lives
+        if inherited:
+            gone &= ~np.isin(known.keys, list(inherited))
+        if gone.any():
+            left = known.values[gone]
+            left[:, self._gauge] = MISSING_INT
+            known.ended = self._fold(left, known.ended)
+
+    def _fold(self, values: Ints, former: Ints | None) -> Ints:
+        """Fold tasks, and what a former fold gave, into one row."""
+        if former is not None:
+            values = np.vstack((values, former))
+        has = values != MISSING_INT
+        if has.all():
+            totals: Ints = np.empty(self._width, dtype=np.int64)
+            totals[self._sum] = values[:, self._sum].sum(axis=0)
+            totals[self._max] = values[:, self._max].max(axis=0)
+            totals[self._min] = values[:, self._min].min(axis=0)
+            return totals
+        highest = np.iinfo(np.int64).max
+        totals = np.sum(np.where(has, values, 0), axis=0, dtype=np.int64)
+        totals[self._max] = values[:, self._max].max(axis=0)
+        totals[self._min] = np.where(has, values, highest)[:, self._min].min(axis=0)
+        totals[~has.any(axis=0)] = MISSING_INT
+        return totals
+
+
+def as_values(schema: Schema, totals: Ints) -> dict[str, int | None]:
+    """Totals as the values of a sample."""
+    numbers: Sequence[int] = totals.tolist()
+    return {name: None if n == MISSING_INT else n for name, n in zip(schema.names, numbers)}

@@ -1,0 +1,168 @@
+"""One tick: the jobs once, each backend once, one batch."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable, Sequence
+
+from colmet.common.cli import Signals, powers_of_ten
+from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.schema import Batch, Sample, Table
+from colmet.node.backend import InputBackend
+from colmet.node.jobs import NODE_JOB, Job, JobSource
+from colmet.node.schedule import Schedule
+from colmet.node.spool import Spool
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 60.0
+LAST_RETRY_S = 3600.0
+
+
+class Runner:
+    """A backend with its state: open or waiting to be tried again, and what has gone wrong with it.
+
+    Attributes:
+        failures: samples that failed.
+    """
+
+    def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.backend = backend
+        self.failures = 0
+        self.is_open = False
+        self._monotonic = monotonic
+        self._retry_at = monotonic()
+        self._retry_s = FIRST_RETRY_S
+
+    def open(self) -> bool:
+        """Open it if it is closed and its time has come; whether it is open."""
+        if not self.is_open and self._monotonic() >= self._retry_at:
+            try:
+                self.backend.open()
+            except BackendUnavailable as err:
+                self._wait(err)
+            else:
+                self.is_open = True
+                log.info("backend on backend=%s", self.backend.name)
+        return self.is_open
+
+    def _wait(self, err: BackendUnavailable) -> None:
+        if self._retry_s == FIRST_RETRY_S:
+            log.warning("backend off backend=%s: %s", self.backend.name, err)
+        else:
+            log.debug("backend still off backend=%s: %s", self.backend.name, err)
+        self.backend.close()
+        self.is_open = False
+        self._retry_at = self._monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+
+    def sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
+        """Its table at this tick; None where it has no rows."""
+        if not self.open():
+            return None
+        samples: list[Sample] = []
+        try:
+            samples.extend(self.backend.sample(jobs))
+            if not samples:
+                return None
+            return Table.from_samples(self.backend.schema, time_ns, samples)
+        except BackendUnavailable as err:
+            self._wait(err)
+        except (ParseError, OSError) as err:
+            self._failed(err)
+        except Exception as err:  # a defect of ours in one backend must not stop the others
+            self._failed(err, defect=True)
+        return None
+
+    def _failed(self, err: Exception, defect: bool = False) -> None:
+        self.failures += 1
+        if powers_of_ten(self.failures):
+            log.error(
+                "sample failed backend=%s failures=%d: %s", self.backend.name, self.failures, err, exc_info=defect
+            )
+
+    def close(self) -> None:
+        """Close the backend; also twice."""
+        self.backend.close()
+        self.is_open = False
+
+
+class Agent:
+    """The node's daemon.
+
+    Args:
+        host_name: under which the rows are stored.
+        source: finds the jobs.
+        backends: what measures them.
+        spool: takes each tick's batch.
+        schedule: when ticks are due.
+    """
+
+    def __init__(
+        self, host_name: str, source: JobSource, backends: Sequence[InputBackend], spool: Spool, schedule: Schedule
+    ) -> None:
+        self._host_name = host_name
+        self._source = source
+        self._runners = [Runner(backend) for backend in backends]
+        self._spool = spool
+        self._schedule = schedule
+        # Unlike any earlier start on this host, and greater: the collector tells starts apart by it.
+        self._epoch = time.time_ns()
+        self._seq = 0
+
+    def tick(self) -> Batch:
+        """Measure everything once."""
+        time_ns = time.time_ns()
+        jobs = self._source.scan()
+        tables = [runner.sample(jobs, time_ns) for runner in self._runners]
+        self._seq += 1
+        return Batch(
+            self._host_name,
+            self._epoch,
+            self._seq,
+            time_ns,
+            tuple([job.id for job in jobs if job.id != NODE_JOB]),
+            tuple([table for table in tables if table is not None]),
+        )
+
+    def run(self, signals: Signals) -> None:
+        """Tick until SIGTERM or SIGINT; in between, hear of jobs that come and go."""
+        for runner in self._runners:
+            runner.open()
+        self._source.scan()
+        poll = select.poll()
+        poll.register(self._source.fd, select.POLLIN)
+        poll.register(signals.fd, select.POLLIN)
+        while not signals.stop_wanted():
+            # rounded up: a poll that ends early would only be called again
+            for fd, _ in poll.poll(self._schedule.delay_s() * 1000 + 0.5):
+                if fd == signals.fd:
+                    signals.drain()
+                else:
+                    self._source.scan()
+            if not signals.stop_wanted() and self._schedule.delay_s() == 0:
+                self._spool.put(self.tick())
+                skipped = self._schedule.done()
+                if skipped and powers_of_ten(self._schedule.overruns):
+                    log.warning(
+                        "tick took longer than the period, %d skipped, overruns=%d; is --sample-period %g s too short "
+                        "for what is measured?",
+                        skipped,
+                        self._schedule.overruns,
+                        self._schedule.period_s,
+                    )
+        log.info(
+            "stopping ticks=%d sent=%d dropped=%d overruns=%d",
+            self._seq,
+            self._spool.sent,
+            self._spool.dropped,
+            self._schedule.overruns,
+        )
+
+    def close(self) -> None:
+        """Give everything back; also twice."""
+        for runner in self._runners:
+            runner.close()
+        self._source.close()

@@ -1,0 +1,151 @@
+"""colmet-node: the command line, and the wiring of the agent."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from colmet.common import cli
+from colmet.common.errors import ConfigError
+from colmet.common.transport import Push
+from colmet.common.wire import ENCODERS
+from colmet.node.agent import Agent
+from colmet.node.backend import InputBackend
+from colmet.node.backends import NAMES
+from colmet.node.host import Host, raise_open_file_limit
+from colmet.node.jobs import DEFAULT_PATTERN, DEFAULT_ROOT, NODE_JOB, Job, JobSource, compile_patterns
+from colmet.node.schedule import Schedule
+from colmet.node.spool import Spool
+
+log = logging.getLogger(__name__)
+
+# Options of Colmet 0.6 whose backends are still to come.
+LATER = {
+    "InfiniBand": ("--enable-infiniband", "--omnipath"),
+    "Lustre": ("--enable-lustre", "--lustre-prefix"),
+    "perf_event": ("--enable-perfhw", "--perfhw-list"),
+    "RAPL": ("--enable-RAPL",),
+    "temperature": ("--enable-temperature",),
+    "NVIDIA": ("--enable-nvidia",),
+    "IPMI power": ("--enable-ipmipower", "--ipmipower-cmd"),
+}
+
+
+def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentParser:
+    """The command line of colmet-node."""
+    parser = cli.Parser(
+        prog="colmet-node",
+        description="Measure what every job on this compute node uses, and send it to colmet-collector. "
+        "Start it as root: reading other users' jobs takes the rights to.",
+    )
+    cli.add_common_options(parser)
+    parser.add_argument(
+        "-s",
+        "--sample-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=5.0,
+        help="seconds from one sample to the next (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--zeromq-uri",
+        metavar="URI",
+        default="tcp://127.0.0.1:5556",
+        help="where colmet-collector listens (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=sorted(ENCODERS),
+        default="v1",
+        help="dialect to send in; colmet06 is for a collector of Colmet 0.6 (default: %(default)s)",
+    )
+    jobs = parser.add_argument_group("jobs")
+    jobs.add_argument(
+        "--cpuset_rootpath",
+        metavar="PATH",
+        action="append",
+        help="directory that holds one cpuset cgroup a job; may be given several times, and all are used; one that "
+        f"does not exist yet is waited for (default: {DEFAULT_ROOT})",
+    )
+    jobs.add_argument(
+        "--regex_job_id",
+        metavar="RE",
+        action="append",
+        help="finds the job id, its first group, in a cgroup's name; may be given several times, the first that "
+        f"matches counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+    )
+    unit = parser.add_argument_group("tasks to measure beside the jobs, together, as job 0")
+    unit.add_argument("-c", "--cgroup", metavar="PATH", action="append", default=[], help="all tasks of this cgroup")
+    unit.add_argument(
+        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
+    )
+    unit.add_argument(
+        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="this one thread"
+    )
+    group = parser.add_argument_group("what is measured")
+    for backend in backends:
+        backend.add_options(group)  # type: ignore[arg-type]  # a group takes options as a parser does
+    for part, names in LATER.items():
+        for name in names:
+            parser.add_argument(name, action=cli.Later, part=f"the {part} backend")
+    return parser
+
+
+def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
+    """The tasks that -c, -p and -t name, as one unit; None where they name none.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    if not (options.cgroup or options.pid or options.tid):
+        return None
+    cgroups = [os.path.abspath(path) for path in options.cgroup]
+    for path in cgroups:
+        if not host.is_directory(path):
+            raise ConfigError(f"--cgroup {path}: no such cgroup; give its directory under /sys/fs/cgroup")
+    for number in options.pid + options.tid:
+        if not host.is_directory(f"/proc/{number}"):
+            raise ConfigError(f"--pid or --tid {number}: no such process or thread")
+    return Job(host, NODE_JOB, cgroups=cgroups, pids=options.pid, tids=options.tid)
+
+
+def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
+    """Build the agent and run it until a signal ends it.
+
+    Raises:
+        ConfigError: the options ask for what cannot be done; nothing was started.
+    """
+    raise_open_file_limit()
+    host = Host()
+    patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
+    unit = find_unit(options, host)
+    backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
+    try:
+        source = JobSource(host, options.cpuset_rootpath or [DEFAULT_ROOT], patterns, unit)
+        spool = Spool(ENCODERS[options.wire], push.send)
+        agent = Agent(socket.gethostname(), source, backends, spool, Schedule(options.sample_period))
+        try:
+            with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+                agent.run(signals)
+        finally:
+            agent.close()
+    finally:
+        push.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``colmet-node``; the exit status."""
+    classes: list[type[InputBackend]] = cli.load(NAMES)
+    options = build_parser(classes).parse_args(argv)
+    cli.set_up_logging(options.verbose)
+    return cli.run_main(lambda: run(options, classes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
