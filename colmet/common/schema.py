@@ -198,7 +198,10 @@ class Table(NamedTuple):
 def present(field: Field, packed: Any) -> Value:
     """The Python value of one packed cell, or None where it is missing."""
     value: Value = packed.item()
-    return None if value == field.missing or value != value else value
+    if value == field.missing or value != value:
+        return None
+    # 0.44 as f4 is 0.4399999976 as a Python float; its text is the shortest that means the same f4
+    return float(str(packed)) if field.dtype == "f4" else value
 
 
 class Batch(NamedTuple):

@@ -1,0 +1,123 @@
+"""Rows as text on standard output, for people (readable) and for programs (one JSON object a line)."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from colmet.collector.backend import OutputBackend
+from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.schema import Batch, Sample, Table
+
+NS = 1_000_000_000
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def format_readable(batch: Batch, table: Table, sample: Sample) -> str:
+    """A heading, then a line for each value with its unit; missing ones are left out."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(table.time_ns // NS))
+    what = f"job {sample.job_id}" if table.schema.scope == "job" else "node"
+    lines = [f"{when} {batch.host} {what} {table.schema.name}"]
+    for field in table.schema.fields:
+        value = _decoded(sample.values[field.name])
+        if value is not None:
+            unit = "" if field.unit in ("none", "count") else f" {field.unit}"
+            lines.append(f"  {field.name:<28} {value:>20}{unit}")
+    return "\n".join(lines)
+
+
+def format_json(batch: Batch, table: Table, sample: Sample) -> str:
+    """One object: hostname, job_id, timestamp, metric_backend, involved_jobs for the node, then the values.
+
+    Missing values are left out, as is involved_jobs where the sender does not say which jobs its node had.
+    """
+    record: dict[str, Any] = {
+        "timestamp": table.time_ns // NS,
+        "hostname": batch.host,
+        "job_id": sample.job_id,
+        "metric_backend": table.schema.name,
+    }
+    if table.schema.scope == "node" and batch.jobs is not None:
+        record["involved_jobs"] = list(batch.jobs)
+    record.update({name: _decoded(value) for name, value in sample.values.items() if value is not None})
+    return json.dumps(record, separators=(",", ":"))
+
+
+FORMATS: Mapping[str, Callable[[Batch, Table, Sample], str]] = {"readable": format_readable, "json": format_json}
+
+
+class StdoutOutput(OutputBackend):
+    """Writes rows to a descriptor, standard output in production."""
+
+    name = "stdout"
+
+    def __init__(self, form: str, fd: int | None = None) -> None:
+        self._format = FORMATS[form]
+        self._fd = sys.stdout.fileno() if fd is None else fd
+        self._rest = b""  # of a text that could be written in part
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Options of this output."""
+        parser.add_argument("--enable-stdout-backend", action="store_true", help="write rows to standard output")
+        parser.add_argument(
+            "--stdout-format",
+            choices=sorted(FORMATS),
+            default="readable",
+            help="readable: a line for each value; json: an object a line (default: %(default)s)",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> StdoutOutput | None:
+        """Off, unless it is turned on."""
+        return cls(options.stdout_format) if options.enable_stdout_backend else None
+
+    def open(self) -> None:
+        """See that the descriptor is there.
+
+        Raises:
+            ConfigError: standard output is closed.
+        """
+        try:
+            os.fstat(self._fd)
+        except OSError as err:
+            raise ConfigError(f"--enable-stdout-backend: standard output is closed: {err.strerror}") from err
+
+    def write(self, batches: Sequence[Batch]) -> None:
+        """Write all rows, in the order they came.
+
+        Raises:
+            OutputUnavailable: the reader of the pipe has gone, or the disk is full.
+        """
+        before = len(self._rest)
+        text = self._rest + "".join([line + "\n" for line in self._lines(batches)]).encode()
+        done = 0
+        try:
+            while done < len(text):
+                done += os.write(self._fd, text[done:])
+        except OSError as err:
+            if done > before:  # some of these rows are out: the rest of them goes first next time
+                self._rest = text[done:]
+                return
+            self._rest = text[done:before]
+            remedy = "; its reader has ended" if err.errno == errno.EPIPE else ""
+            raise OutputUnavailable(f"standard output: {err.strerror}{remedy}") from err
+        self._rest = b""
+
+    def _lines(self, batches: Sequence[Batch]) -> Iterator[str]:
+        for batch in batches:
+            for table in batch.tables:
+                for sample in table.samples():
+                    yield self._format(batch, table, sample)
+
+    def close(self) -> None:
+        """Standard output is not ours to close."""
