@@ -105,11 +105,12 @@ class Schema:
         self.scope = scope
         self.fields = tuple(fields)
         self.names = tuple(field.name for field in self.fields)
+        self.name_set = frozenset(self.names)
         if not NAME.fullmatch(name):
             raise ValueError(f"not a table name: {name!r}")
         if scope not in SCOPES:
             raise ValueError(f"not a scope: {scope!r}")
-        if not 0 < len(self.fields) <= MAX_FIELDS or len(set(self.names)) != len(self.names):
+        if not 0 < len(self.fields) <= MAX_FIELDS or len(self.name_set) != len(self.names):
             raise ValueError(f"table {name}: no fields, too many, or one twice")
 
     def __repr__(self) -> str:
@@ -184,6 +185,8 @@ class Table(NamedTuple):
         rows = schema.empty_rows(len(samples))
         for row, sample in zip(rows, samples):
             row["job_id"] = sample.job_id
+            if not sample.values.keys() <= schema.name_set:
+                raise ValueError(f"table {schema.name} has no {sorted(sample.values.keys() - schema.name_set)}")
             for name, value in sample.values.items():
                 if value is not None:
                     row[name] = value

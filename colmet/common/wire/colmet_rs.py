@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from colmet.common.errors import WireError
-from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.common.wire.limits import MAX_JOBS, checked_host, checked_int
+from colmet.common.schema import MISSING_INT, Batch, Field, Schema, Table
+from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars
 
 # cgroup v1 memory.stat
 MEMORY = (
@@ -35,6 +34,7 @@ PERFHW = (
     *("emulation_faults", "dummy", "bpf_output"),
 )
 NAMES = {1: MEMORY + CPU + PERFHW}
+MAX_VALUES = 65536  # of one backend of one job
 OLDEST_VERSION = 1  # the oldest nodes do not send the version; they had this table
 
 
@@ -76,9 +76,17 @@ def _index(value: Any) -> int:
     return value
 
 
-def _values(ids: Any, values: Any, version: int, schema: Schema) -> tuple[dict[str, int], int]:
-    """Values by name, and how many of them have no name here."""
-    if type(ids) is not list or type(values) is not list or len(ids) != len(values) or len(ids) > 65536:
+# (host, ns) -> job -> backend -> values by name
+_Found = dict[tuple[str, int], dict[int, dict[str, dict[str, int]]]]
+
+
+def _scalar_list(source: Any) -> list[Any]:
+    return [source.unpack() for _ in range(at_most(MAX_VALUES, source.read_array_header(), "ids or values"))]
+
+
+def _named(ids: list[Any], values: list[Any], version: int, schema: Schema) -> dict[str, int]:
+    """The values that have a name here, by it."""
+    if len(ids) != len(values):
         raise WireError("metric ids and values are not two lists of one length")
     names = NAMES.get(version, ())
     found: dict[str, int] = {}
@@ -88,7 +96,58 @@ def _values(ids: Any, values: Any, version: int, schema: Schema) -> tuple[dict[s
             raise WireError(f"{value!r:.80} is not a signed 64-bit value")
         if 0 <= index < len(names) and names[index] in schema.names:
             found[names[index]] = value
-    return found, len(ids) - len(found)
+    return found
+
+
+def _read_backend(source: Any, job: int, version: int, found: dict[str, dict[str, int]]) -> int:
+    """Adds one backend's values to `found`; returns how many were skipped."""
+    count = source.read_array_header()
+    if count not in (3, 4):
+        raise WireError("a backend is not [job, name, ids, values]")
+    if count == 4:
+        inner = source.unpack()
+        if inner != job:
+            raise WireError(f"job {job} holds values of job {inner!r:.80}")
+    name = _text(source.unpack())
+    schema = SCHEMAS.get(name) if type(name) is str else None
+    if schema is None:
+        count = at_most(MAX_VALUES, source.read_array_header(), "ids")
+        for _ in range(count + 1):  # the ids, and the values as one
+            source.skip()
+        return count
+    ids, values = _scalar_list(source), _scalar_list(source)
+    named = _named(ids, values, version, schema)
+    if named:
+        found.setdefault(name, {}).update(named)
+    return len(ids) - len(named)
+
+
+def _read(message: bytes) -> tuple[_Found, int]:
+    """What the message holds, and how many values were skipped."""
+    source = scalars(message)
+    found: _Found = {}
+    skipped = 0
+    seen = set()
+    for _ in range(at_most(MAX_JOBS, source.read_map_header(), "jobs")):
+        job = checked_int(source.unpack(), "a job id")
+        if job in seen:
+            raise WireError(f"the map has job {job} twice")
+        seen.add(job)
+        size = source.read_array_header()
+        if size not in (3, 4):
+            raise WireError("a job's entry is not [host, milliseconds, version, backends]")
+        host = checked_host(_text(source.unpack()))
+        milliseconds = checked_int(source.unpack(), "milliseconds")
+        time_ns = milliseconds * 1_000_000
+        if time_ns >= 1 << 63:
+            raise WireError(f"{milliseconds} ms is not a time")
+        version = OLDEST_VERSION if size == 3 else checked_int(source.unpack(), "the version of the metric table")
+        backends = found.setdefault((host, time_ns), {}).setdefault(job, {})
+        for _ in range(source.read_array_header()):
+            skipped += _read_backend(source, job, version, backends)
+    if source.tell() != len(message):
+        raise WireError("there are bytes after the map")
+    return found, skipped
 
 
 def decode(message: bytes) -> tuple[tuple[Batch, ...], int]:
@@ -98,49 +157,19 @@ def decode(message: bytes) -> tuple[tuple[Batch, ...], int]:
         WireError: the message is not of this dialect.
     """
     try:
-        entries = msgpack.unpackb(message, strict_map_key=False)
-    except Exception as err:  # msgpack raises ValueError, its own types, RecursionError, TypeError, ...
-        raise WireError(f"not a msgpack map: {type(err).__name__} {err}") from err
-    if type(entries) is not dict or len(entries) > MAX_JOBS:
-        raise WireError("not a map of jobs")
-    skipped = 0
-    found: dict[tuple[str, int], dict[str, list[tuple[int, dict[str, int]]]]] = {}
-    jobs: dict[tuple[str, int], list[int]] = {}
-    for job, entry in entries.items():
-        checked_int(job, "a job id")
-        if type(entry) is not list or len(entry) not in (3, 4):
-            raise WireError("a job's entry is not [host, milliseconds, version, backends]")
-        host = checked_host(_text(entry[0]))
-        time_ns = checked_int(entry[1], "milliseconds") * 1_000_000
-        if time_ns >= 1 << 63:
-            raise WireError(f"{entry[1]} ms is not a time")
-        version = OLDEST_VERSION if len(entry) == 3 else checked_int(entry[2], "the version of the metric table")
-        if type(entry[-1]) is not list:
-            raise WireError("a job's backends are not a list")
-        jobs.setdefault((host, time_ns), []).append(job)
-        tables = found.setdefault((host, time_ns), {})
-        for backend in entry[-1]:
-            if type(backend) is not list or len(backend) not in (3, 4):
-                raise WireError("a backend is not [job, name, ids, values]")
-            if len(backend) == 4 and backend[0] != job:
-                raise WireError(f"job {job} holds values of job {backend[0]!r:.80}")
-            name, ids, values = backend[-3:]
-            schema = SCHEMAS.get(_text(name)) if type(name) in (str, bytes) else None
-            if schema is None:
-                skipped += len(values) if type(values) is list else 1
-                continue
-            by_name, unknown = _values(ids, values, version, schema)
-            skipped += unknown
-            if by_name:
-                tables.setdefault(_text(name), []).append((job, by_name))
-    return tuple([_batch(key, jobs[key], tables) for key, tables in found.items()]), skipped
+        found, skipped = _read(message)
+    except WireError:
+        raise
+    except Exception as err:  # msgpack raises ValueError, its own types, RecursionError, MemoryError, ...
+        raise WireError(f"not a whole message of this dialect: {type(err).__name__} {err}") from err
+    return tuple([_batch(host, time_ns, jobs) for (host, time_ns), jobs in found.items()]), skipped
 
 
-def _batch(key: tuple[str, int], jobs: list[int], found: dict[str, list[tuple[int, dict[str, int]]]]) -> Batch:
-    host, time_ns = key
-    tables = []
-    for backend, samples in found.items():
-        schema = SCHEMAS[backend]
-        packed = [(job, *[values.get(name, -1) for name in schema.names]) for job, values in samples]
-        tables.append(Table(schema, time_ns, np.array(packed, dtype=schema.dtype)))
+def _batch(host: str, time_ns: int, jobs: dict[int, dict[str, dict[str, int]]]) -> Batch:
+    packed: dict[str, list[tuple[int, ...]]] = {}
+    for job, backends in jobs.items():
+        for name, values in backends.items():
+            row = (job, *[values.get(column, MISSING_INT) for column in SCHEMAS[name].names])
+            packed.setdefault(name, []).append(row)
+    tables = [Table(SCHEMAS[name], time_ns, np.array(rows, dtype=SCHEMAS[name].dtype)) for name, rows in packed.items()]
     return Batch(host, None, None, time_ns, tuple(jobs), tuple(tables))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgpack
+
 from colmet.common.errors import WireError
 
 # Host names end up in file columns and in log lines: no control characters, no separators.
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}", re.ASCII)
 MAX_JOBS = 65536
+# msgpack without its C extension applies this to headers and to what is skipped too; its lists grow as they fill.
+_CONTAINER = 1 << 20 if msgpack.Unpacker.__module__ == "msgpack.fallback" else 0
 
 
 def checked_int(value: Any, what: str) -> int:
@@ -19,8 +23,28 @@ def checked_int(value: Any, what: str) -> int:
     return value
 
 
+def at_most(limit: int, count: int, what: str) -> int:
+    """A count that a message declares, or WireError beyond the limit."""
+    if count > limit:
+        raise WireError(f"{count} {what}, more than the {limit} that a message may have")
+    return count
+
+
 def checked_host(value: Any) -> str:
     """A host name, or WireError."""
     if type(value) is not str or not HOST.fullmatch(value):
         raise WireError(f"{value!r:.80} is not a host name")
     return value
+
+
+def scalars(message: bytes) -> Any:
+    """A msgpack.Unpacker of `message` whose unpack() gives scalars and refuses lists, maps and extension types.
+
+    What holds others is read by its header and then value by value: neither a declared length, nor nesting, nor
+    millions of empty lists cost memory or stack before they are checked.
+    """
+    unpacker = msgpack.Unpacker(
+        max_array_len=_CONTAINER, max_map_len=_CONTAINER, max_ext_len=_CONTAINER, max_buffer_size=len(message)
+    )
+    unpacker.feed(message)
+    return unpacker

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,12 +17,17 @@ import numpy as np
 
 from colmet.common.errors import WireError
 from colmet.common.schema import Batch, Schema, Table
-from colmet.common.wire.limits import MAX_JOBS, checked_host, checked_int
+from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars
 
 VERSION = 1
+KEYS = frozenset({"v", "host", "epoch", "seq", "time", "jobs", "tables"})
+NIL = b"\xc0"
+MAX_KEYS = 64  # ours and those of newer nodes, which are skipped
 MAX_TABLES = 256
 MAX_DESCRIPTION_BYTES = 256 << 10
-MAX_SCHEMAS = 1024  # kept by a reader; the least recently used goes first
+# Kept by a reader; the least recently used goes first. A field takes about 0.8 kB.
+MAX_SCHEMAS = 1024
+MAX_SCHEMA_FIELDS = 65536
 
 
 @lru_cache(maxsize=256)
@@ -52,10 +58,11 @@ def parse_description(digest: bytes, description: Any) -> Schema:
 
 
 class SchemaCache:
-    """Schemas by digest, at most `MAX_SCHEMAS` of them."""
+    """Schemas by digest, at most `MAX_SCHEMAS` of them with `MAX_SCHEMA_FIELDS` fields together."""
 
     def __init__(self) -> None:
         self._schemas: OrderedDict[bytes, Schema] = OrderedDict()
+        self._fields = 0
 
     def __len__(self) -> int:
         return len(self._schemas)
@@ -67,8 +74,9 @@ class SchemaCache:
         schema = self._schemas.get(digest)
         if schema is None:
             schema = self._schemas[digest] = parse_description(digest, description)
-            if len(self._schemas) > MAX_SCHEMAS:
-                self._schemas.popitem(last=False)
+            self._fields += len(schema.fields)
+            while len(self._schemas) > MAX_SCHEMAS or self._fields > MAX_SCHEMA_FIELDS:
+                self._fields -= len(self._schemas.popitem(last=False)[1].fields)
         else:
             self._schemas.move_to_end(digest)
         return schema
@@ -97,17 +105,39 @@ def encode(batch: Batch) -> bytes:
     return message
 
 
-def _jobs(value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if type(value) is not list or len(value) > MAX_JOBS:
-        raise WireError("jobs is not a list of job ids")
-    return tuple([checked_int(job, "a job id") for job in value])
+def _read(message: bytes) -> dict[str, Any]:
+    """The map's entries under `KEYS`, of whatever type; `jobs` and the tables as lists of scalars."""
+    source = scalars(message)
+    unpack, array = source.unpack, source.read_array_header
+    fields: dict[str, Any] = {}
+    for _ in range(at_most(MAX_KEYS, source.read_map_header(), "keys")):
+        key = unpack()
+        if type(key) is not str:
+            raise WireError(f"{key!r:.80} is not a key")
+        if key in fields:
+            raise WireError(f"the map has {key!r} twice")
+        if key not in KEYS:
+            source.skip()
+        elif key == "tables":
+            fields[key] = [_parts(unpack, array()) for _ in range(at_most(MAX_TABLES, array(), key))]
+        elif key == "jobs" and not message.startswith(NIL, source.tell()):
+            fields[key] = [unpack() for _ in range(at_most(MAX_JOBS, array(), key))]
+        else:
+            fields[key] = unpack()
+            if key == "v" and (type(fields[key]) is not int or fields[key] != VERSION):
+                raise WireError(f"wire version {fields[key]!r:.80}; this collector reads version {VERSION}: update it")
+    if source.tell() != len(message):
+        raise WireError("there are bytes after the map")
+    return fields
 
 
-def _table(parts: Any, batch_time_ns: int, schemas: SchemaCache) -> Table:
-    if type(parts) is not list or len(parts) != 4:
+def _parts(unpack: Callable[[], Any], count: int) -> list[Any]:
+    if count != 4:
         raise WireError("a table is not a list of digest, description, time and rows")
+    return [unpack(), unpack(), unpack(), unpack()]
+
+
+def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
     digest, description, time_ns, packed = parts
     schema = schemas.get(digest, description)
     if type(packed) is not bytes or len(packed) % schema.dtype.itemsize:
@@ -126,26 +156,20 @@ def decode(message: bytes, schemas: SchemaCache) -> Batch:
         WireError: the message is not a whole, allowed batch of version 1.
     """
     try:
-        fields = msgpack.unpackb(message)
+        fields = _read(message)
+    except WireError:
+        raise
     except Exception as err:  # msgpack raises ValueError, its own types, RecursionError, MemoryError, ...
-        raise WireError(f"not a msgpack map: {type(err).__name__} {err}") from err
-    try:
-        version = fields["v"]
-        if version != VERSION:
-            raise WireError(f"wire version {version!r:.80}; this collector reads version {VERSION}: update it")
-        host, epoch, seq = fields["host"], fields["epoch"], fields["seq"]
-        time_ns, jobs, tables = fields["time"], fields["jobs"], fields["tables"]
-    except (KeyError, TypeError) as err:
-        raise WireError(f"the map lacks {err}") from err
-    if type(tables) is not list or len(tables) > MAX_TABLES:
-        raise WireError("tables is not a list of tables")
-    time_ns = checked_int(time_ns, "time")
+        raise WireError(f"not a whole message of this dialect: {type(err).__name__} {err}") from err
+    lacking = KEYS - fields.keys()
+    if lacking:
+        raise WireError(f"the map lacks {', '.join(sorted(lacking))}")
+    time_ns, jobs = checked_int(fields["time"], "time"), fields["jobs"]
     return Batch(
-        checked_host(host),
-        checked_int(epoch, "epoch"),
-        checked_int(seq, "seq"),
+        checked_host(fields["host"]),
+        checked_int(fields["epoch"], "epoch"),
+        checked_int(fields["seq"], "seq"),
         time_ns,
-        _jobs(jobs),
-        tuple([_table(parts, time_ns, schemas) for parts in tables]),
+        None if jobs is None else tuple([checked_int(job, "a job id") for job in jobs]),
+        tuple([_table(parts, time_ns, schemas) for parts in fields["tables"]]),
     )
-
