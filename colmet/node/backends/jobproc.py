@@ -171,10 +171,14 @@ class JobprocBackend(InputBackend):
         former, self._processes = self._processes, {}
         self._totals.keep_only({job.id for job in jobs})
         rows = []
-        for job in jobs:
-            totals = self._sample_job(job, former)
-            if totals is not None:
-                rows.append(Sample(job.id, as_values(SCHEMA, totals)))
+        try:
+            for job in jobs:
+                totals = self._sample_job(job, former)
+                if totals is not None:
+                    rows.append(Sample(job.id, as_values(SCHEMA, totals)))
+        except BaseException:
+            self._processes = {**former, **self._processes}  # who was not looked at has not ended
+            raise
         for process in former.values():
             if self._processes.get(process.pid) is not process:
                 process.close()
@@ -189,11 +193,9 @@ class JobprocBackend(InputBackend):
             if values is None:  # new, or its pid was given to another process
                 process = self._new(pid)
                 values = self._read(process)
-                if values is None:
-                    continue
-            assert process is not None
-            self._processes[pid] = process
-            found.append((process.serial, values))
+            if values is not None and process is not None:
+                self._processes[pid] = process
+                found.append((process.serial, values))
         found.sort()
         keys = np.array([serial for serial, _ in found], dtype=np.int64)
         table = np.array([values for _, values in found], dtype=np.int64).reshape(len(found), len(SCHEMA.fields))
@@ -218,9 +220,9 @@ class JobprocBackend(InputBackend):
         """A process's values; None where it has ended."""
         try:
             return process.read()
-        except OSError as err:
+        except (OSError, ParseError) as err:
             process.close()
-            if not is_gone(err):
+            if not isinstance(err, OSError) or not is_gone(err):
                 raise
             return None
 

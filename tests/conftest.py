@@ -1,0 +1,152 @@
+"""Fixtures that the tests share: fake trees, real job cgroups, and what to do where a machine cannot run a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from colmet.node.host import Host
+
+
+def cannot_run(reason: str) -> None:
+    """Skip a test that this machine cannot run; in CI, which runs as root with all it needs, that is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(f"this has to run in CI: {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def root():
+    """The test needs root."""
+    if os.geteuid() != 0:
+        cannot_run("needs root")
+
+
+class FakeRoot:
+    """A made-up `/`, and the Host that reads it."""
+
+    def __init__(self, path):
+        self.path = path
+        self.host = Host(root=str(path))
+
+    def write(self, name, text):
+        path = self.path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(text, bytes):
+            path.write_bytes(text)
+        else:
+            path.write_text(text)
+        return path
+
+    def mkdir(self, name):
+        path = self.path / name.lstrip("/")
+        path.mkdir(parents=True)
+        return path
+
+
+@pytest.fixture
+def fake(tmp_path):
+    return FakeRoot(tmp_path)
+
+
+def cgroup_mount(controller):
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, point, kind, options = line.split()[:4]
+        if kind == "cgroup" and controller in options.split(","):
+            return Path(point)
+    return None
+
+
+class CgroupRoot:
+    """A cgroup v1 directory in which a test makes jobs as OAR does.
+
+    In cpuset where the machine has it; else in a hierarchy without controllers, which behaves alike for who only
+    reads the tasks. `cpuacct` is the same directory there, or None.
+    """
+
+    def __init__(self, stack):
+        self._stack = stack
+        point = cgroup_mount("cpuset")
+        if point is None:
+            point = Path(tempfile.mkdtemp(prefix="colmet-test-"))
+            stack.callback(point.rmdir)
+            command = ["mount", "-t", "cgroup", "-o", "none,name=colmet-test", "colmet-test", str(point)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                cannot_run(f"no cgroup v1 on this machine: {done.stderr}")
+            stack.callback(subprocess.run, ["umount", str(point)], check=False)
+        self.path = self.make(point / f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
+        cpuacct = cgroup_mount("cpuacct")
+        self.cpuacct = self.make(cpuacct / self.path.name) if cpuacct else None
+
+    def make(self, path):
+        path.mkdir()
+        self._stack.callback(self.remove, path)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            if (path / name).exists():
+                (path / name).write_text((path.parent / name).read_text())
+        return path
+
+    @staticmethod
+    def remove(path):
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                if path.exists():
+                    path.rmdir()
+                return
+            time.sleep(0.05)
+
+    def job(self, name):
+        """The cgroups of a new job."""
+        return JobCgroup(self.make(self.path / name), self.make(self.cpuacct / name) if self.cpuacct else None)
+
+
+class JobCgroup:
+    def __init__(self, path, cpuacct):
+        self.path = path
+        self.cpuacct = cpuacct
+        self._processes = []
+
+    def start(self, *command, **options):
+        """Start a command in the job."""
+        files = [path / "cgroup.procs" for path in (self.path, self.cpuacct) if path]
+        script = "".join(f"echo $$ > '{file}'; " for file in files) + 'exec "$@"'
+        process = subprocess.Popen(["/bin/sh", "-c", script, "sh", *command], text=True, **options)
+        self._processes.append(process)
+        command_line = Path(f"/proc/{process.pid}/cmdline")
+        while process.poll() is None and command_line.read_bytes().split(b"\0")[0] in (b"", b"/bin/sh"):
+            time.sleep(0.002)  # not yet in the cgroup, or in the middle of an exec
+        return process
+
+    def cpu_s(self):
+        """CPU time as the kernel counts it for the cgroup."""
+        if self.cpuacct is None:
+            cannot_run("no cpuacct on this machine")
+        return int((self.cpuacct / "cpuacct.usage").read_text()) / 1e9
+
+    def close(self):
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def cgroups(root):
+    """Make job cgroups: `cgroups.job("bob_42")`; all are removed at the end."""
+    with contextlib.ExitStack() as stack:
+        made = CgroupRoot(stack)
+        make_job = made.job
+
+        def job(name):
+            new = make_job(name)
+            stack.callback(new.close)
+            return new
+
+        made.job = job
+        yield made

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from colmet.node.host import Host, is_gone, raise_open_file_limit
+
+
+def test_a_kept_file_is_read_from_its_start_each_time(fake):
+    path = fake.write("/proc/uptime", "1 2")
+    kept = fake.host.keep("/proc/uptime")
+    assert kept.read() == b"1 2"
+    path.write_text("3 4")
+    assert kept.read() == b"3 4"
+    kept.close()
+    kept.close()
+    assert fake.host.kept == 0
+
+
+def test_a_large_file_is_read_whole(fake):
+    fake.write("/proc/big", "x" * 100_001)
+    assert len(fake.host.keep("/proc/big").read()) == 100_001
+    assert len(fake.host.read("/proc/big")) == 100_001
+
+
+def test_beyond_the_limit_files_are_read_without_keeping_descriptors(fake):
+    host = Host(str(fake.path), max_kept=2)
+    for n in range(5):
+        fake.write(f"/f{n}", str(n))
+    kept = [host.keep(f"/f{n}") for n in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+    assert [file.read() for file in kept] == [b"0", b"1", b"2", b"3", b"4"]
+    assert host.kept == 2
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    for file in kept:
+        file.close()
+    assert host.kept == 0
+
+
+def test_a_kept_file_of_a_process_that_ended_says_so_even_if_its_number_is_used_again():
+    pid = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "10")
+    kept = Host().keep(f"/proc/{pid}/statm")
+    assert kept.read()
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    with pytest.raises(ProcessLookupError) as err:
+        kept.read()
+    assert is_gone(err.value)
+    kept.close()
+
+
+def test_directories_are_told_from_files(fake):
+    fake.mkdir("/c/bob_1")
+    fake.write("/c/tasks", "")
+    assert fake.host.directories("/c") == ["bob_1"]
+    assert sorted(fake.host.names("/c")) == ["bob_1", "tasks"]
+    with pytest.raises(FileNotFoundError) as err:
+        fake.host.directories("/none")
+    assert is_gone(err.value)
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_allowed():
+    assert raise_open_file_limit(64) >= 64

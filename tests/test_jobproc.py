@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colmet.common.errors import ParseError
+from colmet.node.backends.jobproc import SCHEMA, JobprocBackend, parse_io
+from colmet.node.host import Host
+from colmet.node.jobs import Job
+
+CAPTURE = Path(__file__).parent / "data/kernel/proc-linux-6.18"
+PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
+IO = SCHEMA.names[:7]
+
+
+class Tree:
+    """A fake /proc of processes in one job."""
+
+    def __init__(self, fake):
+        self.fake = fake
+        self.backend = JobprocBackend(fake.host)
+        self.job = Job(fake.host, 1, "bob", ["/job"])
+        self.pids = []
+
+    def process(self, pid, io=0, ppid=1, pages=100, shared=20, shmem_kb=4):
+        """Make or change a process; its I/O counters are io, io+1, ..."""
+        if pid not in self.pids:
+            self.pids.append(pid)
+        counters = "".join(f"{name}: {io + n}\n" for n, name in enumerate(IO))
+        self.fake.write(f"/proc/{pid}/io", counters)
+        self.fake.write(f"/proc/{pid}/statm", f"{pages * 2} {pages} {shared} 1 0 5 0\n")
+        status = f"Name:\tx\nTgid:\t{pid}\nPPid:\t{ppid}\nVmRSS:\t1 kB\nRssShmem:\t     {shmem_kb} kB\nThreads:\t1\n"
+        self.fake.write(f"/proc/{pid}/status", status)
+
+    def end(self, pid):
+        self.pids.remove(pid)
+        shutil.rmtree(self.fake.path / f"proc/{pid}")
+
+    def sample(self):
+        self.fake.write("/job/cgroup.procs", "".join(f"{pid}\n" for pid in self.pids))
+        self.job.forget_tasks()
+        rows = list(self.backend.sample([self.job]))
+        return rows[0].values if rows else None
+
+
+@pytest.fixture
+def tree(fake):
+    made = Tree(fake)
+    yield made
+    made.backend.close()
+    made.backend.close()
+    assert fake.host.kept == 0, "every descriptor is given back"
+
+
+def test_a_captured_process_reads_as_its_files_say(fake):
+    for name in ("io", "status", "statm"):
+        fake.write(f"/proc/40/{name}", (CAPTURE / f"pid_{name}").read_bytes())
+    fake.write("/job/cgroup.procs", "40\n")
+    backend = JobprocBackend(fake.host)
+    (row,) = backend.sample([Job(fake.host, 1, "", ["/job"])])
+    backend.close()
+    lines = dict(line.split(":") for line in (CAPTURE / "pid_io").read_text().splitlines())
+    assert [row.values[name] for name in IO] == [int(lines[name]) for name in IO]
+    status = dict(line.split(":", 1) for line in (CAPTURE / "pid_status").read_text().splitlines())
+    for name in ("VmSize", "VmRSS", "RssShmem"):
+        assert f"{row.values[name]} kB" == status[name].strip()
+
+
+def test_io_and_memory_are_summed_over_processes(tree):
+    tree.process(10, io=100, pages=100, shmem_kb=4)
+    tree.process(11, io=1000, pages=50, shmem_kb=8)
+    values = tree.sample()
+    assert [values[name] for name in IO] == [1100 + 2 * n for n in range(7)]
+    assert values["VmRSS"] == 150 * PAGE_KB
+    assert values["VmSize"] == 300 * PAGE_KB
+    assert values["RssShmem"] == 12
+
+
+def test_a_job_without_a_process_has_no_row_until_it_had_one(tree):
+    assert tree.sample() is None
+    tree.process(10, io=100)
+    assert tree.sample()["rchar"] == 100
+    tree.end(10)
+    values = tree.sample()
+    assert values["rchar"] == 100 and values["VmRSS"] == values["RssShmem"] == 0
+
+
+def test_shared_memory_is_read_again_when_the_process_maps_or_shares_otherwise(tree):
+    tree.process(10, shared=20, shmem_kb=4)
+    assert tree.sample()["RssShmem"] == 4
+    tree.process(10, shared=30, shmem_kb=44)
+    assert tree.sample()["RssShmem"] == 44
+    tree.process(10, pages=120, shared=30, shmem_kb=20)
+    assert tree.sample()["RssShmem"] == 20
+
+
+def test_a_child_that_its_parent_waited_for_is_not_counted_twice(tree):
+    """The kernel adds its I/O to the parent's."""
+    tree.process(10, io=1000)
+    tree.process(11, io=500, ppid=10)
+    assert tree.sample()["rchar"] == 1500
+    tree.end(11)
+    tree.process(10, io=1000 + 500 + 6 + 40)
+    assert tree.sample()["rchar"] == 1546
+
+
+def test_a_child_that_nobody_of_the_job_waited_for_stays_in_the_total(tree):
+    tree.process(10, io=1000)
+    tree.process(11, io=500, ppid=1)
+    tree.process(12, io=300, ppid=10)  # its parent ignores SIGCHLD
+    assert tree.sample()["rchar"] == 1800
+    tree.end(11)
+    tree.end(12)
+    assert tree.sample()["rchar"] == 1800
+
+
+def test_a_whole_line_of_descendants_that_ends_within_a_tick_is_counted_once(tree):
+    tree.process(10, io=1000)
+    tree.process(11, io=500, ppid=10)
+    tree.process(12, io=200, ppid=11)
+    assert tree.sample()["rchar"] == 1700
+    tree.end(11)
+    tree.end(12)
+    tree.process(10, io=1000 + 700 + 12)
+    assert tree.sample()["rchar"] == 1712
+
+
+def test_an_orphan_is_followed_to_who_adopted_it(tree):
+    tree.process(9, io=100)
+    tree.process(10, io=1000, ppid=1)
+    tree.process(11, io=500, ppid=10)
+    tree.sample()
+    tree.end(10)
+    tree.process(11, io=500, ppid=9)  # 9 is a subreaper
+    assert tree.sample()["rchar"] == 1600
+    tree.sample()
+    tree.end(11)
+    tree.process(9, io=100 + 500 + 6)
+    assert tree.sample()["rchar"] == 1606
+
+
+def test_a_pid_that_is_used_again_is_a_new_process(tree, fake):
+    tree.process(10, io=1000)
+    assert tree.sample()["rchar"] == 1000
+    tree.end(10)
+    assert tree.sample()["rchar"] == 1000
+    tree.process(10, io=5000)
+    assert tree.sample()["rchar"] == 6000
+
+
+def test_processes_that_cannot_be_read_make_io_missing_not_smaller(tree, monkeypatch, caplog):
+    tree.process(10, io=1000)
+    tree.process(11, io=1000)
+    keep = tree.fake.host.keep
+
+    def refuse(path):
+        file = keep(path)
+
+        class Refused:
+            def __getattr__(self, name):
+                return getattr(file, name)
+
+            def read(self):
+                if path == "/proc/11/io":
+                    raise PermissionError(13, "Permission denied")
+                return file.read()
+
+        return Refused()
+
+    monkeypatch.setattr(tree.fake.host, "keep", refuse)
+    for _ in range(2):
+        values = tree.sample()
+        assert all(values[name] is None for name in IO)
+        assert values["VmRSS"] == 200 * PAGE_KB
+    assert caplog.text.count("start colmet-node as root") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("io", "rchar: x\n"), ("io", ""), ("io", "wchar: 1\n"), ("statm", ""), ("statm", "a b c"), ("status", "")],
+)
+def test_a_file_of_another_form_is_a_parse_error_that_names_it(tree, fake, name, text):
+    tree.process(10)
+    fake.write(f"/proc/10/{name}", text)
+    with pytest.raises(ParseError, match=f"/proc/10/{name}"):
+        tree.sample()
+    tree.process(10)
+    assert tree.sample() is not None, "and the next sample is good"
+
+
+def test_io_wants_its_seven_lines_in_their_order():
+    assert parse_io((CAPTURE / "pid_io").read_bytes())[2] > 0
+    with pytest.raises(ValueError, match="seven lines"):
+        parse_io(b"rchar: 1\nwchar: 2\n")
+
+
+def test_a_zombie_has_no_memory(tree, fake):
+    tree.process(10, io=5)
+    fake.write("/proc/10/statm", "0 0 0 0 0 0 0\n")
+    fake.write("/proc/10/status", "Name:\tx\nState:\tZ (zombie)\nPPid:\t1\nThreads:\t1\n")
+    values = tree.sample()
+    assert values["VmRSS"] == values["RssShmem"] == values["VmSize"] == 0
+
+
+# On the running kernel
+
+
+@pytest.fixture
+def backend():
+    made = JobprocBackend(Host())
+    yield made
+    made.close()
+
+
+@pytest.mark.live
+def test_live_eight_threads_that_write_5_mb_count_5_mb_and_memory_once(backend, tmp_path):
+    code = f"import os,threading\nfd = os.open({str(tmp_path / 'f')!r}, os.O_CREAT | os.O_WRONLY)\nb = threading.Barrier(9)\n"
+    code += "x = bytearray(30 << 20)\ndef run():\n    os.write(fd, bytes(625000)); b.wait(); b.wait()\n"
+    code += "for _ in range(8): threading.Thread(target=run, daemon=True).start()\n"
+    code += "b.wait(); os.fsync(fd); os.write(1, b'ready'); b.wait()"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.read(5) == b"ready"
+            (row,) = backend.sample([Job(Host(), 1, pids=[process.pid])])
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        finally:
+            process.kill()
+    assert row.values["wchar"] == 5_000_000 + 5
+    assert 5_000_000 <= row.values["write_bytes"] < 5_000_000 + 65536
+    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert "Threads:\t9\n" in status
+    for name in ("VmRSS", "VmSize", "RssShmem"):
+        assert row.values[name] == pytest.approx(int(lines[name].split()[0]), rel=0.02, abs=256), name
+
+
+@pytest.mark.live
+def test_live_children_that_were_waited_for_are_counted_once(backend, tmp_path):
+    code = "import os,sys\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+    code += "pid = os.fork()\n"
+    code += "if pid == 0:\n    os.write(fd, bytes(3000000)); os.write(1, b'w'); sys.stdin.read(1); os._exit(0)\n"
+    code += "os.waitpid(pid, 0); os.write(1, b'e'); sys.stdin.read()"
+    command = [sys.executable, "-S", "-u", "-c", code, str(tmp_path / "f")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.read(1) == b"w"
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            job = Job(Host(), 1, pids=[process.pid, *map(int, children)])
+            (before,) = backend.sample([job])
+            assert before.values["wchar"] == 3_000_001
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            assert process.stdout.read(1) == b"e"
+            job.forget_tasks()
+            (after,) = backend.sample([job])
+            assert after.values["wchar"] == 3_000_002
+        finally:
+            process.kill()
+
+
+@pytest.mark.live
+def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with subprocess.Popen(["sleep", "60"]) as process:
+            list(backend.sample([Job(Host(), 1, pids=[process.pid])]))
+            assert len(os.listdir("/proc/self/fd")) == before + 2
+            process.kill()
+    list(backend.sample([]))
+    assert len(os.listdir("/proc/self/fd")) == before
