@@ -114,7 +114,7 @@ class Buffer:
     def delay_s(self) -> float:
         """Seconds until there may be something to write, or to try again."""
         left = self._age_left_s()
-        return min(left, FIRST_RETRY_S) if any([outlet.waiting for outlet in self._outlets]) else left
+        return min(left, FIRST_RETRY_S) if any(outlet.waiting for outlet in self._outlets) else left
 
     def _age_left_s(self) -> float:
         if not self._batches:

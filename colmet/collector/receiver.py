@@ -153,16 +153,16 @@ class Receiver:
     def report(self) -> Sequence[str]:
         """A line for all senders, and one for each that lost, doubled, or sent what could not be read."""
         senders = self.senders.values()
-        lines = [
+        total = (
             f"received senders={len(senders)} batches={sum(s.batches for s in senders)} "
             f"rows={sum(s.rows for s in senders)} missing={sum(s.missing for s in senders)} "
             f"duplicates={sum(s.duplicates for s in senders)} refused={self.rejects} "
             f"skipped_values={sum(s.skipped for s in senders)}"
-        ]
-        lines += [
+        )
+        wrong = [
             f"sender {name} batches={s.batches} rows={s.rows} missing={s.missing} duplicates={s.duplicates} "
             f"refused={s.rejects} skipped_values={s.skipped}"
             for name, s in sorted(self.senders.items())
             if s.missing or s.duplicates or s.rejects or s.skipped
         ]
-        return lines
+        return [total, *wrong]

@@ -103,6 +103,7 @@ class Pull:
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
         self._poller = zmq.Poller()
+        self._is_tcp = uri.startswith("tcp:")
         try:
             self._socket.bind(uri)
         except zmq.ZMQError as err:
@@ -127,10 +128,7 @@ class Pull:
             frame = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        try:
-            peer = str(frame.get("Peer-Address"))
-        except zmq.ZMQError:  # ipc has none
-            peer = ""
+        peer = str(frame.get("Peer-Address")) if self._is_tcp else ""
         parts = [frame.bytes]
         while frame.more:  # no dialect has parts: joined, it fails to decode and is counted as one bad message
             frame = self._socket.recv(copy=False)

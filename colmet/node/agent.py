@@ -72,7 +72,7 @@ class Runner:
             self._wait(err)
         except (ParseError, OSError) as err:
             self._failed(err)
-        except Exception as err:  # a defect of ours in one backend must not stop the others
+        except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
             self._failed(err, defect=True)
         return None
 

@@ -199,8 +199,10 @@ class Daemons:
         python = [sys.executable, "-m"]
         log = self.log.open("w")
         self._collector = subprocess.Popen(
-            [*python, "colmet.collector.main", "-v", "--zeromq-bind-uri", uri, "--hdf5-filepath", str(self.hdf5)]
-            + ["--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1"],
+            [
+                *(*python, "colmet.collector.main", "-v", "--zeromq-bind-uri", uri, "--hdf5-filepath", str(self.hdf5)),
+                *("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1"),
+            ],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -397,9 +399,10 @@ def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
     say(f"\n{'What it wrote:':<47}{'Colmet':>12}     it meant to")
     agree = compare("wchar", stored["wchar"] / 1e6, WRITE_MB * (1 << 20) / 1e6, "MB")
     say(
-        "\nAs root the demo adds: a job in a cgroup of its own, found by itself as OAR's are; its CPU time, waits, faults "
-        "and\ncontext switches from the kernel's accounting (taskstats, which needs CAP_NET_ADMIN); the comparison with "
-        "the\nkernel's CPU total of the cgroup; the I/O of other users' processes. Run: sudo make demo"
+        "\nAs root the demo adds: a job in a cgroup of its own, found by itself as OAR's are; its CPU time, waits,\n"
+        "faults and context switches from the kernel's accounting (taskstats, which needs CAP_NET_ADMIN); the\n"
+        "comparison with the kernel's CPU total of the cgroup; the I/O of other users' processes.\n"
+        "Run: sudo make demo"
     )
     return daemons.hdf5, agree
 
@@ -428,7 +431,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         if options.keep:
             shutil.copy(path, options.keep)
-    say(f"\nKept as {options.keep}." if options.keep else "\nRemoved again, with the cgroups. To keep the file: make demo KEEP=path")
+    say(
+        f"\nKept as {options.keep}."
+        if options.keep
+        else "\nRemoved again, with the cgroups. To keep the file: make demo KEEP=path"
+    )
     return 0 if agree else 1
 
 

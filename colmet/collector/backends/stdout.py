@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import logging
 import os
 import sys
 import time
@@ -14,6 +15,8 @@ from typing import Any
 from colmet.collector.backend import OutputBackend
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Sample, Table
+
+log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 
@@ -120,4 +123,10 @@ class StdoutOutput(OutputBackend):
                     yield self._format(batch, table, sample)
 
     def close(self) -> None:
-        """Standard output is not ours to close."""
+        """Write what is left of a row that was cut off. Standard output itself is not ours to close."""
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except OSError as err:
+            log.error("standard output: the last %d bytes are lost: %s", len(self._rest), err.strerror)
+            self._rest = b""

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colmet.collector import receiver as module
+from colmet.collector.receiver import OTHERS, Receiver, Sequence64
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.common.wire import v1
+
+DATA = Path(__file__).parent / "data"
+SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
+
+
+def batch(seq, host="node-1", epoch=1):
+    return Batch(host, epoch, seq, 10**18, (7,), (Table.from_samples(SCHEMA, 10**18, [Sample(7, {"cpu": seq})]),))
+
+
+def take(receiver, *numbers, **options):
+    return [got.seq for seq in numbers for got in receiver.take(v1.encode(batch(seq, **options)), "10.0.0.1")]
+
+
+def test_gaps_and_doubles_are_counted_per_sender_and_doubles_left_out():
+    receiver = Receiver()
+    assert take(receiver, 1, 2, 5, 5, 2) == [1, 2, 5]
+    assert take(receiver, 10, host="node-2") == [10]
+    one = receiver.senders["node-1"]
+    assert (one.batches, one.rows, one.missing, one.duplicates) == (3, 3, 2, 2)
+    assert receiver.senders["node-2"].missing == 0, "what was sent before the collector listened is not missing"
+    assert take(receiver, 4, 3) == [4, 3], "late batches fill their gap"
+    assert one.missing == 0
+    report = "\n".join(receiver.report())
+    assert "senders=2" in report and "sender node-1 batches=5" in report and "duplicates=2" in report
+    assert "sender node-2" not in report
+
+
+def test_a_restart_of_a_node_starts_a_new_count():
+    receiver = Receiver()
+    assert take(receiver, 7, 9, epoch=1) + take(receiver, 1, 2, epoch=2) == [7, 9, 1, 2]
+    assert take(receiver, 8, epoch=1) == [8], "what the old start had still on its way"
+    assert receiver.senders["node-1"].missing == 0
+
+
+def test_many_restarts_keep_their_missing_count_and_bounded_memory():
+    receiver = Receiver()
+    for epoch in range(100):
+        take(receiver, 1, 3, epoch=epoch)
+    sender = receiver.senders["node-1"]
+    assert sender.missing == 100
+    assert len(sender._epochs) == module.MAX_EPOCHS
+
+
+def test_a_message_that_cannot_be_read_is_counted_for_the_address_it_came_from(caplog):
+    receiver = Receiver()
+    for _ in range(100):
+        assert receiver.take(b"\xc1garbage", "10.0.0.66") == []
+    assert take(receiver, 1) == [1]
+    assert receiver.senders["[10.0.0.66]"].rejects == receiver.rejects == 100
+    assert caplog.text.count("message refused from=[10.0.0.66]") == 3
+    assert "refused=100" in "\n".join(receiver.report())
+
+
+def test_names_that_anyone_can_make_up_do_not_fill_memory(monkeypatch):
+    monkeypatch.setattr(module, "MAX_SENDERS", 10)
+    receiver = Receiver()
+    for n in range(50):
+        take(receiver, 1, host=f"node-{n}")
+    assert len(receiver.senders) == 11
+    assert receiver.senders[OTHERS].batches >= 1
+
+
+def test_a_jump_to_a_huge_number_costs_no_memory():
+    sequence = Sequence64()
+    numbers = [1 << 62, *range(0, 5000, 2), 5, (1 << 63) - 1]
+    assert all(sequence.add(number) for number in numbers)
+    assert len(sequence._gaps) <= module.MAX_GAPS + 1
+    assert not sequence.add(5)
+
+
+@given(st.lists(st.integers(0, 60), max_size=80))
+def test_every_number_is_new_once_and_the_missing_ones_are_counted(numbers):
+    sequence, seen = Sequence64(), set()
+    for number in numbers:
+        assert sequence.add(number) == (number not in seen)
+        seen.add(number)
+        assert sequence.missing == max(seen) - min(seen) + 1 - len(seen)
+
+
+def test_old_dialects_have_no_numbers_and_every_batch_is_new():
+    receiver = Receiver()
+    message = (DATA / "colmet06/frames/mixed.bin").read_bytes()
+    assert len(receiver.take(message, "")) == len(receiver.take(message, "")) == 1
+    rust = (DATA / "colmet_rs/rust-v1.bin").read_bytes()
+    assert len(receiver.take(rust, "")) == 1
+    assert receiver.dialects == {"colmet06": 2, "colmet_rs": 1}
+    assert receiver.senders["dahu-7"].duplicates == 0
+
+
+def mangle(rng, good):
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(0, 300))
+    if kind == 1:
+        return good[: rng.randrange(len(good))]
+    if kind == 2:
+        return good + rng.randbytes(rng.randrange(1, 50))
+    flipped = bytearray(good)
+    for _ in range(rng.randrange(1, 9)):
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize("dialect", ["v1", "colmet06", "colmet_rs"])
+def test_ten_thousand_mangled_messages_are_taken_or_refused_each_counted(dialect):
+    good = {
+        "v1": v1.encode(batch(1)),
+        "colmet06": (DATA / "colmet06/frames/taskstats.bin").read_bytes(),
+        "colmet_rs": (DATA / "colmet_rs/rust-v1.bin").read_bytes(),
+    }[dialect]
+    rng, receiver = random.Random(dialect), Receiver()
+    for _ in range(10_000):
+        receiver.take(mangle(rng, good), "10.0.0.66")
+    taken = sum(receiver.dialects.values())
+    assert taken + receiver.rejects == 10_000
+    assert receiver.senders["[10.0.0.66]"].rejects == receiver.rejects > 3000
+    before = receiver.rejects
+    assert len(receiver.take(v1.encode(batch(1, host="fresh")), "10.0.0.2")) == 1
+    assert receiver.rejects == before
