@@ -220,7 +220,8 @@ def backend():
 @pytest.mark.live
 def test_live_eight_threads_that_write_5_mb_count_5_mb_and_memory_once(backend, tmp_path):
     code = f"import os,sys,threading\nfd = os.open({str(tmp_path / 'f')!r}, os.O_CREAT | os.O_WRONLY)\n"
-    code += "b = threading.Barrier(9)\nx = bytearray(30 << 20)\ndef run():\n    os.write(fd, bytes(625000)); b.wait(); b.wait()\n"
+    code += "b = threading.Barrier(9)\nx = bytearray(30 << 20)\n"
+    code += "def run():\n    os.write(fd, bytes(625000)); b.wait(); b.wait()\n"
     code += "for _ in range(8): threading.Thread(target=run, daemon=True).start()\n"
     code += "b.wait(); os.fsync(fd); os.write(1, b'ready'); sys.stdin.read()"
     command = [sys.executable, "-S", "-c", code]

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from colmet.common.cli import Options
 from colmet.common.schema import Batch
 
 
@@ -20,7 +21,7 @@ class OutputBackend(ABC):
 
     @classmethod
     @abstractmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+    def add_options(cls, parser: Options) -> None:
         """Declare the options that this output uses."""
 
     @classmethod

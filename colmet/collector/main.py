@@ -64,7 +64,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentPar
         help="rows that wait before they are written at once (default: %(default)s)",
     )
     for output in outputs:
-        output.add_options(parser.add_argument_group(f"output: {output.name}"))  # type: ignore[arg-type]
+        output.add_options(parser.add_argument_group(f"output: {output.name}"))
     for part, options in LATER.items():
         for names in options:
             parser.add_argument(*names, action=cli.Later, part=f"the {part} output")

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 
+# What options are added to: a parser, or a group of one.
+Options = argparse._ActionsContainer
+
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that takes options by their whole name only, and names the way to the help on errors."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from colmet.common.cli import Options
 from colmet.common.schema import Sample, Schema
 from colmet.node.host import Host
 from colmet.node.jobs import Job
@@ -24,7 +25,7 @@ class InputBackend(ABC):
 
     @classmethod
     @abstractmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+    def add_options(cls, parser: Options) -> None:
         """Declare the options that this backend uses."""
 
     @classmethod

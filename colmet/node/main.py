@@ -89,7 +89,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
     )
     group = parser.add_argument_group("what is measured")
     for backend in backends:
-        backend.add_options(group)  # type: ignore[arg-type]  # a group takes options as a parser does
+        backend.add_options(group)
     for part, names in LATER.items():
         for name in names:
             parser.add_argument(name, action=cli.Later, part=f"the {part} backend")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.collector.backend import OutputBackend
+from colmet.common.cli import Options
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Sample, Table
 
@@ -69,7 +70,7 @@ class StdoutOutput(OutputBackend):
         self._rest = b""  # of a text that could be written in part
 
     @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+    def add_options(cls, parser: Options) -> None:
         """Options of this output."""
         parser.add_argument("--enable-stdout-backend", action="store_true", help="write rows to standard output")
         parser.add_argument(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from colmet.common.cli import Options
 from colmet.common.errors import ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accumulator import Accumulator, Ints, as_values
@@ -152,7 +153,7 @@ class JobprocBackend(InputBackend):
         self._told_of_rights = False
 
     @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+    def add_options(cls, parser: Options) -> None:
         """One option to turn it on."""
         parser.add_argument(
             "--enable-jobproc", action="store_true", help="measure I/O and memory of the jobs' processes in /proc"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
+from colmet.common.cli import Options
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node.backend import InputBackend
@@ -188,7 +189,7 @@ class ProcstatsBackend(InputBackend):
         ]
 
     @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+    def add_options(cls, parser: Options) -> None:
         """One option to turn it off."""
         parser.add_argument("--disable-procstats", action="store_true", help="do not measure the node as a whole")
 

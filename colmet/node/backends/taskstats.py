@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.cli import Options
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node import netlink
@@ -318,7 +319,7 @@ class TaskstatsBackend(InputBackend):
         self._told_of_delays = False
 
     @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+    def add_options(cls, parser: Options) -> None:
         """It has none: it is always on."""
 
     @classmethod

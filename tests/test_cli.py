@@ -1,0 +1,198 @@
+"""Both command lines: what of Colmet 0.6 is accepted, and what bad input is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from colmet.collector import main as collector_main
+from colmet.collector.backends import NAMES as OUTPUTS
+from colmet.common import cli
+from colmet.node import main as node_main
+from colmet.node.backends import NAMES as INPUTS
+
+
+def node(*arguments):
+    return node_main.build_parser(cli.load(INPUTS)).parse_args(arguments)
+
+
+def collector(*arguments):
+    return collector_main.build_parser(cli.load(OUTPUTS)).parse_args(arguments)
+
+
+def test_the_nodes_defaults_are_those_of_06():
+    options = node()
+    assert (options.sample_period, options.zeromq_hwm, options.zeromq_linger) == (5.0, 1000, 0)
+    assert options.zeromq_uri == "tcp://127.0.0.1:5556"
+    assert options.wire == "v1"
+    assert node_main.DEFAULT_ROOT == "/dev/oar_cgroups_links/cpuset/oar/"
+    assert node_main.DEFAULT_PATTERN == r"_(\d+)$"
+    assert not options.disable_procstats and not options.enable_jobproc
+
+
+def test_the_collectors_defaults_are_those_of_06():
+    options = collector()
+    assert (options.sample_period, options.zeromq_hwm, options.zeromq_linger) == (5.0, 1000, 0)
+    assert options.zeromq_bind_uri == "tcp://0.0.0.0:5556"
+    assert options.buffer_size == 100
+    assert not options.enable_stdout_backend and options.stdout_format == "readable"
+    assert (options.hdf5_filepath, options.hdf5_complevel, options.hdf5_complib) == (None, 0, "zlib")
+
+
+def test_options_that_repeat_keep_all_their_values():
+    options = node(
+        *("--cpuset_rootpath", "/a", "--cpuset_rootpath", "/b", "--regex_job_id", "x(1)", "--regex_job_id", "y(2)"),
+        *("-c", "/c", "--cgroup", "/d", "-p", "1", "--pid", "2", "-t", "3", "--tid", "4"),
+    )
+    assert options.cpuset_rootpath == ["/a", "/b"] and options.regex_job_id == ["x(1)", "y(2)"]
+    assert (options.cgroup, options.pid, options.tid) == (["/c", "/d"], [1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("count", "level"), [(0, logging.WARNING), (1, logging.INFO), (2, logging.DEBUG), (3, logging.DEBUG)]
+)
+def test_each_v_says_more(count, level, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(logging, "basicConfig", lambda **kwargs: asked.update(kwargs))
+    cli.set_up_logging(node(*["-v"] * count).verbose)
+    assert asked["level"] == level
+
+
+LATER_NODE = [
+    ["--enable-infiniband"],
+    ["--omnipath"],
+    ["--enable-lustre"],
+    ["--lustre-prefix", "scratch"],
+    ["--enable-perfhw"],
+    ["--perfhw-list", "instructions", "cache_misses"],
+    ["--enable-RAPL"],
+    ["--enable-temperature"],
+    ["--enable-nvidia"],
+    ["--enable-ipmipower"],
+    ["--ipmipower-cmd", "ipmi-dcmi", "power"],
+]
+LATER_COLLECTOR = [
+    ["--elastic-host", "http://localhost:9200"],
+    ["--elastic-index-prefix", "x_"],
+    ["-P", "file"],
+    ["--http-credentials", "file"],
+    ["--no-check-certificates"],
+]
+
+
+@pytest.mark.parametrize(
+    ("parse", "arguments"), [(node, one) for one in LATER_NODE] + [(collector, one) for one in LATER_COLLECTOR]
+)
+def test_options_of_parts_that_are_still_to_come_are_refused_by_name(parse, arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        parse(*arguments)
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert arguments[0] in message and "is not in Colmet" in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("parse", "arguments"),
+    [
+        (node, ["-s", "0"]),
+        (node, ["-s", "nan"]),
+        (node, ["-s", "-1"]),
+        (node, ["-s", "fast"]),
+        (node, ["--sample-period", "inf"]),
+        (node, ["--zeromq-hwm", "0"]),
+        (node, ["--zeromq-hwm", "many"]),
+        (node, ["--zeromq-linger", "-2"]),
+        (node, ["-p", "me"]),
+        (node, ["-t", "0"]),
+        (node, ["--wire", "v2"]),
+        (node, ["--cpuset"]),
+        (node, ["stray"]),
+        (collector, ["--buffer-size", "0"]),
+        (collector, ["--hdf5-complevel", "10"]),
+        (collector, ["--hdf5-complib", "zip"]),
+        (collector, ["--stdout-format", "xml"]),
+        (collector, ["--hdf5-filepath"]),
+    ],
+)
+def test_an_option_value_that_means_nothing_is_refused_in_one_line(parse, arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        parse(*arguments)
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert "error: " in message and "--help" in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--regex_job_id", "("],
+        ["--regex_job_id", "nogroup"],
+        ["--zeromq-uri", "tcp//x"],
+        ["--zeromq-uri", "tcp://host:99999"],
+        ["-c", "/sys/fs/cgroup/none"],
+        ["-p", "4194305"],
+    ],
+)
+def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
+    assert node_main.main(arguments) == 2
+    assert arguments[0].replace("-c", "--cgroup").replace("-p", "--pid") in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no output chosen; give --hdf5-filepath PATH or --enable-stdout-backend"),
+        (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://here"], "--zeromq-bind-uri"),
+        (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://192.0.2.1:5556"], "Cannot assign requested address"),
+        (["--hdf5-filepath", "/no/such/folder/x", "--zeromq-bind-uri", "tcp://127.0.0.1:*"], "/no/such/folder"),
+    ],
+)
+def test_the_collector_does_not_start_on_what_cannot_be_done(arguments, said, caplog):
+    assert collector_main.main(arguments) == 2
+    assert said in caplog.text
+
+
+def test_a_port_in_use_leaves_the_other_collectors_file_alone(tmp_path, caplog):
+    from colmet.common.transport import Pull
+
+    other = Pull("tcp://127.0.0.1:*", 10)
+    path = tmp_path / "x.hdf5"
+    assert collector_main.main(["--hdf5-filepath", str(path), "--zeromq-bind-uri", other.uri]) == 2
+    other.close()
+    assert "Address already in use" in caplog.text
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("module", ["colmet.node.main", "colmet.collector.main"])
+def test_help_and_version_are_printed(module):
+    for option, said in (("--help", "--sample-period"), ("--version", "colmet-")):
+        done = subprocess.run([sys.executable, "-m", module, option], capture_output=True, text=True, check=True)
+        assert said in done.stdout and not done.stderr
+
+
+def test_signals_are_data_and_wake_a_wait():
+    import select
+
+    before = signal.getsignal(signal.SIGHUP)
+    with cli.Signals((signal.SIGTERM, signal.SIGHUP)) as signals:
+        assert not select.select([signals.fd], [], [], 0)[0]
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert select.select([signals.fd], [], [], 1)[0]
+        signals.drain()
+        assert not select.select([signals.fd], [], [], 0)[0]
+        assert signals.take(signal.SIGHUP) and not signals.take(signal.SIGHUP)
+        assert not signals.stop_wanted()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        assert signals.stop_wanted()
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_repeated_events_are_told_at_powers_of_ten():
+    assert [n for n in range(1, 2001) if cli.powers_of_ten(n)] == [1, 10, 100, 1000]

@@ -1,0 +1,281 @@
+"""Both daemons as processes, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from colmet.common.transport import Push
+from colmet.common.wire import v1
+from colmet.common.wire.colmet06 import RECORDS
+
+pytestmark = pytest.mark.live
+DATA = Path(__file__).parent / "data"
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Daemon:
+    """A daemon, its output and its log."""
+
+    def __init__(self, module, log, *arguments):
+        self.log = log
+        with open(log, "w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, "-v", *arguments], stdout=subprocess.PIPE, stderr=file, text=True
+            )
+
+    def said(self, text, timeout=20):
+        until = time.monotonic() + timeout
+        while text not in self.log.read_text():
+            assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()
+            time.sleep(0.02)
+
+    def stop(self, number=signal.SIGTERM):
+        """Ask it to end; its exit status and what it printed."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=20)
+        return self.process.returncode, out
+
+
+@pytest.fixture
+def uri():
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def run(module, *arguments):
+        started.append(Daemon(module, tmp_path / f"log-{len(started)}", *arguments))
+        return started[-1]
+
+    yield run
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+        daemon.process.communicate()
+
+
+@pytest.fixture
+def start_collector(start, uri):
+    def run(*arguments):
+        daemon = start("colmet.collector.main", "--zeromq-bind-uri", uri, "--buffer-size", "1", *arguments)
+        daemon.said("listening")
+        return daemon
+
+    return run
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_for(condition, timeout=15):
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_real_job_is_measured_from_the_kernel_to_an_hdf5_file(start, start_collector, uri, cgroups, tmp_path):
+    import tables
+
+    path = tmp_path / "x.hdf5"
+    collector = start_collector("--hdf5-filepath", str(path), "--enable-stdout-backend", "--stdout-format", "json")
+    job = cgroups.job("jean-luc.p_4242")
+    node = start(
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.2", "--enable-jobproc"),
+        *("--cpuset_rootpath", str(cgroups.path) + "/"),
+    )
+    node.said("job started job=4242 user=jean-luc.p")
+    burn = "import os,sys,time\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\nos.write(fd, bytes(3000000))\n"
+    burn += "while time.process_time() < 0.8: pass\nos.write(1, b'x')\ntime.sleep(60)"
+    command = [sys.executable, "-S", "-c", burn, str(tmp_path / "f")]
+    worker = job.start(*command, stdout=subprocess.PIPE)
+    assert worker.stdout.read(1) == "x"
+    other = cgroups.job("eve_7")
+    other.start("sleep", "60")
+    node.said("job started job=7 user=eve")
+    time.sleep(1.0)
+    with tables.open_file(str(path)) as live:  # the file is being written, and can be read
+        assert live.get_node("/job_4242/taskstats_default").nrows > 1
+    cpu_s = job.cpu_s()
+    code, _ = node.stop()
+    assert code == 0, node.log.read_text()
+    time.sleep(0.3)
+    code, out = collector.stop()
+    assert code == 0, collector.log.read_text()
+
+    with tables.open_file(str(path)) as file:
+        assert {group._v_name for group in file.list_nodes("/")} == {"job_0", "job_7", "job_4242"}
+        row = file.get_node("/job_4242/taskstats_default")[-1]
+        assert row["cpu_run_virtual_total"] / 1e9 == pytest.approx(cpu_s, rel=0.02)
+        assert row["hostname"].decode() == socket.gethostname()
+        assert abs(row["timestamp"] - time.time()) < 60
+        # beside what the job's command writes, the shell that started it wrote its number to two cgroups
+        assert 3_000_001 <= file.get_node("/job_4242/jobprocstats_default")[-1]["wchar"] < 3_000_030
+        assert file.get_node("/job_7/jobprocstats_default")[-1]["wchar"] < 30
+        stored = file.get_node("/job_0/procstats_default").nrows
+    printed = rows_of(out)
+    assert len([row for row in printed if row["metric_backend"] == "procstats_default"]) == stored
+    assert [7, 4242] in [row.get("involved_jobs") for row in printed]
+    assert "missing=0 duplicates=0 refused=0" in collector.log.read_text()
+
+
+def test_a_job_that_ends_and_one_that_starts_are_told_of_at_once(start, uri, cgroups):
+    node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "30", "--cpuset_rootpath", str(cgroups.path))
+    node.said("backend on backend=procstats")
+    time.sleep(0.2)
+    job = cgroups.job("bob_1")
+    node.said("job started job=1", timeout=3)
+    job.path.rmdir()
+    node.said("job ended job=1", timeout=3)
+    assert node.stop()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_both_end_cleanly_on_a_signal(start, start_collector, uri, number, when):
+    collector = start_collector("--enable-stdout-backend")
+    node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none")
+    node.said("backend on backend=procstats")
+    if when == "later":
+        time.sleep(0.5)
+    assert node.stop(number)[0] == 0
+    assert collector.stop(number)[0] == 0
+    for daemon in (node, collector):
+        assert "Traceback" not in daemon.log.read_text()
+        assert "stopping" in daemon.log.read_text()
+
+
+def test_a_new_node_feeds_an_old_collector(start, uri):
+    """What goes out with --wire colmet06 is records of 0.6 and nothing else."""
+    from colmet.common.transport import Pull
+
+    pull = Pull(uri, 100)
+    node = start(
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--wire", "colmet06", "--cpuset_rootpath", "/none"),
+        *("-p", str(os.getpid()), "--enable-jobproc"),
+    )
+    assert pull.wait(20)
+    message = pull.receive().message
+    assert node.stop()[0] == 0
+    pull.close()
+    names = []
+    while message:
+        name = message[:255].rstrip(b"\0").decode()
+        assert message[255:510].rstrip(b"\0").decode() == socket.gethostname()
+        names.append(name)
+        message = message[RECORDS[name].dtype.itemsize :]
+    expected = ["taskstats_default", "procstats_default", "jobprocstats_default"]
+    assert names == (expected if os.geteuid() == 0 else expected[1:])
+
+
+def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(start_collector, uri):
+    collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
+    frames = [DATA / "colmet06/frames/mixed.bin", DATA / "colmet_rs/rust-v1.bin", DATA / "colmet_rs/rust-v0.bin"]
+    push = Push(uri, 20_000, 5000)
+    for n in range(3000):
+        assert push.send(b"\xc1 nonsense %d" % n)
+        assert push.send((DATA / "colmet06/frames/taskstats.bin").read_bytes()[: n % 762])
+    push.send(b"taskstats_default" + bytes(9 << 20))
+    for frame in frames:
+        push.send(frame.read_bytes())
+    push.close()
+    wait_for(lambda: "refused=1 " in collector.log.read_text())
+    node = [sys.executable, "-m", "colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none"]
+    with subprocess.Popen(node, stderr=subprocess.DEVNULL) as process:
+        time.sleep(2.5)
+        process.terminate()
+    time.sleep(0.3)
+    code, out = collector.stop()
+    assert code == 0
+    hosts = {row["hostname"] for row in rows_of(out)}
+    assert hosts == {"dahu-7", "dahu-3", socket.gethostname()}
+    tables = {row["metric_backend"] for row in rows_of(out)}
+    assert {"memory_default", "cpu_default", "taskstats_default", "procstats_default"} <= tables
+    # taskstats.bin cut to nothing is an empty message, and 762 bytes of it are never sent
+    assert re.search(r"sender \[127\.0\.0\.1\] .* refused=6001 ", collector.log.read_text())
+
+
+def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp_path):
+    import tables
+
+    collector = start_collector("--hdf5-filepath", str(tmp_path / "colmet"))
+    (first,) = tmp_path.glob("colmet.*.hdf5")
+    assert re.fullmatch(r"colmet\.\d{10}\.hdf5", first.name)
+    from colmet.common.wire import Decoder
+
+    (batch,) = Decoder().decode((DATA / "colmet06/frames/taskstats.bin").read_bytes()).batches
+    push = Push(uri, 1000, 5000)
+
+    def send(*numbers):
+        for seq in numbers:
+            push.send(v1.encode(batch._replace(epoch=1, seq=seq)))
+
+    def stored():
+        count = 0
+        for path in tmp_path.glob("colmet.*.hdf5"):
+            with tables.open_file(str(path)) as file:
+                count += sum(table.nrows for table in file.walk_nodes("/", "Table"))
+        return count
+
+    send(*range(1, 11))
+    wait_for(lambda: stored() == 10)
+    time.sleep(1.1)  # the next second has another name
+    collector.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: len(list(tmp_path.glob("colmet.*.hdf5"))) == 2)
+    send(*range(11, 16))
+    wait_for(lambda: stored() == 15)
+    push.close()
+    assert collector.stop()[0] == 0
+    counts = []
+    for path in sorted(tmp_path.glob("colmet.*.hdf5")):
+        with tables.open_file(str(path)) as file:
+            counts.append(file.get_node("/job_4242/taskstats_default").nrows)
+    assert counts == [10, 5]
+
+
+def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_collector, uri, root, tmp_path):
+    collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
+    code = (
+        "import os, sys\nimport colmet.node.main as main\nfrom colmet.common import cli\n"
+        "from colmet.node.backends import NAMES\ncli.load(NAMES)\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"sys.exit(main.main(['-s', '0.2', '--zeromq-uri', {uri!r}, '--cpuset_rootpath', '/none']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as node:
+        time.sleep(3)
+        node.terminate()
+        _, said = node.communicate(timeout=10)
+    assert node.returncode == 0, said
+    assert said.count("CAP_NET_ADMIN") == 1
+    time.sleep(0.3)
+    _, out = collector.stop()
+    assert {row["metric_backend"] for row in rows_of(out)} == {"procstats_default"}
+
+
+def test_the_installed_commands_exist():
+    """`make venv` installs them; the tests otherwise start the modules."""
+    for name in ("colmet-node", "colmet-collector"):
+        path = Path(sys.executable).parent / name
+        if not path.exists():
+            pytest.skip("Colmet is not installed in this Python environment: make venv")
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(name)

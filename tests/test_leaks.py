@@ -1,0 +1,120 @@
+"""Nothing grows: descriptors and memory over 200 ticks and 200 bursts."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.collector.buffer import Buffer, Outlet
+from colmet.collector.main import build_parser
+from colmet.collector.receiver import Receiver
+from colmet.common.cli import load
+from colmet.common.wire import v1
+from colmet.node.agent import Agent
+from colmet.node.backends import NAMES
+from colmet.node.host import Host
+from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
+from colmet.node.main import build_parser as build_node_parser
+from colmet.node.schedule import Schedule
+from colmet.node.spool import Spool
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def growth_of(step, count, warm_up):
+    """Bytes and descriptors that `count` steps leave behind, after some that warm caches up."""
+    for n in range(warm_up):
+        step(n)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, files = tracemalloc.get_traced_memory()[0], descriptors()
+        for n in range(warm_up, warm_up + count):
+            step(n)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before, descriptors() - files
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.live
+def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_descriptors(cgroups):
+    sent = []
+    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc"])
+    host = Host()
+    backends = [cls.from_options(options, host) for cls in load(NAMES)]
+    source = JobSource(host, [str(cgroups.path)], compile_patterns([DEFAULT_PATTERN]))
+    agent = Agent(
+        "node", source, backends, Spool(v1.encode, lambda message: sent.append(len(message)) or True), Schedule(1)
+    )
+    steady = cgroups.job("bob_1")
+    steady.start("sleep", "120")
+
+    def tick(n):
+        path = cgroups.path / f"eve_{n + 10}"
+        path.mkdir()
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            if (path / name).exists():
+                (path / name).write_text((cgroups.path / name).read_text())
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+        (path / "cgroup.procs").write_text(str(pid))
+        batch = agent.tick()
+        assert batch.jobs == (1, n + 10)
+        assert {len(table.rows) for table in batch.tables if table.schema.scope == "job"} == {2}
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        cgroups.remove(path)
+        sent.clear()
+
+    try:
+        grown, files = growth_of(tick, 200, warm_up=20)
+    finally:
+        agent.close()
+    assert files <= 2, "at most those of the last job, until the next tick"
+    assert grown < 100_000
+
+
+def test_an_agent_gives_every_descriptor_back(tmp_path):
+    before = descriptors()
+    for _ in range(5):
+        options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc"])
+        host = Host()
+        backends = [cls.from_options(options, host) for cls in load(NAMES)]
+        source = JobSource(host, [str(tmp_path)], compile_patterns([DEFAULT_PATTERN]), Job(host, 0, pids=[os.getpid()]))
+        agent = Agent("node", source, backends, Spool(v1.encode, lambda message: True), Schedule(1))
+        agent.tick()
+        agent.close()
+    assert descriptors() == before
+
+
+def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(tmp_path):
+    from colmet.common.wire import Decoder
+
+    frame = (Path(__file__).parent / "data/colmet06/frames/taskstats.bin").read_bytes()
+    (batch,) = Decoder().decode(frame).batches
+    options = build_parser([Hdf5Output]).parse_args(["--hdf5-filepath", str(tmp_path / "x.hdf5")])
+    output = Hdf5Output.from_options(options)
+    output.open()
+    receiver, buffer = Receiver(), Buffer([Outlet(output)], 1, 5)
+
+    def burst(n):
+        table = batch.tables[0]
+        rows = table.rows.copy()
+        rows["job_id"] = 1 + n % 5
+        message = v1.encode(batch._replace(epoch=1, seq=n, tables=(table._replace(rows=rows),)))
+        buffer.add(receiver.take(message, "10.0.0.1"))
+        buffer.flush()
+
+    try:
+        grown, files = growth_of(burst, 200, warm_up=20)
+    finally:
+        output.close()
+    assert files == 0
+    assert grown < 200_000
