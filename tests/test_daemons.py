@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import cannot_run
 
 from colmet.common.transport import Push
 from colmet.common.wire import v1
@@ -276,6 +277,6 @@ def test_the_installed_commands_exist():
     for name in ("colmet-node", "colmet-collector"):
         path = Path(sys.executable).parent / name
         if not path.exists():
-            pytest.skip("Colmet is not installed in this Python environment: make venv")
+            cannot_run("Colmet is not installed in this Python environment: make venv")
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout.startswith(name)

@@ -270,7 +270,7 @@ def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
     for _ in range(20):
         with subprocess.Popen(["sleep", "60"]) as process:
             list(backend.sample([Job(Host(), 1, pids=[process.pid])]))
-            assert len(os.listdir("/proc/self/fd")) == before + 2
+            assert len(os.listdir("/proc/self/fd")) == before + 3
             process.kill()
     list(backend.sample([]))
     assert len(os.listdir("/proc/self/fd")) == before

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -53,8 +52,6 @@ _IO = slice(0, len(IO_FIELDS))
 _IO_KEYS = [field.name.encode() + b":" for field in IO_FIELDS]
 _NO_IO = [MISSING_INT] * len(IO_FIELDS)
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
-_SHMEM = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.M)
-_PPID = re.compile(rb"^PPid:\s+(\d+)$", re.M)
 
 
 def parse_io(data: bytes) -> list[int]:
@@ -69,6 +66,16 @@ def parse_io(data: bytes) -> list[int]:
     return [int(word) for word in words[1::2]]
 
 
+def number_after(text: bytes, key: bytes) -> int:
+    """The whole number that follows `key` on its line, with or without a unit behind it.
+
+    Raises:
+        ValueError, IndexError: there is no such line, or no number on it.
+    """
+    start = text.index(key) + len(key)
+    return int(text[start : start + 32].split(None, 1)[0])
+
+
 class _Process:
     """One process: its files, kept open, and what changes rarely.
 
@@ -76,15 +83,15 @@ class _Process:
         serial: a number of its own, unlike the pid never given to another process.
     """
 
-    __slots__ = ("_host", "_io", "_shape", "_shmem_kb", "_statm", "pid", "ppid", "serial")
+    __slots__ = ("_io", "_shape", "_shmem_kb", "_statm", "_status", "pid", "ppid", "serial")
 
     def __init__(self, host: Host, pid: int, serial: int) -> None:
         self.pid = pid
         self.serial = serial
         self.ppid = 0
-        self._host = host
         self._io = host.keep(f"/proc/{pid}/io")
         self._statm = host.keep(f"/proc/{pid}/statm")
+        self._status = host.keep(f"/proc/{pid}/status")
         self._shape: tuple[bytes, bytes] | None = None
         self._shmem_kb = MISSING_INT
 
@@ -120,22 +127,22 @@ class _Process:
         self._shape = None
 
     def _read_status(self) -> None:
-        status = self._host.read(f"/proc/{self.pid}/status")
-        ppid = _PPID.search(status)
-        if ppid is None:
-            raise ParseError(f"/proc/{self.pid}/status", status[:80])
-        self.ppid = int(ppid[1])
-        shmem = _SHMEM.search(status)
-        if shmem is not None:
-            self._shmem_kb = int(shmem[1])
-        elif b"\nVmRSS:" in status:
-            self._shmem_kb = MISSING_INT  # before Linux 4.5
-        else:
-            self._shmem_kb = 0  # a zombie or a kernel thread has no memory
+        status = self._status.read()
+        try:
+            self.ppid = number_after(status, b"\nPPid:")
+            if b"\nRssShmem:" in status:
+                self._shmem_kb = number_after(status, b"\nRssShmem:")
+            elif b"\nVmRSS:" in status:
+                self._shmem_kb = MISSING_INT  # before Linux 4.5
+            else:
+                self._shmem_kb = 0  # a zombie or a kernel thread has no memory
+        except (ValueError, IndexError) as err:
+            raise ParseError(self._status.path, status[:80]) from err
 
     def close(self) -> None:
         self._io.close()
         self._statm.close()
+        self._status.close()
 
 
 class JobprocBackend(InputBackend):

@@ -1,0 +1,169 @@
+"""Rows that reach an HDF5 file per CPU second, against bare PyTables in the same run.
+
+A burst is 10,000 taskstats rows of 100 jobs in 5,000 messages of two rows, as from 50 nodes that run two jobs each.
+Ours is the whole way from the bytes of the messages to the flushed file. Bare PyTables gets rows that are ready for the
+file, appends them to open tables, one array a job, and flushes the tables and the file.
+
+    python benchmarks/bench_hdf5.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colmet.collector.backends import hdf5
+from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.common.schema import Batch, Table
+from colmet.common.wire import Decoder, colmet06, v1
+
+tables = hdf5.tables
+
+SCHEMA = colmet06.RECORDS["taskstats_default"].schema
+TIME_NS = 1_700_000_000_000_000_000
+FIRST_JOB = 100_000
+JOBS = 100
+ROWS_PER_JOB = 100
+ROWS_PER_MESSAGE = 2
+BURSTS = {0: 5, 9: 2}  # by compression level
+ROUNDS = 5
+TARGET_RATIO = 0.40
+
+
+def messages() -> list[bytes]:
+    """One burst in wire v1; each node runs two jobs."""
+    rng = np.random.default_rng(1)
+    packed = []
+    for n in range(JOBS * ROWS_PER_JOB // ROWS_PER_MESSAGE):
+        rows = SCHEMA.empty_rows(ROWS_PER_MESSAGE)
+        for name in SCHEMA.names:
+            rows[name] = rng.integers(0, 1 << 40, ROWS_PER_MESSAGE)
+        node = n % (JOBS // ROWS_PER_MESSAGE)
+        jobs = range(FIRST_JOB + node * ROWS_PER_MESSAGE, FIRST_JOB + (node + 1) * ROWS_PER_MESSAGE)
+        rows["job_id"] = jobs
+        tick_ns = TIME_NS + n // (JOBS // ROWS_PER_MESSAGE) * 10**9
+        packed.append(
+            v1.encode(
+                Batch(f"node-{node}.example.org", TIME_NS, n, tick_ns, tuple(jobs), (Table(SCHEMA, tick_ns, rows),))
+            )
+        )
+    return packed
+
+
+class Ours:
+    """From the bytes of the messages to the flushed file, or only from the decoded batches on."""
+
+    def __init__(self, path: Path, complevel: int, burst: Sequence[bytes], decoded: bool = False) -> None:
+        self._messages = burst
+        self._decode = Decoder().decode
+        self._batches = self._decoded() if decoded else None
+        self._output = Hdf5Output(str(path), complevel=complevel)
+        self._output.open()
+
+    def _decoded(self) -> list[Batch]:
+        return [batch for message in self._messages for batch in self._decode(message).batches]
+
+    def write(self) -> None:
+        self._output.write(self._decoded() if self._batches is None else self._batches)
+
+    def close(self) -> None:
+        self._output.close()
+
+
+class Bare:
+    """Rows that are ready for the file, appended by PyTables."""
+
+    def __init__(self, path: Path, complevel: int, ready: dict[str, Any]) -> None:
+        self._file = tables.open_file(str(path), "w")
+        filters = tables.Filters(complevel)
+        self._appends = []
+        for node, rows in ready.items():
+            group, name = node.rsplit("/", 1)
+            table = self._file.create_table(group, name, rows.dtype, "Metrics for the Job", filters, createparents=True)
+            self._appends.append((table, rows))
+
+    def write(self) -> None:
+        for table, rows in self._appends:
+            table.append(rows)
+        for table, _ in self._appends:
+            table.flush()
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def ready_rows(path: Path, burst: Sequence[bytes]) -> dict[str, Any]:
+    """The rows of a burst as they are in a file, by table."""
+    output = Ours(path, 0, burst)
+    output.write()
+    output.close()
+    with tables.open_file(str(path)) as file:
+        return {table._v_pathname: table.read() for table in file.walk_nodes("/", "Table")}
+
+
+def rows_per_cpu_second(writer: Ours | Bare, bursts: int) -> float:
+    """Of the bursts after the first one, in which tables are created."""
+    writer.write()
+    start = time.process_time()
+    for _ in range(bursts):
+        writer.write()
+    taken = time.process_time() - start
+    writer.close()
+    return bursts * JOBS * ROWS_PER_JOB / taken
+
+
+def compare(folder: Path, complevel: int, burst: Sequence[bytes], ready: dict[str, Any]) -> list[float]:
+    """Medians: rows per CPU second of ours, of ours from decoded batches on, and of bare PyTables; the two ratios."""
+    path = folder / "burst.hdf5"
+    writers: list[Callable[[], Ours | Bare]] = [
+        lambda: Ours(path, complevel, burst),
+        lambda: Ours(path, complevel, burst, decoded=True),
+        lambda: Bare(path, complevel, ready),
+    ]
+    rounds = []
+    for n in range(ROUNDS + 1):
+        rates = []
+        for writer in writers:
+            rates.append(rows_per_cpu_second(writer(), BURSTS[complevel]))
+            path.unlink()
+        if n:  # the first round warms up memory and page cache
+            rounds.append([*rates, rates[0] / rates[2], rates[1] / rates[2]])
+    return [statistics.median(column) for column in zip(*rounds)]
+
+
+def run() -> list[tuple[str, float, str, str]]:
+    """Figures as (name, value, unit, target)."""
+    warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
+    burst = messages()
+    figures = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ready = ready_rows(folder / "ready.hdf5", burst)
+        for complevel, label in ((0, "no compression"), (9, "zlib 9")):
+            ours, decoded, bare, ratio, decoded_ratio = compare(folder, complevel, burst, ready)
+            figures += [
+                (f"{label}: bytes to file", ours, "rows/CPU s", ""),
+                (f"{label}: decoded batches to file", decoded, "rows/CPU s", ""),
+                (f"{label}: bare PyTables", bare, "rows/CPU s", ""),
+                (f"{label}: bytes to file / bare", ratio, "times", f">= {TARGET_RATIO:.2f}"),
+                (f"{label}: decoded batches to file / bare", decoded_ratio, "times", ""),
+            ]
+    return figures
+
+
+def main() -> None:
+    """Print the figures."""
+    for name, value, unit, target in run():
+        print(f"{name:48} {value:12,.2f} {unit:12} {target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Cost of the node's backends: CPU time per task or process and sample, beside the least that the kernel takes.
+
+python benchmarks/bench_node.py        (as root, for taskstats)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from colmet.common.errors import BackendUnavailable
+from colmet.node.backends.jobproc import JobprocBackend
+from colmet.node.backends.procstats import ProcstatsBackend
+from colmet.node.backends.taskstats import TaskstatsBackend, TaskstatsClient
+from colmet.node.host import Host, raise_open_file_limit
+from colmet.node.jobs import Job
+
+TASKS = 1000
+PROCESSES = 500
+ROUNDS = 15
+
+THREADS = """
+import sys, threading, time
+threading.stack_size(131072)
+for _ in range(int(sys.argv[1]) - 1):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def cpu_us(work: Callable[[], object], units: int) -> float:
+    """CPU time of one call, in microseconds per unit: the median of some rounds of ten calls."""
+    work()
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        for _ in range(10):
+            work()
+        rounds.append((time.process_time() - start) / 10 / units * 1e6)
+    return statistics.median(rounds)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[int]:
+    """A process of so many threads; its pid."""
+    command = [sys.executable, "-S", "-c", THREADS, str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+@contextlib.contextmanager
+def processes(count: int) -> Iterator[list[int]]:
+    """So many processes; their pids."""
+    pids = [os.posix_spawn("/bin/sleep", ["sleep", "600"], {}) for _ in range(count)]
+    try:
+        time.sleep(0.5)
+        yield pids
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+class Fixed(Job):
+    """A job whose tasks are known: finding them is measured apart."""
+
+    def __init__(self, tids: list[int], pids: list[int]) -> None:
+        super().__init__(Host(), 1)
+        self._tids, self._pids = tids, pids
+
+
+def bench_taskstats() -> list[tuple[str, float, str, str]]:
+    """A sample of 1,000 tasks through the backend, and the kernel's part of it: the requests' send alone."""
+    with threads(TASKS) as pid:
+        tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+        backend = TaskstatsBackend(Host())
+        try:
+            backend.open()
+        except BackendUnavailable as err:
+            print(f"left out: {err}", file=sys.stderr)
+            return []
+        job = Fixed(tids, [pid])
+        whole = cpu_us(lambda: list(backend.sample([job])), len(tids))
+        backend.close()
+        client = TaskstatsClient()
+        asked = np.array(tids[: client.BATCH], dtype=np.int64)
+        client.query(asked)
+        requests = client._requests[: len(asked)].tobytes()
+
+        def kernel() -> None:
+            client._socket.send(requests)
+            client._socket.receive_many(client._inbox, len(asked))
+
+        least = cpu_us(kernel, len(asked))
+        client.close()
+    return [
+        ("taskstats: CPU per task", whole, "us", "at most 2.5"),
+        ("taskstats: over the system calls alone", whole / least, "x", ""),
+    ]
+
+
+def bench_jobproc() -> list[tuple[str, float, str, str]]:
+    """A sample of 500 processes through the backend, and the reads of their two files alone."""
+    raise_open_file_limit()
+    with processes(PROCESSES) as pids:
+        backend = JobprocBackend(Host())
+        job = Fixed(pids, pids)
+        whole = cpu_us(lambda: list(backend.sample([job])), len(pids))
+        files = [os.open(f"/proc/{pid}/{name}", os.O_RDONLY) for pid in pids for name in ("io", "statm")]
+
+        def reads() -> None:
+            for file in files:
+                os.pread(file, 4096, 0)
+
+        least = cpu_us(reads, len(pids))
+        for file in files:
+            os.close(file)
+        for process in backend._processes.values():
+            process.forget_parent()
+
+        def all_change() -> None:
+            for process in backend._processes.values():
+                process.forget_parent()
+            list(backend.sample([job]))
+
+        worst = cpu_us(all_change, len(pids))
+        backend.close()
+    return [
+        ("jobproc: CPU per process", whole, "us", "at most 12"),
+        ("jobproc: CPU per process, all with changed mappings", worst, "us", ""),
+        ("jobproc: over the reads alone", whole / least, "x", ""),
+    ]
+
+
+def bench_procstats() -> list[tuple[str, float, str, str]]:
+    """A sample of the node, and the reads of its five files alone."""
+    backend = ProcstatsBackend(Host())
+    whole = cpu_us(lambda: list(backend.sample([])), 1)
+    names = ("uptime", "meminfo", "vmstat", "stat", "loadavg")
+    files = [os.open(f"/proc/{name}", os.O_RDONLY) for name in names]
+
+    def reads() -> None:
+        for file in files:
+            os.pread(file, 8192, 0)
+
+    least = cpu_us(reads, 1)
+    for file in files:
+        os.close(file)
+    backend.close()
+    return [
+        ("procstats: CPU per sample", whole, "us", ""),
+        ("procstats: over the reads alone", whole / least, "x", ""),
+    ]
+
+
+def run() -> list[tuple[str, float, str, str]]:
+    """Every figure: name, value, unit, target."""
+    return bench_taskstats() + bench_jobproc() + bench_procstats()
+
+
+if __name__ == "__main__":
+    for name, value, unit, target in run():
+        print(f"{name:<56} {value:10.2f} {unit:<8} {target}")

@@ -1,0 +1,37 @@
+"""Run every benchmark and print its figures: ``make bench``.
+
+python benchmarks/run.py [NAME...]      e.g. node, wire, hdf5
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Print the figures of the benchmarks named on the command line, or of all."""
+    here = Path(__file__).resolve().parent
+    known = sorted(path.stem[len("bench_") :] for path in here.glob("bench_*.py"))
+    wanted = sys.argv[1:] or known
+    unknown = set(wanted) - set(known)
+    if unknown:
+        print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    sys.path.insert(0, str(here))
+    load = os.getloadavg()[0]
+    print(
+        f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {load:.2f}. Figures of a busy machine are worse."
+    )
+    for name in wanted:
+        print(f"\n{name}", flush=True)
+        for what, value, unit, target in importlib.import_module(f"bench_{name}").run():
+            print(f"  {what:<56} {value:14,.2f} {unit:<16} {target}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
