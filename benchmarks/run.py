@@ -23,9 +23,7 @@ def main() -> int:
         return 2
     sys.path.insert(0, str(here))
     load = os.getloadavg()[0]
-    print(
-        f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {load:.2f}. Figures of a busy machine are worse."
-    )
+    print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {load:.2f}. A busy machine is slower.")
     for name in wanted:
         print(f"\n{name}", flush=True)
         for what, value, unit, target in importlib.import_module(f"bench_{name}").run():
