@@ -27,7 +27,7 @@ def main() -> int:
     for name in wanted:
         print(f"\n{name}", flush=True)
         for what, value, unit, target in importlib.import_module(f"bench_{name}").run():
-            print(f"  {what:<56} {value:14,.2f} {unit:<16} {target}", flush=True)
+            print(f"  {what:<66} {value:14,.2f} {unit:<16} {target}", flush=True)
     return 0
 
 

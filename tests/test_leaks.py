@@ -14,6 +14,7 @@ from colmet.collector.buffer import Buffer, Outlet
 from colmet.collector.main import build_parser
 from colmet.collector.receiver import Receiver
 from colmet.common.cli import load
+from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
@@ -108,7 +109,7 @@ def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(t
         table = batch.tables[0]
         rows = table.rows.copy()
         rows["job_id"] = 1 + n % 5
-        message = v1.encode(batch._replace(epoch=1, seq=n, tables=(table._replace(rows=rows),)))
+        message = v1.encode(batch._replace(epoch=1, seq=n, tables=(Table(table.schema, table.time_ns, rows),)))
         buffer.add(receiver.take(message, "10.0.0.1"))
         buffer.flush()
 

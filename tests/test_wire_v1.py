@@ -144,7 +144,7 @@ def test_a_missing_value_stays_missing() -> None:
 
 
 def test_a_table_has_the_time_of_its_batch_or_its_own() -> None:
-    batch = BATCH._replace(tables=(TABLE, TABLE._replace(time_ns=4)))
+    batch = BATCH._replace(tables=(TABLE, Table(TABLE.schema, 4, TABLE.rows)))
     assert [parts[2] for parts in fields_of(v1.encode(batch))["tables"]] == [None, 4]
     assert [table.time_ns for table in Decoder().decode(v1.encode(batch)).batches[0].tables] == [5, 4]
 

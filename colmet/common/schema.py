@@ -172,12 +172,41 @@ class Sample(NamedTuple):
     values: Mapping[str, Value]
 
 
-class Table(NamedTuple):
-    """Rows of one schema, measured at one time."""
+class Table:
+    """Rows of one schema, measured at one time.
 
-    schema: Schema
-    time_ns: int  # since the epoch
-    rows: Rows
+    Args:
+        schema: of every row.
+        time_ns: when they were measured, since the epoch.
+        rows: an array of the schema's type, or its bytes, which become an array only where one is asked for: on the way
+            from a message to a file that is once for the rows of thousands of messages.
+    """
+
+    __slots__ = ("_rows", "schema", "time_ns")
+
+    def __init__(self, schema: Schema, time_ns: int, rows: Rows | bytes) -> None:
+        self.schema = schema
+        self.time_ns = time_ns
+        self._rows = rows
+
+    def __repr__(self) -> str:
+        return f"Table({self.schema!r}, {self.time_ns}, {len(self)} rows)"
+
+    def __len__(self) -> int:
+        rows = self._rows
+        return len(rows) // self.schema.dtype.itemsize if type(rows) is bytes else len(rows)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, shape (n,); not to be written to."""
+        if isinstance(self._rows, bytes):
+            self._rows = np.frombuffer(self._rows, self.schema.dtype)
+        return self._rows
+
+    @property
+    def packed(self) -> bytes:
+        """The rows as bytes, one after the other."""
+        return self._rows if isinstance(self._rows, bytes) else self._rows.tobytes()
 
     @classmethod
     def from_samples(cls, schema: Schema, time_ns: int, samples: Sequence[Sample]) -> Table:
@@ -224,4 +253,4 @@ class Batch(NamedTuple):
     @property
     def row_count(self) -> int:
         """Rows in all its tables."""
-        return sum(len(table.rows) for table in self.tables)
+        return sum([len(table) for table in self.tables])

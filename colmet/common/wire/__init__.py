@@ -34,19 +34,20 @@ def dialect_of(message: bytes) -> str:
     Raises:
         WireError: none of them starts like this.
     """
-    first = message[0] if message else -1
-    if 0x41 <= first <= 0x7A:  # a letter: no msgpack map starts so
-        return "colmet06"
+    first = message[0] if message else 0
     if 0x80 <= first <= 0x8F:
-        key = message[1:2]
+        key_at = 1
+    elif 0x41 <= first <= 0x7A:  # a letter: no msgpack map starts so
+        return "colmet06"
     elif first == 0xDE:
-        key = message[3:4]
+        key_at = 3
     elif first == 0xDF:
-        key = message[5:6]
+        key_at = 5
     else:
         raise WireError(f"starts like no dialect that Colmet knows: {message[:16]!r}")
+    key = message[key_at] if len(message) > key_at else 0
     # fixstr or str8; a map without any entry is the Rust node's, which has no jobs
-    return "v1" if key and (0xA0 <= key[0] <= 0xBF or key[0] == 0xD9) else "colmet_rs"
+    return "v1" if 0xA0 <= key <= 0xBF or key == 0xD9 else "colmet_rs"
 
 
 class Decoder:
@@ -68,7 +69,7 @@ class Decoder:
             raise WireError(f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
         dialect = dialect_of(message)
         if dialect == "v1":
-            return Decoded(dialect, (v1.decode(message, self._schemas),))
+            return Decoded(dialect, (v1.decode(message, self._schemas),), 0)
         if dialect == "colmet06":
             return Decoded(dialect, colmet06.decode(message))
         batches, skipped = colmet_rs.decode(message)

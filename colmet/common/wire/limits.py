@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -16,10 +17,15 @@ MAX_JOBS = 65536
 _CONTAINER = 1 << 20 if msgpack.Unpacker.__module__ == "msgpack.fallback" else 0
 
 
+def shown(value: Any) -> str:
+    """A value for an error message: the start of a scalar's repr. That of lists in lists could be too deep to make."""
+    return f"a {type(value).__name__}" if isinstance(value, (list, dict, tuple)) else f"{value!r:.80}"
+
+
 def checked_int(value: Any, what: str) -> int:
     """A whole number from 0 to 2^63 - 1, or WireError."""
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise WireError(f"{what} is {value!r:.80}, not a whole number from 0 to 2^63 - 1")
+        raise WireError(f"{what} is {shown(value)}, not a whole number from 0 to 2^63 - 1")
     return value
 
 
@@ -30,11 +36,18 @@ def at_most(limit: int, count: int, what: str) -> int:
     return count
 
 
+@lru_cache(maxsize=16384)
+def _known_host(value: str) -> str | None:
+    """One string for all messages of a host; None where it is not a host name."""
+    return value if HOST.fullmatch(value) else None
+
+
 def checked_host(value: Any) -> str:
     """A host name, or WireError."""
-    if type(value) is not str or not HOST.fullmatch(value):
-        raise WireError(f"{value!r:.80} is not a host name")
-    return value
+    host = _known_host(value) if type(value) is str else None
+    if host is None:
+        raise WireError(f"{shown(value)} is not a host name")
+    return host
 
 
 def scalars(message: bytes) -> Any:
