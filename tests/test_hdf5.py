@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import colmet
+from colmet.collector import columns
 from colmet.collector.backends import hdf5
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.collector.joined import join
@@ -208,7 +209,7 @@ def test_a_missing_value_is_minus_one_in_every_number_and_empty_in_strings(tmp_p
     assert [rows.dtype[n] for n in ("i", "single", "double", "text")] == ["i8", "f4", "f8", "S6"]
 
 
-@pytest.mark.parametrize("metric", sorted(hdf5.NODE_TABLES))
+@pytest.mark.parametrize("metric", sorted(columns.NODE_TABLES))
 def test_node_rows_say_which_jobs_were_on_the_node_where_0_6_has_that_column(metric: str, tmp_path: Path) -> None:
     schema = colmet06.RECORDS[metric].schema
     write_once(

@@ -1,0 +1,234 @@
+"""Columns of tables in files, and how packed rows become rows of such a table.
+
+Everything here is arrays: the output that writes the file alone knows its library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.collector.joined import Ints, Joined
+from colmet.common.schema import MISSING_INT, Rows, Schema
+from colmet.common.wire.colmet06 import INVOLVED_JOBS_BYTES, pack_jobs
+
+INT = np.dtype("<i8")
+NAME = np.dtype("S255")
+INVOLVED_JOBS = np.dtype(f"S{INVOLVED_JOBS_BYTES}")
+HEADER = {"timestamp": INT, "hostname": NAME, "job_id": INT, "metric_backend": NAME}
+NODE_TABLES = frozenset(
+    {"RAPLstats_default", "infinibandstats_default", "lustrestats_default", "ipmipowerstats_default"}
+)
+# Columns that 0.6's tables have beside those of its messages.
+LEGACY_COLUMNS: Mapping[str, Mapping[str, np.dtype[Any]]] = {
+    **{name: {"involved_jobs": INVOLVED_JOBS} for name in NODE_TABLES},
+    "jobprocstats_default": {"involved_jobs": INVOLVED_JOBS},  # always empty there
+    "procstats_default": {"meminfo_hardwarecorrupted": INT},  # never sent by any node
+}
+
+# Rows are converted in blocks that stay in the processor's L2 cache, and that bound the memory of a large burst.
+BLOCK_BYTES = 512 << 10
+# HDF5 keeps the type of a row in one object header message and a row of defaults in another; each has less than 64 kB.
+MAX_TYPE_BYTES = 65_000
+MAX_ROW_BYTES = 65_000
+
+
+def type_bytes(name: str, dtype: np.dtype[Any]) -> int:
+    """What one column takes in HDF5's description of a row.
+
+    Source: HDF5 File Format Specification, datatype message, compound class, version 1.
+    """
+    padded_name = (len(name) // 8 + 1) * 8
+    return padded_name + 32 + 8 + {"i": 4, "f": 12}.get(dtype.kind, 0)
+
+
+def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
+    """The columns that rows of this schema have in a file."""
+    columns = {**HEADER, **LEGACY_COLUMNS.get(schema.name, {})}
+    columns.update({name: schema.dtype[name] for name in schema.names})
+    return columns
+
+
+def grown(have: Mapping[str, np.dtype[Any]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
+    """Columns that include the wanted ones, as wide as wanted, in the order of their names.
+
+    A column keeps the kind that it has; what goes beyond what HDF5 can describe in one table is left out.
+    """
+    columns = dict(have)
+    in_type = sum(type_bytes(name, dtype) for name, dtype in have.items())
+    in_row = sum(dtype.itemsize for dtype in have.values())
+    for name, dtype in wanted.items():
+        old = columns.get(name)
+        if old is not None and not wider(old, dtype):
+            continue
+        more_in_type = type_bytes(name, dtype) if old is None else 0
+        more_in_row = dtype.itemsize - (0 if old is None else old.itemsize)
+        if in_type + more_in_type <= MAX_TYPE_BYTES and in_row + more_in_row <= MAX_ROW_BYTES:
+            columns[name] = dtype
+            in_type += more_in_type
+            in_row += more_in_row
+    return dict(sorted(columns.items()))
+
+
+def columns_of(dtype: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
+    """The columns of a row type."""
+    return {name: dtype[name] for name in names_of(dtype)}
+
+
+def missing(dtype: np.dtype[Any]) -> int | bytes:
+    """What stands in a file for a value that was not measured: -1 in every number, floats too."""
+    return b"" if dtype.kind == "S" else MISSING_INT
+
+
+def fits(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether a column can take values of another type, possibly once it is made wider."""
+    return have.kind == want.kind or (have.kind == "f" and want.kind == "i")
+
+
+def wider(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether a column has to be made wider for values of another type."""
+    return have.kind == want.kind and have.itemsize < want.itemsize
+
+
+def names_of(dtype: np.dtype[Any]) -> tuple[str, ...]:
+    """The columns of a row type."""
+    return dtype.names or ()
+
+
+def offset_of(dtype: np.dtype[Any], name: str) -> int:
+    """Where a column starts in a row, in bytes."""
+    return int(dtype.fields[name][1])  # type: ignore[index]
+
+
+class _Copy(NamedTuple):
+    """Columns that lie side by side both in the file's rows and, in another order, in packed rows."""
+
+    target: npt.NDArray[Any]  # view of the block: (rows, columns)
+    dtype: np.dtype[Any]  # of the packed values
+    offset: int  # of the first packed column of the run
+    columns: int  # in the run of packed columns
+    picks: npt.NDArray[np.intp]  # which of these, in the file's order
+
+
+class Layout:
+    """How packed rows of one schema become rows of one form of table.
+
+    It is worked out once; `fill` then moves whole runs of columns at a time, for a block of rows.
+
+    Args:
+        schema: of the packed rows.
+        dtype: of the table's rows.
+
+    Attributes:
+        complete: whether the table has all columns that it can have for these rows.
+        unfit: columns that stay missing, as the table has them with another kind of value.
+        left_out: columns that the table lacks.
+        capacity: rows that `fill` takes at a time.
+    """
+
+    def __init__(self, schema: Schema, dtype: np.dtype[Any]) -> None:
+        self.schema = schema
+        wanted = file_columns(schema)
+        there = columns_of(dtype)
+        self.complete = grown(there, wanted).items() == there.items()
+        self.unfit = [
+            n for n in wanted if n in there and not (fits(there[n], wanted[n]) and not wider(there[n], wanted[n]))
+        ]
+        self.left_out = [n for n in wanted if n not in there]
+        self.capacity = max(1, BLOCK_BYTES // dtype.itemsize)
+        self._block = np.zeros(self.capacity, dtype=dtype)
+        for name in there:
+            if dtype[name].kind in "if":
+                self._block[name] = MISSING_INT
+        metric_backend = self._column("metric_backend")
+        if metric_backend is not None:
+            metric_backend[:] = schema.name.encode()
+        self._timestamp = self._column("timestamp")
+        self._hostname = self._column("hostname")
+        self._involved_jobs = self._column("involved_jobs") if schema.name in NODE_TABLES else None
+        self._copies = list(self._runs(["job_id", *schema.names]))
+
+    def _column(self, name: str) -> npt.NDArray[Any] | None:
+        """The block's column, or None where the table has it with another kind of value."""
+        return None if name in self.unfit or name not in names_of(self._block.dtype) else self._block[name]
+
+    def _runs(self, names: Sequence[str]) -> Iterator[_Copy]:
+        """The copies that bring these columns over, as few as the two orders of columns allow."""
+        packed, block = self.schema.dtype, self._block.dtype
+        runs = packed_runs(packed)
+        targets = [n for n in names_of(block) if n in names and n not in self.unfit]
+        run: list[str] = []
+        for name in sorted(targets, key=lambda name: offset_of(block, name)):
+            if run and not (
+                runs[name] == runs[run[-1]]
+                and block[name] == block[run[-1]]
+                and offset_of(block, name) == offset_of(block, run[-1]) + block[name].itemsize
+            ):
+                yield self._copy(run, runs[run[0]])
+                run = []
+            run.append(name)
+        if run:
+            yield self._copy(run, runs[run[0]])
+
+    def _copy(self, names: Sequence[str], run: tuple[int, int]) -> _Copy:
+        packed, block = self.schema.dtype, self._block.dtype
+        source, target = packed[names[0]], block[names[0]]
+        view: npt.NDArray[Any] = np.ndarray(
+            (self.capacity, len(names)),
+            target,
+            self._block.data,
+            offset_of(block, names[0]),
+            (block.itemsize, target.itemsize),
+        )
+        picks = np.array([(offset_of(packed, name) - run[0]) // source.itemsize for name in names])
+        return _Copy(view, source, run[0], run[1], picks)
+
+    def fill(self, joined: Joined, order: Ints, hosts: npt.NDArray[Any], jobs: npt.NDArray[Any] | None) -> Rows:
+        """The rows `order` of `joined`, at most `capacity` of them, as rows of the table.
+
+        They lie in the layout's own block, until the next call.
+
+        Args:
+            joined: rows of this schema.
+            order: indexes of rows.
+            hosts: `joined.hosts` as an array.
+            jobs: what `involved_jobs` says for each source, and at last for a row that is not the node's.
+        """
+        count = len(order)
+        packed = joined.rows.take(order)
+        source = joined.source.take(order)
+        for target, dtype, offset, columns, picks in self._copies:
+            strides = (packed.dtype.itemsize, dtype.itemsize)
+            values = np.ndarray((count, columns), dtype, packed.data, offset, strides).take(picks, axis=1)
+            if dtype.kind == "f":
+                np.copyto(values, MISSING_INT, where=np.isnan(values))
+            target[:count] = values
+        if self._timestamp is not None:
+            self._timestamp[:count] = joined.time_s.take(source)
+        if self._hostname is not None:
+            self._hostname[:count] = hosts.take(joined.host_of.take(source))
+        if self._involved_jobs is not None and jobs is not None:
+            self._involved_jobs[:count] = jobs.take(np.where(packed["job_id"] == 0, source, len(jobs) - 1))
+        return self._block[:count]
+
+
+def packed_runs(dtype: np.dtype[Any]) -> dict[str, tuple[int, int]]:
+    """For each column of packed rows: where the run of columns of its type starts, and how many are in it."""
+    runs: list[list[str]] = []
+    for name in names_of(dtype):
+        if not runs or dtype[runs[-1][-1]] != dtype[name]:
+            runs.append([])
+        runs[-1].append(name)
+    return {name: (offset_of(dtype, run[0]), len(run)) for run in runs for name in run}
+
+
+def involved_jobs(joined: Joined) -> npt.NDArray[Any] | None:
+    """What `involved_jobs` says for each source, and an empty string at last; None where nothing says it."""
+    if joined.schema.name not in NODE_TABLES:
+        return None
+    packed = {jobs: b"" if jobs is None else pack_jobs(jobs) for jobs in set(joined.jobs)}
+    # objects, as 8 kB for each source would be much memory
+    return np.array([*[packed[jobs] for jobs in joined.jobs], b""], dtype=object)
