@@ -116,19 +116,22 @@ class Collector:
                 self._buffer.retry()
             if time.monotonic() >= self._report_at:
                 self._report()
-        self._receive()
+        while self._receive():
+            self._buffer.flush()
         self._buffer.flush(last_try=True)
         self._report()
         log.info("stopping")
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take in what is there, up to a bound; whether it was reached and there may be more."""
         for _ in range(BURST):
             received = self._pull.receive()
             if received is None:
-                return
+                return False
             self._buffer.add(self._receiver.take(*received))
             if self._buffer.rows >= BURST:
-                return
+                break
+        return True
 
     def _reopen(self) -> None:
         for outlet in self._outlets:
