@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from conftest import cannot_run
+from test_wire_hostile import GOOD, damaged
 
+from colmet.common.errors import WireError
 from colmet.common.transport import Push
-from colmet.common.wire import v1
+from colmet.common.wire import Decoder, v1
 from colmet.common.wire.colmet06 import RECORDS
 
 pytestmark = pytest.mark.live
@@ -189,30 +193,43 @@ def test_a_new_node_feeds_an_old_collector(start, uri):
 
 
 def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(start_collector, uri):
+    """10,000 random, cut, oversized, extended, spliced and flipped messages of each dialect, then good ones."""
     collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
+    printed = []
+    reader = threading.Thread(target=lambda: printed.extend(collector.process.stdout))
+    reader.start()
+    push, decoder, rng, refused = Push(uri, 100, 60_000), Decoder(), random.Random(3), 0
+
+    def send(message):
+        while not push.send(message):
+            time.sleep(0.001)
+
+    for dialect in GOOD:
+        for _ in range(10_000):
+            message = damaged(rng, dialect)
+            try:
+                decoder.decode(message)
+            except WireError:
+                refused += 1
+            send(message)
     frames = [DATA / "colmet06/frames/mixed.bin", DATA / "colmet_rs/rust-v1.bin", DATA / "colmet_rs/rust-v0.bin"]
-    push = Push(uri, 20_000, 5000)
-    for n in range(3000):
-        assert push.send(b"\xc1 nonsense %d" % n)
-        assert push.send((DATA / "colmet06/frames/taskstats.bin").read_bytes()[: n % 762])
-    push.send(b"taskstats_default" + bytes(9 << 20))
     for frame in frames:
-        push.send(frame.read_bytes())
+        send(frame.read_bytes())
     push.close()
-    wait_for(lambda: "refused=1 " in collector.log.read_text())
     node = [sys.executable, "-m", "colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none"]
     with subprocess.Popen(node, stderr=subprocess.DEVNULL) as process:
-        time.sleep(2.5)
+        wait_for(lambda: any(f'"hostname":"{socket.gethostname()}"' in line for line in printed[-50:]), timeout=60)
         process.terminate()
-    time.sleep(0.3)
-    code, out = collector.stop()
-    assert code == 0
-    hosts = {row["hostname"] for row in rows_of(out)}
-    assert hosts == {"dahu-7", "dahu-3", socket.gethostname()}
-    tables = {row["metric_backend"] for row in rows_of(out)}
-    assert {"memory_default", "cpu_default", "taskstats_default", "procstats_default"} <= tables
-    # taskstats.bin cut to nothing is an empty message, and 762 bytes of it are never sent
-    assert re.search(r"sender \[127\.0\.0\.1\] .* refused=6001 ", collector.log.read_text())
+    collector.process.terminate()
+    reader.join(timeout=30)
+    assert collector.process.wait(timeout=30) == 0
+    assert refused > 15_000
+    assert re.search(rf"sender \[127\.0\.0\.1\] .* refused={refused} ", collector.log.read_text())
+    rows = [json.loads(line) for line in printed]
+    good = [(row["hostname"], row["metric_backend"]) for row in rows[-2000:]]
+    for expected in (("dahu-7", "taskstats_default"), ("dahu-3", "memory_default"), ("dahu-3", "cpu_default")):
+        assert expected in good
+    assert "Traceback" not in collector.log.read_text()
 
 
 def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp_path):
@@ -221,8 +238,6 @@ def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp
     collector = start_collector("--hdf5-filepath", str(tmp_path / "colmet"))
     (first,) = tmp_path.glob("colmet.*.hdf5")
     assert re.fullmatch(r"colmet\.\d{10}\.hdf5", first.name)
-    from colmet.common.wire import Decoder
-
     (batch,) = Decoder().decode((DATA / "colmet06/frames/taskstats.bin").read_bytes()).batches
     push = Push(uri, 1000, 5000)
 

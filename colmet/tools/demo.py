@@ -434,7 +434,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(
         f"\nKept as {options.keep}."
         if options.keep
-        else "\nRemoved again, with the cgroups. To keep the file: make demo ARGS='--keep demo.hdf5'"
+        else "\nThe file is removed again. To keep it: make demo ARGS='--keep demo.hdf5'"
     )
     return 0 if agree else 1
 
