@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from colmet.common.cli import raise_open_file_limit
 from colmet.common.errors import BackendUnavailable
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend
 from colmet.node.backends.taskstats import TaskstatsBackend, TaskstatsClient
-from colmet.node.host import Host, raise_open_file_limit
+from colmet.node.host import Host
 from colmet.node.jobs import Job
 
 TASKS = 1000

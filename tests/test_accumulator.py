@@ -69,6 +69,14 @@ def test_jobs_are_kept_apart_and_forgotten_when_told(totals):
     assert update(totals, {}, job=1) is None
 
 
+def test_a_thread_that_takes_over_its_processs_number_by_exec_is_counted_once_and_the_first_thread_stays():
+    totals = Accumulator(SCHEMA, age="age", steady=("cpu",))
+    assert update(totals, {10: (1500, 50, 100, 1), 12: (200, 40, 100, 1), 13: (3, 40, 100, 1)})[0] == 1703
+    # 12 called exec: it is 10 now, as old as 10 was; all other threads have ended
+    assert update(totals, {10: (210, 51, 100, 1)})[0] == 1500 + 210 + 3
+    assert update(totals, {10: (300, 52, 100, 1)})[0] == 1500 + 300 + 3
+
+
 task_lives = st.lists(
     st.tuples(st.integers(0, 20), st.integers(0, 10), st.lists(st.integers(0, 1000), min_size=1, max_size=10)),
     max_size=12,

@@ -102,7 +102,7 @@ def test_an_output_that_fails_keeps_its_rows_and_delays_no_other(clock, caplog):
 
 
 def test_waiting_rows_are_bounded_and_what_is_dropped_is_counted(clock, monkeypatch, caplog):
-    monkeypatch.setattr(module, "MAX_WAITING_ROWS", 10)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 10 * batch().size_bytes)
     output = Fake()
     output.error = OutputUnavailable("away")
     outlet = Outlet(output, clock)
@@ -130,6 +130,53 @@ def test_a_defect_in_an_output_is_told_with_its_traceback_and_does_not_stop_it(c
     assert output.bursts == [[2]]
 
 
+def test_a_batch_that_meets_a_defect_is_dropped_alone(clock, caplog):
+    class Poisoned(Fake):
+        def write(self, batches):
+            if any(one.seq == 617 for one in batches):
+                raise KeyError("defect")
+            super().write(batches)
+
+    output = Poisoned()
+    outlet = Outlet(output, clock)
+    outlet.add([batch(seq=seq) for seq in range(1, 1001)])
+    outlet.write()
+    assert [seq for burst in output.bursts for seq in burst] == [seq for seq in range(1, 1001) if seq != 617]
+    assert (outlet.written, outlet.dropped, outlet.waiting) == (999, 1, 0)
+    assert caplog.text.count("Traceback") == 1
+
+
+def test_an_output_that_goes_away_in_the_middle_of_that_gets_the_rest_later_and_nothing_twice(clock):
+    class Poisoned(Fake):
+        def write(self, batches):
+            if self.bursts and self.error is None and not self.gone_before:
+                self.gone_before = True
+                raise OutputUnavailable("away")
+            if any(one.seq == 70 for one in batches):
+                raise KeyError("defect")
+            super().write(batches)
+
+    output = Poisoned()
+    output.gone_before = False
+    outlet = Outlet(output, clock)
+    outlet.add([batch(seq=seq) for seq in range(1, 101)])
+    outlet.write()
+    assert outlet.waiting == 50
+    clock.now += 2
+    outlet.write()
+    assert [seq for burst in output.bursts for seq in burst] == [seq for seq in range(1, 101) if seq != 70]
+    assert (outlet.written, outlet.dropped, outlet.waiting) == (99, 1, 0)
+
+
+def test_large_rows_are_written_before_they_fill_memory(clock, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BUFFER_BYTES", 3 * batch().size_bytes)
+    buffer = Buffer([Outlet(Fake(), clock)], 10**6, 60, clock)
+    buffer.add([batch(), batch()])
+    assert not buffer.due
+    buffer.add([Batch("h", 1, 3, 1, (), ())] * 3)
+    assert buffer.due, "batches without rows take memory, too"
+
+
 def test_at_the_end_every_output_is_tried_once_more_and_the_loss_is_counted(clock):
     output = Fake()
     output.error = OutputUnavailable("away")
@@ -138,4 +185,4 @@ def test_at_the_end_every_output_is_tried_once_more_and_the_loss_is_counted(cloc
     buffer.add([batch(3)])
     buffer.flush()
     buffer.flush(last_try=True)
-    assert outlet.failures == 2 and outlet.dropped == 3
+    assert outlet.failures == 2 and outlet.dropped == 3 and outlet.waiting == 0

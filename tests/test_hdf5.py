@@ -969,3 +969,57 @@ def test_an_unexpected_exception_is_taken_back_too_and_passed_on(
     output.write(burst_of(0))
     output.close()
     assert set(counts(path).values()) == {60}
+
+
+def test_two_collectors_never_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.hdf5"
+    first = opened(path)
+    first.write([batch(table(TASKSTATS, (1, {"cpu_count": 1})))])
+    code = (
+        "import sys\nfrom colmet.collector.backends.hdf5 import Hdf5Output\n"
+        "from colmet.common.errors import ConfigError\n"
+        "try: Hdf5Output(sys.argv[1]).open()\nexcept ConfigError as err: print(err)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(colmet.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "another process writes to it; stop the other colmet-collector" in done.stdout
+    first.write([batch(table(TASKSTATS, (1, {"cpu_count": 2})))])  # its flush did not give the lock up
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "another process" in done.stdout
+    first.close()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == ""
+    with tables.open_file(str(path)) as file:
+        assert file.get_node("/job_1/taskstats_default").col("cpu_count").tolist() == [1, 2]
+
+
+def test_a_table_whose_name_looks_like_a_temporary_one_is_a_table(tmp_path: Path) -> None:
+    output = opened(tmp_path / "x.hdf5")
+    names = [("x.rebuilt", ["a:i8"]), ("x", ["a:i8"]), ("x", ["a:i8", "b:i8"]), ("x.rebuilt", ["a:i8", "c:i8"])]
+    for n, (name, fields) in enumerate(names):
+        schema = schema_of(*fields, name=name)
+        output.write([batch(table(schema, (1, {"a": n})))])
+    output.close()
+    with tables.open_file(str(tmp_path / "x.hdf5")) as file:
+        assert file.get_node("/job_1", "x.rebuilt").col("a").tolist() == [0, 3]
+        assert file.get_node("/job_1", "x").col("a").tolist() == [1, 2]
+
+
+def test_a_table_is_not_rebuilt_at_the_wish_of_every_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdf5, "MAX_REBUILDS", 3)
+    output = opened(tmp_path / "x.hdf5")
+    for n in range(8):
+        output.write([batch(table(schema_of("a:i8", f"b{n}:i8"), (1, {"a": n, f"b{n}": 7})))])
+    output.close()
+    with tables.open_file(str(tmp_path / "x.hdf5")) as file:
+        (stored,) = file.walk_nodes("/", "Table")
+        assert stored.col("a").tolist() == list(range(8)), "no row is lost"
+        assert [name for name in stored.colnames if name[0] == "b"] == ["b0", "b1", "b2", "b3"]
+    assert output.values_left_out == 4
+
+
+def test_an_empty_path_is_refused() -> None:
+    options = argparse.Namespace(hdf5_filepath="", hdf5_complevel=0, hdf5_complib="zlib")
+    with pytest.raises(ConfigError, match="--hdf5-filepath is empty"):
+        Hdf5Output.from_options(options)

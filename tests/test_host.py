@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from colmet.node.host import Host, is_gone, raise_open_file_limit
+from colmet.common.cli import raise_open_file_limit
+from colmet.node.host import Host, is_gone
 
 
 def test_a_kept_file_is_read_from_its_start_each_time(fake):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,61 @@ def test_live_children_that_were_waited_for_are_counted_once(backend, tmp_path):
             assert after.values["wchar"] == 3_000_002
         finally:
             process.kill()
+
+
+@pytest.mark.live
+def test_live_a_child_that_is_waited_for_late_is_counted_once(backend, cgroups, tmp_path):
+    """Meanwhile it is a zombie, which its cgroup does not list, and then its parent gets its I/O."""
+    group = cgroups.job("bob_1")
+    code = "import os,sys\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\npid = os.fork()\n"
+    code += "if pid == 0:\n    os.write(fd, bytes(3000000)); os.write(1, b'w'); sys.stdin.read(1); os._exit(0)\n"
+    code += "os.read(int(sys.argv[2]), 1)\nos.waitpid(pid, 0)\nos.write(1, b'e')\nos.read(int(sys.argv[2]), 1)"
+    read, write = os.pipe()
+    command = [sys.executable, "-S", "-u", "-c", code, str(tmp_path / "f"), str(read)]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": [read]}
+    process = group.start(*command, **options)
+    job = Job(Host(), 1, cgroups=[str(group.path)])
+
+    def written():
+        job.forget_tasks()
+        (row,) = backend.sample([job])
+        return row.values["wchar"]
+
+    assert process.stdout.read(1) == "w"
+    before = written()
+    assert 3_000_001 <= before < 3_000_030
+    process.stdin.write("x")
+    process.stdin.flush()
+    while len(job.pids()) == 2:
+        job.forget_tasks()
+        time.sleep(0.01)
+    assert written() == before, "ended, and not waited for"
+    assert written() == before
+    os.write(write, b"x")
+    assert process.stdout.read(1) == "e"
+    assert written() == before + 1, "waited for"
+    assert written() == before + 1
+    os.close(read)
+    os.close(write)
+
+
+def test_a_tick_that_failed_in_one_job_does_not_spoil_the_next(tree, fake):
+    tree.process(10, io=100)
+    fake.write("/bad/cgroup.procs", "66\n")
+    fake.write("/proc/66/statm", "garbage")
+    bad = Job(fake.host, 2, "eve", ["/bad"])
+    tree.sample()
+    for pid in range(20, 25):
+        tree.process(pid, io=1000)
+        fake.write("/job/cgroup.procs", "".join(f"{one}\n" for one in tree.pids))
+        tree.job.forget_tasks()
+        with pytest.raises(ParseError):
+            tree.backend.sample([tree.job, bad])
+    assert len(tree.backend._by_serial) <= 6
+    for pid in range(20, 25):
+        tree.end(pid)
+    assert tree.sample()["rchar"] == 5100
+    assert len(tree.backend._by_serial) == 1
 
 
 @pytest.mark.live

@@ -278,6 +278,31 @@ def test_live_eight_threads_that_write_5_mb_count_5_mb(backend, process, tmp_pat
 
 
 @pytest.mark.live
+def test_live_totals_do_not_go_down_when_another_thread_calls_exec(backend):
+    """It takes the number and the start time of the first thread, and brings its own, smaller counters."""
+    code = "import os,sys,threading,time\nwhile time.process_time() < 0.5: pass\nprint('ready', flush=True)\n"
+    code += "def run():\n    sys.stdin.read(1)\n    os.execvp('sleep', ['sleep', '60'])\n"
+    code += "threading.Thread(target=run).start()\ntime.sleep(60)"
+    command = [sys.executable, "-S", "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            time.sleep(0.05)
+            job = Tasks(process.pid)
+            (before,) = backend.sample([job])
+            assert len(job.tids()) == 2
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+                time.sleep(0.01)
+            (after,) = backend.sample([job])
+        finally:
+            process.kill()
+    name = "cpu_run_virtual_total"
+    assert before.values[name] <= after.values[name] < before.values[name] + 0.1e9
+
+
+@pytest.mark.live
 def test_live_totals_stay_when_a_task_ends_and_two_jobs_are_kept_apart(backend, process):
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     one, two, other = process(burn), process(burn), process("")

@@ -15,8 +15,10 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
-# Rows that wait for an output that cannot take them; a taskstats row has 250 bytes.
-MAX_WAITING_ROWS = 1_000_000
+# What waits for an output that cannot take rows; a taskstats row has 250 bytes.
+MAX_WAITING_BYTES = 256 << 20
+# Beyond this a buffer is written whatever its rows and its age.
+MAX_BUFFER_BYTES = 64 << 20
 
 
 class Outlet:
@@ -36,16 +38,18 @@ class Outlet:
         self.failures = 0
         self._monotonic = monotonic
         self._batches: list[Batch] = []
+        self._size_bytes = 0
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
 
     def add(self, batches: Sequence[Batch]) -> None:
         """Have these written next time; the newest are dropped where too many wait."""
         for batch in batches:
-            if self.waiting + batch.row_count > MAX_WAITING_ROWS:
+            if self._size_bytes + batch.size_bytes > MAX_WAITING_BYTES:
                 self._drop(batch.row_count, "it cannot take rows, and too many wait for it")
             else:
                 self._batches.append(batch)
+                self._size_bytes += batch.size_bytes
                 self.waiting += batch.row_count
 
     def write(self, last_try: bool = False) -> None:
@@ -53,27 +57,54 @@ class Outlet:
         if not self._batches or (self._monotonic() < self._retry_at and not last_try):
             return
         try:
-            self.output.write(self._batches)
+            self._write(self._batches)
         except OutputUnavailable as err:
             self.failures += 1
             if powers_of_ten(self.failures):
                 log.error("output unavailable output=%s failures=%d: %s", self.output.name, self.failures, err)
             self._retry_at = self._monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
-            if last_try:
-                self._drop(self.waiting, "it could not take rows until the end")
-            return
-        except Exception:  # a defect of ours in one output must not stop the others
-            log.exception("output failed output=%s", self.output.name)
-            self._drop(self.waiting, "of the defect above")
+            if not last_try:
+                return
+            self._drop(self.waiting, "it could not take rows until the end")
         else:
             if self.failures:
                 log.warning("output available again output=%s waiting=%d", self.output.name, self.waiting)
-            self.written += self.waiting
-        self.failures = 0
-        self._retry_s = FIRST_RETRY_S
-        self._retry_at = 0.0
-        self._batches, self.waiting = [], 0
+            self.failures = 0
+            self._retry_s = FIRST_RETRY_S
+            self._retry_at = 0.0
+        self._batches, self.waiting, self._size_bytes = [], 0, 0
+
+    def _write(self, batches: Sequence[Batch]) -> None:
+        """Write batches; one that meets a defect of the output is dropped alone.
+
+        Raises:
+            OutputUnavailable: none of `self._batches` that is still in there has been written.
+        """
+        try:
+            self.output.write(batches)
+        except OutputUnavailable:
+            raise
+        except Exception:  # a defect of ours in one output must not stop the others
+            if len(batches) == 1:
+                log.exception("output failed output=%s host=%s", self.output.name, batches[0].host)
+                self._drop(batches[0].row_count, "of the defect above")
+                return
+        else:
+            self.written += sum([batch.row_count for batch in batches])
+            return
+        # halves, so that finding one culprit among thousands takes a dozen more writes, not thousands
+        middle = len(batches) // 2
+        self._write(batches[:middle])
+        self._forget(batches[:middle])
+        self._write(batches[middle:])
+
+    def _forget(self, done: Sequence[Batch]) -> None:
+        """Batches that were dealt with before the others of their burst are not to be written again."""
+        ids = {id(batch) for batch in done}
+        self._batches = [batch for batch in self._batches if id(batch) not in ids]
+        self.waiting = sum([batch.row_count for batch in self._batches])
+        self._size_bytes = sum([batch.size_bytes for batch in self._batches])
 
     def _drop(self, rows: int, why: str) -> None:
         before, self.dropped = self.dropped, self.dropped + rows
@@ -98,6 +129,7 @@ class Buffer:
         self._batches: list[Batch] = []
         self._oldest = 0.0
         self.rows = 0
+        self.size_bytes = 0
 
     def add(self, batches: Sequence[Batch]) -> None:
         """Take batches in."""
@@ -105,11 +137,12 @@ class Buffer:
             self._oldest = self._monotonic()
         self._batches.extend(batches)
         self.rows += sum([batch.row_count for batch in batches])
+        self.size_bytes += sum([batch.size_bytes for batch in batches])
 
     @property
     def due(self) -> bool:
         """Whether it holds enough rows to be written, or old enough ones."""
-        return self.rows >= self._max_rows or self._age_left_s() == 0
+        return self.rows >= self._max_rows or self.size_bytes >= MAX_BUFFER_BYTES or self._age_left_s() == 0
 
     def delay_s(self) -> float:
         """Seconds until there may be something to write, or to try again."""
@@ -126,7 +159,7 @@ class Buffer:
         for outlet in self._outlets:
             outlet.add(self._batches)
             outlet.write(last_try)
-        self._batches, self.rows = [], 0
+        self._batches, self.rows, self.size_bytes = [], 0, 0
 
     def retry(self) -> None:
         """Have outputs that failed try again, if their time has come."""

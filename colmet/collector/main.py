@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
-from colmet.collector.buffer import Buffer, Outlet
+from colmet.collector.buffer import MAX_BUFFER_BYTES, Buffer, Outlet
 from colmet.collector.receiver import Receiver
 from colmet.common import cli
 from colmet.common.errors import ConfigError
@@ -20,9 +20,11 @@ from colmet.common.transport import Pull
 
 log = logging.getLogger(__name__)
 
-# Messages taken in before the buffer and the signals are looked at again.
+# Messages, or rows, taken in before the buffer and the signals are looked at again.
 BURST = 10_000
 REPORT_S = 3600.0
+# At the end: how long messages that have arrived are still taken in.
+LAST_RECEIVE_S = 10.0
 
 # Options of Colmet 0.6 whose outputs are still to come.
 LATER = {
@@ -116,7 +118,9 @@ class Collector:
                 self._buffer.retry()
             if time.monotonic() >= self._report_at:
                 self._report()
-        while self._receive():
+        # nodes that go on sending must not keep it from ending
+        until = time.monotonic() + LAST_RECEIVE_S
+        while self._receive() and time.monotonic() < until:
             self._buffer.flush()
         self._buffer.flush(last_try=True)
         self._report()
@@ -129,7 +133,7 @@ class Collector:
             if received is None:
                 return False
             self._buffer.add(self._receiver.take(*received))
-            if self._buffer.rows >= BURST:
+            if self._buffer.rows >= BURST or self._buffer.size_bytes >= MAX_BUFFER_BYTES:
                 break
         return True
 
@@ -168,6 +172,9 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> 
     outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
     if not outputs:
         raise ConfigError("no output chosen; give --hdf5-filepath PATH or --enable-stdout-backend")
+    limit = cli.raise_open_file_limit()
+    if limit < 4096:
+        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
     # bound first: a second collector started by mistake then stops before it touches the first one's file
     pull = Pull(options.zeromq_bind_uri, options.zeromq_hwm)
     try:

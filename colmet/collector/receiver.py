@@ -15,10 +15,10 @@ from colmet.common.wire import Decoder
 log = logging.getLogger(__name__)
 
 # Hosts and addresses that are told apart. Anyone who can connect can make names up: more than these share one entry.
-MAX_SENDERS = 16384
+MAX_SENDERS = 8192
 OTHERS = "(others)"
-MAX_EPOCHS = 4  # starts of one node whose batches may still be on their way
-MAX_GAPS = 256  # ranges of missing batches that are remembered, so that late ones are told from doubles
+MAX_EPOCHS = 2  # starts of one node whose batches may still be on their way
+MAX_GAPS = 64  # ranges of missing batches that are remembered, so that late ones are told from doubles
 
 
 class Sequence64:
@@ -53,6 +53,7 @@ class Sequence64:
         for n, (first, end) in enumerate(self._gaps):
             if first <= number < end:
                 self._gaps[n : n + 1] = [part for part in ((first, number), (number + 1, end)) if part[0] < part[1]]
+                del self._gaps[:-MAX_GAPS]
                 self.missing -= 1
                 return True
         return False
@@ -148,7 +149,7 @@ class Receiver:
         sender.rejects += 1
         self.rejects += 1
         if powers_of_ten(sender.rejects):
-            log.warning("message refused from=%s refused=%d bytes=%d: %s", name, sender.rejects, len(message), err)
+            log.warning("message refused from=%s refused=%d bytes=%d: %.300s", name, sender.rejects, len(message), err)
 
     def report(self) -> Sequence[str]:
         """A line for all senders, and one for each that lost, doubled, or sent what could not be read."""

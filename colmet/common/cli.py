@@ -7,6 +7,7 @@ import importlib
 import logging
 import math
 import os
+import resource
 import select
 import signal
 import sys
@@ -25,11 +26,7 @@ Options = argparse._ActionsContainer
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that takes options by their whole name only, and names the way to the help on errors."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        # an abbreviation that works today is ambiguous tomorrow, in a start-up line that nobody looks at
-        super().__init__(allow_abbrev=False, **kwargs)
+    """An ArgumentParser that answers an error with one line, which names the way to the help."""
 
     def error(self, message: str) -> Any:
         """Exit with status 2 and one line."""
@@ -163,6 +160,16 @@ class Signals:
         """Make the descriptor unreadable again. The next wait sees every signal that comes after this."""
         while select.select([self.fd], [], [], 0)[0]:
             os.read(self.fd, 4096)
+
+
+def raise_open_file_limit(wanted: int = 65536) -> int:
+    """Raise this process's soft limit on open files towards `wanted`, as far as the hard limit lets; the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
+    return soft
 
 
 def run_main(daemon: Callable[[], None]) -> int:

@@ -254,3 +254,9 @@ class Batch(NamedTuple):
     def row_count(self) -> int:
         """Rows in all its tables."""
         return sum([len(table) for table in self.tables])
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        tables = sum([len(table) * table.schema.dtype.itemsize + 500 for table in self.tables])
+        return tables + 36 * len(self.jobs or ()) + 1000

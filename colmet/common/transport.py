@@ -129,12 +129,12 @@ class Pull:
         except zmq.Again:
             return None
         peer = str(frame.get("Peer-Address")) if self._is_tcp else ""
-        parts = [frame.bytes]
+        message = frame.bytes
         while frame.more:  # no dialect has parts: joined, it fails to decode and is counted as one bad message
             frame = self._socket.recv(copy=False)
-            if len(parts) < 64:
-                parts.append(frame.bytes)
-        return Received(b"".join(parts), peer)
+            if len(message) < MAX_RECEIVED_BYTES:
+                message += frame.bytes
+        return Received(message, peer)
 
     def close(self) -> None:
         """Close; also twice."""

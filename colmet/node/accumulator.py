@@ -34,11 +34,13 @@ class Accumulator:
         schema: all of its fields are integers; a field's `fold` is sum, max or min.
         age: the name of a field that only grows while a task lives, so that a task number that was given to a new
             task is told from the old one. None where the keys are never used again.
+        steady: names of counters that are never missing and never shrink while a task lives.
     """
 
-    def __init__(self, schema: Schema, age: str | None = None) -> None:
+    def __init__(self, schema: Schema, age: str | None = None, steady: Sequence[str] = ()) -> None:
         self._width = len(schema.fields)
         self._age = None if age is None else schema.names.index(age)
+        self._steady = np.array([schema.names.index(name) for name in steady], dtype=np.intp)
         self._sum = np.array([f.fold == "sum" for f in schema.fields])
         self._max = np.array([f.fold == "max" for f in schema.fields])
         self._min = np.array([f.fold == "min" for f in schema.fields])
@@ -90,6 +92,7 @@ class Accumulator:
             lives = keys[place] == known.keys
             if self._age is not None:
                 lives &= values[place, self._age] >= known.values[:, self._age]
+                inherited = {*inherited, *self._taken_over(known, keys, values, place, lives)}
         else:
             lives = np.zeros(len(known.keys), dtype=bool)
         gone = ~lives
@@ -99,6 +102,29 @@ class Accumulator:
             left = known.values[gone]
             left[:, self._gauge] = MISSING_INT
             known.ended = self._fold(left, known.ended)
+
+    def _taken_over(
+        self, known: _JobTasks, keys: Ints, values: Ints, place: npt.NDArray[np.intp], lives: npt.NDArray[np.bool_]
+    ) -> set[int]:
+        """Tasks that live on under another one's number, which counters that have shrunk give away.
+
+        A thread that calls exec takes the number and the start time of its process's first thread, which ends, and
+        keeps its own counters (kernel: fs/exec.c, de_thread). `lives` is corrected in place: the first one has ended.
+        """
+        shrunk = lives & (values[place][:, self._steady] < known.values[:, self._steady]).any(axis=1)
+        if not shrunk.any():
+            return set()
+        lives &= ~shrunk
+        absent = ~np.isin(known.keys, keys)
+        taken: set[int] = set()
+        for new in values[place[shrunk]]:
+            fits = absent & (known.values[:, self._steady] <= new[self._steady]).all(axis=1)
+            fits &= ~np.isin(known.keys, list(taken))
+            if fits.any():
+                candidates = np.flatnonzero(fits)
+                best = candidates[known.values[candidates][:, self._steady].sum(axis=1).argmax()]
+                taken.add(int(known.keys[best]))
+        return taken
 
     def _fold(self, values: Ints, former: Ints | None) -> Ints:
         """Fold tasks, and what a former fold gave, into one row."""

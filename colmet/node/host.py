@@ -10,6 +10,9 @@ import os
 import resource
 
 _FIRST_READ = 8192
+# Files of /proc made of many records (vmstat) give at most a page a read, and end a read where the next record does not
+# fit. Whatever gave less than this is whole.
+_WHOLE_BELOW = 2048
 # Left to sockets, logs, inotify and the files that are not kept.
 _SPARE_DESCRIPTORS = 64
 
@@ -50,9 +53,7 @@ class Kept:
             fd = self._fd = self._host.open(self.path)
             self._host.kept += 1
         data = os.pread(fd, _FIRST_READ, 0)
-        if len(data) == _FIRST_READ:
-            data += _rest(fd, _FIRST_READ)
-        return data
+        return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
     def close(self) -> None:
         """Give the descriptor back; also twice."""
@@ -121,13 +122,3 @@ class Host:
     def is_directory(self, path: str) -> bool:
         """Whether a directory is there."""
         return os.path.isdir(self.root + path)
-
-
-def raise_open_file_limit(wanted: int = 65536) -> int:
-    """Raise this process's soft limit on open files towards `wanted`, as far as the hard limit lets; the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if limit > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        return limit
-    return soft

@@ -17,7 +17,7 @@ from colmet.common.wire import ENCODERS
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
-from colmet.node.host import Host, raise_open_file_limit
+from colmet.node.host import Host
 from colmet.node.jobs import DEFAULT_PATTERN, DEFAULT_ROOT, NODE_JOB, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
@@ -106,8 +106,12 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
         return None
     cgroups = [os.path.abspath(path) for path in options.cgroup]
     for path in cgroups:
-        if not host.is_directory(path):
-            raise ConfigError(f"--cgroup {path}: no such cgroup; give its directory under /sys/fs/cgroup")
+        try:
+            host.read(f"{path}/tasks")
+        except OSError as err:
+            raise ConfigError(
+                f"--cgroup {path}: not a cgroup v1 directory ({err.strerror}); give one under /sys/fs/cgroup"
+            ) from err
     for number in options.pid + options.tid:
         if not host.is_directory(f"/proc/{number}"):
             raise ConfigError(f"--pid or --tid {number}: no such process or thread")
@@ -120,7 +124,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> N
     Raises:
         ConfigError: the options ask for what cannot be done; nothing was started.
     """
-    raise_open_file_limit()
+    cli.raise_open_file_limit()
     host = Host()
     patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
     unit = find_unit(options, host)

@@ -367,8 +367,9 @@ def demo_as_root(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
         raise Failed(f"no taskstats row of the job came:\n{daemons.log.read_text()}")
     stored = read_last(daemons.hdf5, JOB_ID, "taskstats_default")
     say(f"\nCPU time of job {JOB_ID}:{'Colmet':>42}          the kernel's total for the cgroup")
-    agree = compare("long-lived, cpu_run_real_total", long_ours["cpu_run_real_total"] / NS, long_kernel, "s")
-    agree &= compare("long-lived, cpu_run_virtual_total", long_ours["cpu_run_virtual_total"] / NS, long_kernel, "s")
+    # the kernel may count cpu_run_real_total by clock ticks, so it strays on a busy machine; the other is exact
+    compare("long-lived, cpu_run_real_total", long_ours["cpu_run_real_total"] / NS, long_kernel, "s")
+    agree = compare("long-lived, cpu_run_virtual_total", long_ours["cpu_run_virtual_total"] / NS, long_kernel, "s")
     compare("all, with the burst of short processes", stored["cpu_run_virtual_total"] / NS, all_kernel, "s")
     say(
         "  This version samples live tasks: what starts and ends between two samples is missing from the last line."

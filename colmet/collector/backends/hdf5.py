@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import fcntl
 import logging
 import os
 import re
+import struct
 import time
 import warnings
 from collections import OrderedDict
@@ -49,6 +51,7 @@ COPY_BYTES = 4 << 20  # of a table that is rebuilt, at a time
 SPARE_BYTES = 256 << 10
 NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may need another one
 MAX_WARNINGS = 1000
+MAX_REBUILDS = 16  # of one table, while a file is open; a site has a few versions of Colmet at a time
 
 # No chunk cache: rows go to the file within `append`, where PyTables notices that they cannot, and a handle keeps no
 # chunk (64 to 128 kB). As each burst ends with a flush, a cache would save nothing: 100 rows a table and burst take
@@ -180,6 +183,8 @@ class Hdf5Output(OutputBackend):
         self._configured = path
         self._filters = tables.Filters(complevel=complevel, complib=complib)
         self._file: Any = None
+        self._lock = -1
+        self._rebuilds: dict[str, int] = {}
         self._handles: OrderedDict[tuple[int, str], _Handle | None] = OrderedDict()
         self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], Layout] = OrderedDict()
         # Path of a table -> its rows before the burst, None if it was created by it. Emptied when the burst is done;
@@ -220,6 +225,8 @@ class Hdf5Output(OutputBackend):
         """The output, or None without --hdf5-filepath; ConfigError where PyTables lacks the compression library."""
         if options.hdf5_filepath is None:
             return None
+        if not options.hdf5_filepath:
+            raise ConfigError("--hdf5-filepath is empty; give a path, e.g. /var/lib/colmet/cluster")
         if tables.which_lib_version(options.hdf5_complib) is None:
             there = ", ".join([lib for lib in COMPLIBS if tables.which_lib_version(lib) is not None])
             raise ConfigError(
@@ -282,14 +289,13 @@ class Hdf5Output(OutputBackend):
             with open(path, "r+b" if existed else "xb") as file:
                 if not existed:
                     promise(file.fileno(), 0, SPARE_BYTES)
-            if not existed:
-                os.unlink(path)
-            elif not tables.is_hdf5_file(path):
+            if existed and not tables.is_hdf5_file(path):
                 raise ConfigError(f"{path}: exists and is not an HDF5 file; move it or change --hdf5-filepath")
+            self._lock_file(path)
             self.path = path
             self._file = tables.open_file(
                 path,
-                "a",
+                "a" if existed else "w",
                 chunk_cache_size=CHUNK_CACHE_BYTES,
                 # Both only bound when PyTables warns.
                 max_group_width=1 << 40,
@@ -305,15 +311,37 @@ class Hdf5Output(OutputBackend):
                 f"check its owner, rights and disk, or change --hdf5-filepath"
             ) from err
 
+    def _lock_file(self, path: str) -> None:
+        """See that no other collector writes to the file: two would ruin it for each other.
+
+        A lock of the kind that HDF5 does not use itself, so that readers with their defaults do not meet it, and which
+        other descriptors of this process cannot give up by being closed.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # struct flock: type, whence, start, length (0: to the end), pid
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError) as err:
+            os.close(descriptor)
+            raise ConfigError(
+                f"{path}: another process writes to it; stop the other colmet-collector or change --hdf5-filepath"
+            ) from err
+        except OSError as err:  # a file system without such locks
+            log.info("file cannot be locked: path=%s cause=%s", path, err.strerror)
+        self._lock = descriptor
+
     def _close_file(self) -> None:
         file, self._file = self._file, None
         self._handles.clear()
-        if file is None:
-            return
-        try:
-            file.close()
-        except Exception as err:  # noqa: BLE001 - as in `_take_back`
-            log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
+        self._rebuilds.clear()
+        if file is not None:
+            try:
+                file.close()
+            except Exception as err:  # noqa: BLE001 - as in `_take_back`
+                log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _was_moved(self) -> bool:
         """Whether the path no longer leads to the open file, as someone moved or removed it."""
@@ -459,11 +487,19 @@ class Hdf5Output(OutputBackend):
         self._undo.setdefault(handle.table._v_pathname, handle.table.nrows)
         if handle.digest != schema.digest:
             layout = self._layout(schema, handle.table.dtype)
-            if not layout.complete:
+            if not layout.complete and self._may_rebuild(handle.table._v_pathname):
                 handle.table = self._widen(handle.table, schema)
                 layout = self._layout(schema, handle.table.dtype)
+            elif not layout.complete:
+                first = (layout.left_out + layout.unfit)[0]
+                self._warn(schema.name, f"{first}...", f"the table was rebuilt {MAX_REBUILDS} times")
             handle.digest, handle.layout = schema.digest, layout
         return handle
+
+    def _may_rebuild(self, path: str) -> bool:
+        """Whether a table may get more columns: that copies all its rows, so not at the wish of every message."""
+        self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
+        return self._rebuilds[path] <= MAX_REBUILDS
 
     def _keep(self, key: tuple[int, str], table: Any) -> _Handle | None:
         handle = self._handles[key] = None if table is None else _Handle(table)
@@ -528,7 +564,7 @@ class Hdf5Output(OutputBackend):
         defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
         columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
         group, old = table._v_parent._v_pathname, table.name
-        temporary = f"{old}.rebuilt"
+        temporary = f"_rebuilt_{old}"  # no table of a message has such a name: they start with a letter
         if f"{group}/{temporary}" in self._file:  # of a burst that was killed
             self._file.remove_node(group, temporary)
         log.info("table gets more columns: path=%s table=%s rows=%d", self.path, table._v_pathname, table.nrows)

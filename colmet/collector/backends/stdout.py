@@ -6,7 +6,10 @@ import argparse
 import errno
 import json
 import logging
+import math
 import os
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +23,15 @@ from colmet.common.schema import Batch, Sample, Table
 log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
+READER_WAIT_MS = 1000
 
 
 def _decoded(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    """Text of a string, without what could steer a terminal; None for what JSON has no number for."""
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "replace")
+        return text if text.isprintable() else text.encode("unicode_escape").decode()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_readable(batch: Batch, table: Table, sample: Sample) -> str:
@@ -52,7 +60,8 @@ def format_json(batch: Batch, table: Table, sample: Sample) -> str:
     }
     if table.schema.scope == "node" and batch.jobs is not None:
         record["involved_jobs"] = list(batch.jobs)
-    record.update({name: _decoded(value) for name, value in sample.values.items() if value is not None})
+    values = ((name, _decoded(value)) for name, value in sample.values.items())
+    record.update({name: value for name, value in values if value is not None})
     return json.dumps(record, separators=(",", ":"))
 
 
@@ -104,18 +113,31 @@ class StdoutOutput(OutputBackend):
         """
         before = len(self._rest)
         text = self._rest + "".join([line + "\n" for line in self._lines(batches)]).encode()
+        done, why = self._write_out(text)
+        if done == len(text) or done > before:  # some of these rows are out: the rest of them goes first next time
+            self._rest = text[done:]
+            return
+        self._rest = text[done:before]
+        raise OutputUnavailable(f"standard output: {why}")
+
+    def _write_out(self, text: bytes) -> tuple[int, str]:
+        """Write as much as the reader takes; how much that was, and why not all.
+
+        A pipe or terminal that can be written to takes PIPE_BUF bytes without waiting; one whose reader has stopped
+        reading must not stop the other outputs.
+        """
+        step = len(text) if stat.S_ISREG(os.fstat(self._fd).st_mode) else select.PIPE_BUF
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
         done = 0
         try:
             while done < len(text):
-                done += os.write(self._fd, text[done:])
+                if not poll.poll(READER_WAIT_MS):
+                    return done, "its reader does not read"
+                done += os.write(self._fd, text[done : done + step])
         except OSError as err:
-            if done > before:  # some of these rows are out: the rest of them goes first next time
-                self._rest = text[done:]
-                return
-            self._rest = text[done:before]
-            remedy = "; its reader has ended" if err.errno == errno.EPIPE else ""
-            raise OutputUnavailable(f"standard output: {err.strerror}{remedy}") from err
-        self._rest = b""
+            return done, "its reader has ended" if err.errno == errno.EPIPE else str(err.strerror)
+        return done, ""
 
     def _lines(self, batches: Sequence[Batch]) -> Iterator[str]:
         for batch in batches:
@@ -125,9 +147,8 @@ class StdoutOutput(OutputBackend):
 
     def close(self) -> None:
         """Write what is left of a row that was cut off. Standard output itself is not ours to close."""
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._fd, self._rest) :]
-        except OSError as err:
-            log.error("standard output: the last %d bytes are lost: %s", len(self._rest), err.strerror)
+        if self._rest:
+            done, why = self._write_out(self._rest)
+            if why:
+                log.error("standard output: the last %d bytes are lost: %s", len(self._rest) - done, why)
             self._rest = b""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from colmet.common.errors import WireError
 from colmet.common.schema import MISSING_INT, Batch, Field, Rows, Schema, Table
-from colmet.common.wire.limits import MAX_JOBS, checked_host, checked_int
+from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int
 
 NAME_BYTES = 255
 INVOLVED_JOBS_BYTES = 8192
@@ -215,12 +215,14 @@ def decode(message: bytes) -> tuple[Batch, ...]:
     """
     found: dict[tuple[str, int], dict[str, list[npt.NDArray[Any]]]] = {}
     jobs: dict[tuple[str, int], tuple[int, ...]] = {}
+    seen: set[int] = set()
     for record, packed in _split(message):
         host = checked_host(packed["host"][0].decode("ascii", "replace"))
         key = (host, checked_int(int(packed["time"][0]), "a record's time") * NS)
         if key[1] >= 1 << 63:
             raise WireError(f"a record's time, {key[1] // NS}, is not in seconds since the epoch")
-        checked_int(int(packed["job_id"][0]), "a record's job id")
+        seen.add(checked_int(int(packed["job_id"][0]), "a record's job id"))
+        at_most(MAX_JOBS, len(seen), "jobs")
         if record.involved_jobs and key not in jobs:
             involved = _parse_jobs(packed["involved_jobs"][0])
             if involved is not None:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgpack
+import numpy as np
 
 from colmet.common.errors import WireError
 from colmet.common.schema import Batch, Schema, Table
@@ -148,6 +149,8 @@ def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
     # the sign bits of the job ids, which are the first 8 bytes of each row
     if packed and max(packed[7::size]) > 0x7F:
         raise WireError(f"table {schema.name}: a job id is negative")
+    if len(packed) > size * MAX_JOBS:
+        at_most(MAX_JOBS, len(np.unique(np.frombuffer(packed, schema.dtype)["job_id"])), "jobs in a table")
     if time_ns is None:
         time_ns = batch_time_ns
     elif type(time_ns) is not int or not 0 <= time_ns <= MAX_INT:
@@ -191,7 +194,9 @@ def _read_small(message: bytes) -> dict[str, Any] | None:
         version, _, _, _, _ = fields["v"], fields["host"], fields["epoch"], fields["seq"], fields["time"]
         if len(fields) != len(KEYS) or type(version) is not int or version != VERSION:
             return None
-        if (jobs is not None and type(jobs) is not list) or type(tables) is not list or len(tables) > MAX_TABLES:
+        if jobs is not None and (type(jobs) is not list or len(jobs) > MAX_JOBS):
+            return None
+        if type(tables) is not list or len(tables) > MAX_TABLES:
             return None
         for parts in tables:
             if type(parts) is not list or len(parts) != 4:

@@ -122,6 +122,15 @@ class _Process:
         except ValueError as err:
             raise ParseError(self._io.path, data[:80]) from err
 
+    def is_zombie(self) -> bool:
+        """Whether it has ended, and its parent has not waited for it."""
+        try:
+            return b"\nState:\tZ" in self._status.read()
+        except OSError as err:
+            if not is_gone(err):
+                raise
+            return False
+
     def forget_parent(self) -> None:
         """Its parent has ended: read who its parent is now."""
         self._shape = None
@@ -156,6 +165,7 @@ class JobprocBackend(InputBackend):
         self._totals = Accumulator(SCHEMA)
         self._processes: dict[int, _Process] = {}  # by pid
         self._by_serial: dict[int, _Process] = {}  # those of the last tick, and those that have ended since
+        self._members: dict[int, list[int]] = {}  # pids by job, as of the last tick
         self._serials = 0
         self._told_of_rights = False
 
@@ -191,19 +201,22 @@ class JobprocBackend(InputBackend):
             if self._processes.get(process.pid) is not process:
                 process.close()
         self._by_serial = {process.serial: process for process in self._processes.values()}
+        self._members = {job: pids for job, pids in self._members.items() if job in {one.id for one in jobs}}
         return rows
 
     def _sample_job(self, job: Job, former: dict[int, _Process]) -> Ints | None:
         found = []
-        for pid in job.pids():
+        listed = job.pids()
+        for pid in listed + self._zombies(job.id, listed, former):
             process = self._processes.get(pid) or former.get(pid)
             values = self._read(process) if process is not None else None
             if values is None:  # new, or its pid was given to another process
                 process = self._new(pid)
                 values = self._read(process)
             if values is not None and process is not None:
-                self._processes[pid] = process
+                self._processes[pid] = self._by_serial[process.serial] = process
                 found.append((process.serial, values))
+        self._members[job.id] = [self._by_serial[serial].pid for serial, _ in found]
         found.sort()
         keys = np.array([serial for serial, _ in found], dtype=np.int64)
         table = np.array([values for _, values in found], dtype=np.int64).reshape(len(found), len(SCHEMA.fields))
@@ -222,6 +235,14 @@ class JobprocBackend(InputBackend):
     def _new(self, pid: int) -> _Process:
         self._serials += 1
         return _Process(self._host, pid, self._serials)
+
+    def _zombies(self, job: int, listed: list[int], former: dict[int, _Process]) -> list[int]:
+        """Former members of a job that have ended and were not waited for yet.
+
+        A cgroup no longer lists them, but their I/O is still their own: their parent gets it when it waits.
+        """
+        gone = set(self._members.get(job, ())).difference(listed)
+        return sorted(pid for pid in gone if pid in former and former[pid].is_zombie())
 
     @staticmethod
     def _read(process: _Process) -> list[int] | None:

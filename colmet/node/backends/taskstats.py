@@ -314,7 +314,7 @@ class TaskstatsBackend(InputBackend):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._client: TaskstatsClient | None = None
-        self._totals = Accumulator(SCHEMA, age="ac_etime")
+        self._totals = Accumulator(SCHEMA, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
         self._delays = np.array([name in DELAY_FIELDS for name in SCHEMA.names])
         self._told_of_delays = False
 
