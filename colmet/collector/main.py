@@ -194,10 +194,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``colmet-collector``; the exit status."""
-    classes: list[type[OutputBackend]] = cli.load(NAMES)
-    options = build_parser(classes).parse_args(argv)
-    cli.set_up_logging(options.verbose)
-    return cli.run_main(lambda: run(options, classes))
+    return cli.run_daemon(NAMES, build_parser, run, argv)
 
 
 if __name__ == "__main__":

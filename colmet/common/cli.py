@@ -172,10 +172,21 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
     return soft
 
 
-def run_main(daemon: Callable[[], None]) -> int:
-    """Run a daemon; its exit status. An error raised on purpose is one line on stderr."""
+def run_daemon(
+    names: Mapping[str, str],
+    build_parser: Callable[[Sequence[type[Any]]], argparse.ArgumentParser],
+    run: Callable[[argparse.Namespace, Sequence[type[Any]]], None],
+    argv: Sequence[str] | None,
+) -> int:
+    """What an entry point does: load the backends, read the command line, run; the exit status.
+
+    An error raised on purpose is one line on stderr.
+    """
+    classes = load(names)
+    options = build_parser(classes).parse_args(argv)
+    set_up_logging(options.verbose)
     try:
-        daemon()
+        run(options, classes)
     except ConfigError as err:
         log.error("%s", err)
         return EXIT_CONFIG
