@@ -177,9 +177,10 @@ def test_it_ticks_at_its_period_until_a_signal_and_ends_at_once(fake, number):
     decoder = Decoder()
     batches = [decoder.decode(message).batches[0] for message in sent.messages]
     assert [batch.seq for batch in batches] == list(range(1, len(batches) + 1))
-    assert 8 <= len(batches) <= 13
-    gaps = [(b.time_ns - a.time_ns) / 1e9 for a, b in zip(batches, batches[1:])]
-    assert sum(gaps) / len(gaps) == pytest.approx(0.05, rel=0.15)
+    assert 3 <= len(batches) <= 13
+    # on multiples of the period of the wall clock, or late on a busy machine, but never early
+    late_s = sorted(batch.time_ns / 1e9 % 0.05 for batch in batches)
+    assert late_s[len(late_s) // 2] < 0.03
 
 
 def test_a_slow_tick_is_counted_as_overrun_and_ticks_do_not_pile_up(fake, caplog):

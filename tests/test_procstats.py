@@ -132,5 +132,5 @@ def test_live_cpu_time_and_uptime_grow_as_the_clock_does():
     busy_or_idle = [f.name for f in SCHEMA.fields if f.unit == "jiffies" and "guest" not in f.name]
     ticks = sum(after.values[name] - before.values[name] for name in busy_or_idle)
     cpus = os.sysconf("SC_NPROCESSORS_ONLN")
-    assert ticks / os.sysconf("SC_CLK_TCK") == pytest.approx(cpus * elapsed, rel=0.15)
+    assert ticks / os.sysconf("SC_CLK_TCK") == pytest.approx(cpus * elapsed, rel=0.3)
     assert 0 <= after.values["uptime_total"] - before.values["uptime_total"] <= 2
