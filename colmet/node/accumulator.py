@@ -7,6 +7,7 @@ ones, and of the ended ones the last that were seen. A gauge is the sum over the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Union
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from colmet.common.schema import MISSING_INT, Schema
 
 Ints = npt.NDArray[np.int64]
+Place = Union[slice, npt.NDArray[np.intp]]  # where former tasks are among those of now
 
 
 class _JobTasks:
@@ -88,8 +90,12 @@ class Accumulator:
         if not len(known.keys):
             return
         if len(keys):
-            place = np.minimum(np.searchsorted(keys, known.keys), len(keys) - 1)
-            lives = keys[place] == known.keys
+            place: Place = slice(None)
+            if np.array_equal(keys, known.keys):  # the usual tick: nothing came or went
+                lives = np.ones(len(keys), dtype=bool)
+            else:
+                place = np.minimum(np.searchsorted(keys, known.keys), len(keys) - 1)
+                lives = keys[place] == known.keys
             if self._age is not None:
                 lives &= values[place, self._age] >= known.values[:, self._age]
                 inherited = {*inherited, *self._taken_over(known, keys, values, place, lives)}
@@ -104,20 +110,23 @@ class Accumulator:
             known.ended = self._fold(left, known.ended)
 
     def _taken_over(
-        self, known: _JobTasks, keys: Ints, values: Ints, place: npt.NDArray[np.intp], lives: npt.NDArray[np.bool_]
+        self, known: _JobTasks, keys: Ints, values: Ints, place: Place, lives: npt.NDArray[np.bool_]
     ) -> set[int]:
         """Tasks that live on under another one's number, which counters that have shrunk give away.
 
         A thread that calls exec takes the number and the start time of its process's first thread, which ends, and
         keeps its own counters (kernel: fs/exec.c, de_thread). `lives` is corrected in place: the first one has ended.
         """
-        shrunk = lives & (values[place][:, self._steady] < known.values[:, self._steady]).any(axis=1)
+        shrunk = np.zeros(len(lives), dtype=bool)
+        for column in self._steady:  # by column: gathering whole rows would cost more than all else here
+            shrunk |= values[:, column][place] < known.values[:, column]
+        shrunk &= lives
         if not shrunk.any():
             return set()
         lives &= ~shrunk
         absent = ~np.isin(known.keys, keys)
         taken: set[int] = set()
-        for new in values[place[shrunk]]:
+        for new in values[place][shrunk]:
             fits = absent & (known.values[:, self._steady] <= new[self._steady]).all(axis=1)
             fits &= ~np.isin(known.keys, list(taken))
             if fits.any():

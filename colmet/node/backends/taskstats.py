@@ -352,7 +352,8 @@ class TaskstatsBackend(InputBackend):
         self._totals.keep_only({job.id for job in jobs})
         asked = [np.array(job.tids(), dtype=np.int64) for job in jobs]
         # all jobs in one query: many tasks share the cost of a send
-        found, values = self._client.query(np.unique(np.concatenate(asked)) if asked else _NO_TASKS)
+        wanted = asked[0] if len(asked) == 1 else np.unique(np.concatenate([_NO_TASKS, *asked]))
+        found, values = self._client.query(wanted)
         if not delays:
             values[:, self._delays] = MISSING_INT
         for job, tids in zip(jobs, asked):
