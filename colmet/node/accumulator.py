@@ -138,7 +138,9 @@ class Accumulator:
     def _fold(self, values: Ints, former: Ints | None) -> Ints:
         """Fold tasks, and what a former fold gave, into one row."""
         if former is not None:
-            values = np.vstack((values, former))
+            if not len(values):
+                return former.copy()
+            values = np.vstack((self._fold(values, None), former))
         has = values != MISSING_INT
         if has.all():
             totals: Ints = np.empty(self._width, dtype=np.int64)
