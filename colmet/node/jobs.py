@@ -53,6 +53,10 @@ class Job:
         id: the job's number.
         user: whose job it is, "" where its cgroup's name does not say.
         cgroups: its directories, one under each root that has the job.
+        attributed_cpu_ns: CPU time that its tasks, live and ended, are known to have used; None where nothing
+            measures it. Written by the backend that does.
+        witnessed: whether it began while the agent was looking, so that what a task had used when it was first seen
+            in the job was used before.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class Job:
         self.id = job_id
         self.user = user
         self.cgroups = tuple(cgroups)
+        self.attributed_cpu_ns: int | None = None
+        self.witnessed = False
         self._host = host
         self._named_pids = tuple(pids)
         self._named_tids = tuple(tids)
@@ -75,6 +81,15 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.user!r}, {list(self.cgroups)})"
+
+    @property
+    def identity(self) -> str:
+        """Tells it from every other job and unit since the machine's boot, also after a restart of the agent."""
+        return f"{self.cgroups} {self._named_pids} {self._named_tids}"
+
+    def directory(self, controller: str) -> str | None:
+        """Its directory in the hierarchy of a cgroup v1 controller, or of v2 ("unified"); None where it has none."""
+        return None
 
     def forget_tasks(self) -> None:
         """A new tick: read the tasks again when they are asked for."""
@@ -192,6 +207,7 @@ class JobSource:
         self._listed: dict[str, list[str]] = {}
         self._ignored: set[str] = set()
         self._waited_for: set[str] = set()
+        self._gone: list[Job] = []
         self.started = 0
         self.ended = 0
         self.failures = 0
@@ -218,6 +234,15 @@ class JobSource:
             job.forget_tasks()
         return jobs
 
+    def take_ended(self) -> list[Job]:
+        """The jobs that have gone since this was called last."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def take_changed(self) -> list[Job]:
+        """The jobs that have come, or to which tasks were added, since this was called last."""
+        return []
+
     def close(self) -> None:
         """Give the watches back; also twice."""
         if self.fd >= 0:
@@ -226,7 +251,7 @@ class JobSource:
 
     def _update(self, found: dict[int, tuple[str, list[str]]]) -> None:
         for job_id in [job_id for job_id in self._jobs if job_id not in found]:
-            del self._jobs[job_id]
+            self._gone.append(self._jobs.pop(job_id))
             self.ended += 1
             log.info("job ended job=%d", job_id)
         for job_id, (user, cgroups) in found.items():
