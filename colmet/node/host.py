@@ -55,6 +55,10 @@ class Kept:
         data = os.pread(fd, _FIRST_READ, 0)
         return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
+    def fileno(self) -> int:
+        """The descriptor, to poll; -1 before the first read, or where it could not be kept."""
+        return self._fd
+
     def close(self) -> None:
         """Give the descriptor back; also twice."""
         if self._fd >= 0:
@@ -122,3 +126,13 @@ class Host:
     def is_directory(self, path: str) -> bool:
         """Whether a directory is there."""
         return os.path.isdir(self.root + path)
+
+    def inode(self, path: str) -> int:
+        """Inode number of a file or directory. Among cgroups, a directory that is made again has another one."""
+        return os.stat(self.root + path).st_ino
+
+    def resolve(self, path: str) -> str:
+        """The path without symbolic links; what does not exist stays as it is."""
+        real = os.path.realpath(self.root + path)
+        root = os.path.realpath(self.root) if self.root else ""
+        return real[len(root) :] or "/" if real == root or real.startswith(root + "/") else real

@@ -1,0 +1,138 @@
+"""Where resource managers put the cgroups of their jobs: a table, one entry a layout.
+
+All paths are relative to the mount point of a hierarchy, and start with "/". Nothing here looks at a machine.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MAX_JOB_ID = (1 << 63) - 1
+# v1 hierarchies in which Slurm makes job directories, best first: those that hold every task of a job before those
+# that a site may have for some of them. With ConstrainCores=no there is no cpuset.
+_SLURM_V1 = ("cpuset", "freezer", "memory", "devices", "pids", "cpuacct", "cpu", "blkio")
+_SLURM_V2_SCOPE = r"/system\.slice/(?:[^/]+_)?slurmstepd\.scope"
+
+
+class Claim(NamedTuple):
+    """What a directory's path says about the job it belongs to.
+
+    Attributes:
+        job: the job's id; 0 where the path has a text id only.
+        user: whose job it is, "" where the path does not say.
+        sluid: the text id that Slurm 26.05 and later give, else "".
+    """
+
+    job: int
+    user: str = ""
+    sluid: str = ""
+
+
+class Layout(NamedTuple):
+    """How one resource manager lays its jobs' directories out.
+
+    Attributes:
+        name: short, for logs.
+        help: one line for people.
+        version: of the cgroups, 1 or 2.
+        controllers: v1 hierarchies to look in; of those that have a job, the first gives its tasks. Empty for v2.
+        where: the directory that holds the jobs, for people.
+        root: matches that directory; where one is there, so is the layout.
+        way: matches the directories in which to look for jobs.
+        job: matches a job's directory; the groups `job` or `sluid`, and `user`, say whose it is.
+    """
+
+    name: str
+    help: str
+    version: int
+    controllers: tuple[str, ...]
+    where: str
+    root: re.Pattern[str]
+    way: re.Pattern[str]
+    job: re.Pattern[str]
+
+    def match(self, path: str) -> Claim | None:
+        """What the directory says; None where it is no job's, or lies inside a job's."""
+        match = self.job.fullmatch(path)
+        if match is None:
+            return None
+        groups = match.groupdict()
+        job = job_number(groups["job"]) if "job" in groups else 0
+        if job is None:
+            return None
+        return Claim(job, groups.get("user") or "", groups.get("sluid") or "")
+
+    def leads(self, path: str) -> bool:
+        """Whether jobs may be below the directory."""
+        return self.way.fullmatch(path) is not None
+
+
+def job_number(text: str) -> int | None:
+    """A job's id from its digits; None where they are none.
+
+    int() alone would take "+1", "1_0" and digits of other scripts.
+    """
+    if text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_JOB_ID:
+        return int(text)
+    return None
+
+
+# The user of a layout with a uid in it stays that number as text: to look its name up may wait for a directory server
+# for as long as that is away, and the tick must not.
+LAYOUTS = (
+    Layout(
+        name="oar2",
+        help="OAR 2, cgroup v1: /oar/<user>_<job id> in the cpuset hierarchy",
+        version=1,
+        controllers=("cpuset",),
+        where="/oar",
+        root=re.compile(r"/oar"),
+        way=re.compile(r"/oar"),
+        job=re.compile(r"/oar/(?P<user>[^/\n]+)_(?P<job>[0-9]+)"),
+    ),
+    Layout(
+        name="oar3",
+        help="OAR 3, cgroup v2: oar-u<uid>-j<job id>... below /oar.slice",
+        version=2,
+        controllers=(),
+        where="/oar.slice",
+        root=re.compile(r"/oar\.slice"),
+        # The shallowest directory that matches is the job's: what is inside belongs to it, whatever its name.
+        way=re.compile(r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}"),
+        job=re.compile(
+            r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}/oar-u(?P<user>[0-9]+)-j(?P<job>[0-9]+)(?:[^0-9/][^/]*)?"
+        ),
+    ),
+    Layout(
+        name="slurm-v1",
+        help="Slurm, cgroup v1: /slurm*/uid_<uid>/job_<job id> in cpuset, freezer or another hierarchy",
+        version=1,
+        controllers=_SLURM_V1,
+        where="/slurm*",
+        root=re.compile(r"/slurm(?:_[^/]+)?"),
+        way=re.compile(r"/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?"),
+        job=re.compile(r"/slurm(?:_[^/]+)?/uid_(?P<user>[0-9]+)/job_(?P<job>[0-9]+)"),
+    ),
+    Layout(
+        name="slurm-v2",
+        help="Slurm, cgroup v2: job_<job id> in /system.slice/*slurmstepd.scope",
+        version=2,
+        controllers=(),
+        where="/system.slice/*slurmstepd.scope",
+        root=re.compile(_SLURM_V2_SCOPE),
+        way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
+        job=re.compile(rf"{_SLURM_V2_SCOPE}/job_(?P<job>[0-9]+)"),
+    ),
+    Layout(
+        name="slurm-sluid",
+        help="Slurm 26.05 and later, cgroup v2: a text id instead of job_<job id>",
+        version=2,
+        controllers=(),
+        where="/system.slice/*slurmstepd.scope",
+        root=re.compile(_SLURM_V2_SCOPE),
+        way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
+        # "s" and a number in Crockford's base 32: no I, L, O, U. 14 characters in what was seen.
+        job=re.compile(rf"{_SLURM_V2_SCOPE}/(?P<sluid>s[0-9A-HJKMNP-TV-Z]{{9,19}})"),
+    ),
+)

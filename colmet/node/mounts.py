@@ -1,0 +1,117 @@
+"""Where the cgroup hierarchies are mounted."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from typing import NamedTuple
+
+from colmet.node.host import Host
+
+_PATH = "/proc/self/mounts"
+_CONTROLLERS = frozenset(
+    (
+        *("cpu", "cpuacct", "cpuset", "memory", "blkio", "devices", "freezer", "pids", "perf_event"),
+        *("net_cls", "net_prio", "hugetlb", "rdma", "misc"),
+    )
+)
+
+
+class Mount(NamedTuple):
+    """One cgroup mount.
+
+    Attributes:
+        point: the directory.
+        version: 1 or 2.
+        controllers: of a v1 hierarchy; one without controllers has "name=...".
+    """
+
+    point: str
+    version: int
+    controllers: tuple[str, ...] = ()
+
+
+def parse_mounts(data: bytes) -> list[Mount]:
+    """The cgroup mounts in the text of ``/proc/<pid>/mounts``; lines of another form are left out."""
+    found = []
+    for line in data.splitlines():
+        fields = line.split(b" ")
+        if len(fields) < 4 or fields[2] not in (b"cgroup", b"cgroup2"):
+            continue
+        # the kernel writes space, tab, newline and backslash as \040, \011, \012, \134
+        raw = re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), fields[1])
+        point = os.fsdecode(raw)
+        if fields[2] == b"cgroup2":
+            found.append(Mount(point, 2))
+            continue
+        options = os.fsdecode(fields[3]).split(",")
+        names = [option for option in options if option in _CONTROLLERS or option.startswith("name=")]
+        found.append(Mount(point, 1, tuple(names)))
+    return found
+
+
+class Mounts:
+    """The cgroup mounts of a machine, read again when they change.
+
+    Attributes:
+        mounts: all, in the order in which they were made.
+        v1: mount point of each v1 controller.
+        unified: mount point of cgroup2, None where it has none.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._file = host.keep(_PATH)
+        self._poll = select.poll()
+        self._registered = -1
+        self.mounts: list[Mount] = []
+        self.v1: dict[str, str] = {}
+        self.unified: str | None = None
+
+    def refresh(self, anyway: bool = False) -> bool:
+        """Read them again if the kernel says that something was mounted or unmounted, or anyway; whether they changed.
+
+        The kernel raises POLLPRI on a descriptor of the file at each change, once.
+        """
+        told = self._registered >= 0 and bool(self._poll.poll(0))
+        if not (told or anyway):
+            return False
+        try:
+            mounts = parse_mounts(self._file.read())
+        except OSError:
+            mounts = []  # no /proc: roots that are named need none
+        if self._registered != self._file.fileno():
+            self._registered = self._file.fileno()
+            self._poll.register(self._registered, select.POLLPRI)
+        if mounts == self.mounts:
+            return False
+        self.mounts = mounts
+        self.v1 = {}
+        self.unified = None
+        for mount in mounts:
+            for controller in mount.controllers:
+                self.v1.setdefault(controller, mount.point)
+            if mount.version == 2 and self.unified is None:
+                self.unified = mount.point
+        return True
+
+    def of(self, path: str) -> Mount | None:
+        """The cgroup mount that a path, without symbolic links, lies in; None where it lies in none."""
+        best: Mount | None = None
+        for mount in self.mounts:
+            inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+            if inside and (best is None or len(mount.point) >= len(best.point)):
+                best = mount
+        return best
+
+    def is_unified(self, path: str) -> bool:
+        """Whether a directory is one of cgroup v2."""
+        mount = self.of(path)
+        return mount is not None and mount.version == 2
+
+    def close(self) -> None:
+        """Give the descriptor back; also twice."""
+        if self._registered >= 0:
+            self._poll.unregister(self._registered)
+            self._registered = -1
+        self._file.close()
