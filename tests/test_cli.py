@@ -31,7 +31,7 @@ def test_the_nodes_defaults_are_those_of_06():
     assert (options.sample_period, options.zeromq_hwm, options.zeromq_linger) == (5.0, 1000, 0)
     assert options.zeromq_uri == "tcp://127.0.0.1:5556"
     assert options.wire == "v1"
-    assert node_main.DEFAULT_ROOT == "/dev/oar_cgroups_links/cpuset/oar/"
+    assert node_main.OAR2_ROOTS[0] == "/dev/oar_cgroups_links/cpuset/oar/"
     assert node_main.DEFAULT_PATTERN == r"_(\d+)$"
     assert not options.disable_procstats and not options.enable_jobproc
 

@@ -1,29 +1,41 @@
 """The jobs on this node, found through their cgroups.
 
-OAR makes one cpuset cgroup a job, named ``<user>_<job id>``, under one root. The kernel tells through inotify when
-one comes or goes; a scan at every tick finds what an event missed.
+The kernel tells through inotify when a job's directory comes or goes, when a directory in it does, and when a task is
+put into one; a full look from time to time finds what an event missed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import logging
-import os
 import re
-import select
-from collections.abc import Iterable, Sequence
-
-import pyinotify
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
-from colmet.node.host import Host, is_gone
+from colmet.node.host import Host, Kept, is_gone
+from colmet.node.layouts import Claim
+from colmet.node.mounts import Mounts
+from colmet.node.places import NamedRoot, Place, layout_places
+from colmet.node.sluids import Sluids
+from colmet.node.watches import Directories
 
 log = logging.getLogger(__name__)
 
 DEFAULT_ROOT = "/dev/oar_cgroups_links/cpuset/oar/"
+OAR2_ROOTS = (DEFAULT_ROOT, "/sys/fs/cgroup/cpuset/oar", "/dev/cpuset/oar")
 DEFAULT_PATTERN = r"_(\d+)$"
 NODE_JOB = 0  # the id of what is no job's: the node's own rows, and the unit that -c, -p and -t name
-MAX_JOB_ID = (1 << 63) - 1
+FULL_LOOK_S = 10.0
+MAX_DEPTH = 8  # of the directories in a job's that are looked at
+MAX_GROUPS = 1024  # of one job
+# A directory that a job lacks in some hierarchy is looked for at the first so many requests, then at every so-many-th.
+_EAGER_MISSES = 8
+_RARE_MISSES = 32
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -49,10 +61,20 @@ class Job:
 
     `tids` and `pids` are read at most once a tick, whoever asks.
 
+    Args:
+        host: the machine.
+        job_id: the job's number.
+        user: its owner.
+        cgroups: its directories.
+        pids: processes that it has besides.
+        tids: threads that it has besides.
+        mounts: where cgroups are mounted; without them all directories are taken for cgroup v1.
+
     Attributes:
         id: the job's number.
-        user: whose job it is, "" where its cgroup's name does not say.
-        cgroups: its directories, one under each root that has the job.
+        user: whose job it is, a uid as text where its layout has that, "" where it does not say.
+        tops: its own directories, without those inside them.
+        cgroups: the directories whose lists of tasks make up its tasks, step groups inside others included.
         attributed_cpu_ns: CPU time that its tasks, live and ended, are known to have used; None where nothing
             measures it. Written by the backend that does.
         witnessed: whether it began while the agent was looking, so that what a task had used when it was first seen
@@ -67,40 +89,115 @@ class Job:
         cgroups: Iterable[str] = (),
         pids: Iterable[int] = (),
         tids: Iterable[int] = (),
+        mounts: Mounts | None = None,
     ) -> None:
         self.id = job_id
         self.user = user
         self.cgroups = tuple(cgroups)
+        self.tops = self.cgroups
         self.attributed_cpu_ns: int | None = None
         self.witnessed = False
         self._host = host
+        self._mounts = mounts
         self._named_pids = tuple(pids)
         self._named_tids = tuple(tids)
         self._tids: list[int] | None = None
         self._pids: list[int] | None = None
+        self._kept: dict[str, Kept] = {}
+        self._unified: dict[str, bool] = {}
+        self._identity = ""
+        self._misses: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.user!r}, {list(self.cgroups)})"
 
     @property
     def identity(self) -> str:
-        """Tells it from every other job and unit since the machine's boot, also after a restart of the agent."""
-        return f"{self.cgroups} {self._named_pids} {self._named_tids}"
+        """Tells it from every other job and unit since the machine's boot, also after a restart of the agent.
+
+        The path of its directory and the inode number there, which a directory made again has not; for the unit, what
+        the command line names.
+        """
+        if not self._identity:
+            if self.id == NODE_JOB or not self.tops:
+                self._identity = f"{self.tops} {self._named_pids} {self._named_tids}"
+            else:
+                try:
+                    inode = self._host.inode(self.tops[0])
+                except OSError:
+                    inode = 0  # gone before anyone asked
+                self._identity = f"{self.tops[0]} {inode}"
+        return self._identity
 
     def directory(self, controller: str) -> str | None:
-        """Its directory in the hierarchy of a cgroup v1 controller, or of v2 ("unified"); None where it has none."""
+        """Its directory in the hierarchy of a cgroup v1 controller, or of v2 ("unified"); None where it has none.
+
+        The same path, from the mount point on, as that of its own directory. Who asks at each tick keeps what was
+        found; what was not is looked for again, ever more rarely.
+        """
+        asked = self._misses.get(controller, 0)
+        if asked >= _EAGER_MISSES and asked % _RARE_MISSES:
+            self._misses[controller] = asked + 1
+            return None
+        if self._mounts is None:
+            self._mounts = Mounts(self._host)
+            self._mounts.refresh(anyway=True)
+            self._mounts.close()
+        point = self._mounts.unified if controller == "unified" else self._mounts.v1.get(controller)
+        if point is not None:
+            for top in self.tops:
+                real = self._host.resolve(top)
+                mount = self._mounts.of(real)
+                if mount is None:
+                    continue
+                path = point.rstrip("/") + real[len(mount.point.rstrip("/")) :]
+                if self._host.is_directory(path):
+                    self._misses.pop(controller, None)
+                    return path
+        self._misses[controller] = asked + 1
         return None
+
+    def regroup(self, tops: Sequence[str], cgroups: Sequence[str]) -> bool:
+        """Take note of its directories now, its own and all; whether they are others than before."""
+        self.tops = tuple(tops)
+        if tuple(cgroups) == self.cgroups:
+            return False
+        self.cgroups = tuple(cgroups)
+        self._unified.clear()
+        inside = set(cgroups)
+        for path in [path for path in self._kept if path.rpartition("/")[0] not in inside]:
+            self._kept.pop(path).close()
+        self.forget_tasks()
+        return True
+
+    def close(self) -> None:
+        """Its directories are gone, or another job's: it has no tasks but the named ones. Also twice."""
+        for kept in self._kept.values():
+            kept.close()
+        self._kept.clear()
+        self.cgroups = ()
+        self.forget_tasks()
+
+    def reopen(self) -> None:
+        """Give the descriptors back that it keeps; they are opened anew when they are wanted."""
+        for kept in self._kept.values():
+            kept.close()
+
+    def use(self, mounts: Mounts) -> None:
+        """Have it read the cgroups in these mounts as what they are."""
+        self._mounts = mounts
+        self._unified.clear()
 
     def forget_tasks(self) -> None:
         """A new tick: read the tasks again when they are asked for."""
         self._tids = self._pids = None
 
     def tids(self) -> list[int]:
-        """Its threads now, in ascending order. Source: the cgroup's ``tasks``."""
+        """Its threads now, in ascending order. Source: ``tasks`` of cgroup v1, ``cgroup.threads`` of v2."""
         if self._tids is None:
             found = set(self._named_tids)
             for cgroup in self.cgroups:
-                found.update(self._listed(f"{cgroup}/tasks"))
+                found.update(self._threads(cgroup))
             for pid in self._named_pids:
                 try:
                     found.update(map(int, self._host.names(f"/proc/{pid}/task")))
@@ -115,118 +212,176 @@ class Job:
         if self._pids is None:
             found = set(self._named_pids)
             for cgroup in self.cgroups:
-                found.update(self._listed(f"{cgroup}/cgroup.procs"))
-            for tid in self._named_tids:
                 try:
-                    status = self._host.read(f"/proc/{tid}/status")
+                    found.update(self._listed(f"{cgroup}/cgroup.procs", self._is_unified(cgroup)))
                 except OSError as err:
-                    if not is_gone(err):
+                    if err.errno != errno.EOPNOTSUPP:
                         raise
-                    continue
-                match = re.search(rb"^Tgid:\s+(\d+)$", status, re.M)
-                if match:
-                    found.add(int(match[1]))
+                    # a threaded group of v2 lists threads only
+                    found.update(self._processes(self._threads(cgroup)))
+            found.update(self._processes(self._named_tids))
             self._pids = sorted(found)
         return self._pids
 
-    def _listed(self, path: str) -> list[int]:
-        # Opened anew for each read: through a kept descriptor, cgroup v1 answers from a list that it keeps for a
-        # second after each read, and at a period of a second or less the list would never be made again.
+    def _processes(self, tids: Iterable[int]) -> list[int]:
+        """The processes that threads belong to."""
+        found = []
+        for tid in tids:
+            try:
+                status = self._host.read(f"/proc/{tid}/status")
+            except OSError as err:
+                if not is_gone(err):
+                    raise
+                continue
+            match = re.search(rb"^Tgid:\s+(\d+)$", status, re.M)
+            if match:
+                found.append(int(match[1]))
+        return found
+
+    def _threads(self, cgroup: str) -> list[int]:
+        unified = self._is_unified(cgroup)
+        return self._listed(f"{cgroup}/{'cgroup.threads' if unified else 'tasks'}", unified)
+
+    def _is_unified(self, cgroup: str) -> bool:
+        known = self._unified.get(cgroup)
+        if known is None:
+            known = self._unified[cgroup] = self._mounts is not None and self._mounts.is_unified(cgroup)
+        return known
+
+    def _listed(self, path: str, keep: bool) -> list[int]:
+        # Of v1 opened anew for each read: through a kept descriptor, it answers from a list that it keeps for a
+        # second after each read, and at a period of a second or less the list would never be made again. v2 makes
+        # the list at each read.
         try:
-            return [int(number) for number in self._host.read(path).split()]
+            if keep:
+                kept = self._kept.get(path)
+                if kept is None:
+                    kept = self._kept[path] = self._host.keep(path)
+                data = self._again(kept)
+            else:
+                data = self._host.read(path)
+            return [int(number) for number in data.split()]
         except OSError as err:
             if not is_gone(err):
                 raise
             return []
 
+    @staticmethod
+    def _again(kept: Kept) -> bytes:
+        try:
+            return kept.read()
+        except OSError as err:
+            if not is_gone(err):
+                raise
+            kept.close()  # a step's directory may have been made again meanwhile
+            return kept.read()
 
-class _Watches:
-    """inotify watches on directories, through pyinotify."""
 
-    def __init__(self) -> None:
-        self._manager = pyinotify.WatchManager()
-        self._notifier = pyinotify.Notifier(self._manager, pyinotify.ProcessEvent(), timeout=0)
-        self.fd: int = self._manager.get_fd()
-        self.failures = 0
+class State(NamedTuple):
+    """What was found at one place.
 
-    def add(self, path: str) -> None:
-        """Watch for directories that come and go in `path`, unless it is watched already."""
-        if self._manager.get_wd(path) is not None:
-            return
-        mask = pyinotify.IN_CREATE | pyinotify.IN_DELETE | pyinotify.IN_MOVED_FROM | pyinotify.IN_MOVED_TO
-        mask |= pyinotify.IN_DELETE_SELF | pyinotify.IN_ONLYDIR
-        if self._manager.add_watch(path, mask, quiet=True).get(path, -1) < 0:
-            self.failures += 1
-            if powers_of_ten(self.failures):
-                log.warning(
-                    "cannot watch path=%s failures=%d; jobs there are found at each tick only "
-                    "(is fs.inotify.max_user_watches or max_user_instances too small?)",
-                    path,
-                    self.failures,
-                )
+    Attributes:
+        name: of the layout, "root" where the command line names the place.
+        help: one line on the layout.
+        path: where it was looked for.
+        state: what is there, for people.
+    """
 
-    def remove(self, path: str) -> None:
-        watch = self._manager.get_wd(path)
-        if watch is not None:
-            self._manager.rm_watch(watch, quiet=True)
+    name: str
+    help: str
+    path: str
+    state: str
 
-    def drain(self) -> bool:
-        """Take in what has happened; whether anything has."""
-        happened = False
-        while select.select([self.fd], [], [], 0)[0]:
-            self._notifier.read_events()
-            self._notifier.process_events()
-            happened = True
-        return happened
 
-    def close(self) -> None:
-        self._notifier.stop()
+class _Found:
+    """A job as one walk finds it."""
+
+    def __init__(self, place: Place, claim: Claim, watched: bool) -> None:
+        self.place = place
+        self.user = claim.user
+        self.watched = watched
+        self.tops: list[str] = []
+        self.elsewhere: list[str] = []  # its directories in hierarchies that do not give its tasks
 
 
 class JobSource:
-    """Finds the jobs of cgroup v1 cpuset roots, and the unit that the command line names.
+    """Finds the jobs on this machine, and has the unit that the command line names beside them.
 
     Args:
         host: the machine.
         roots: directories whose sub-directories are jobs; all are used; one that does not exist yet is waited for.
-        patterns: the first that matches a directory's name gives the job's id in its first group; what stands before
-            the match is the job's user.
+            None: every layout of the table is looked for in every cgroup mount.
+        patterns: for the roots: the first that matches a directory's name gives the job's id in its first group; what
+            stands before the match is the job's user.
         unit: tasks to watch beside the jobs, as job 0.
+        monotonic: seconds, for the time between full looks.
+
+    Attributes:
+        started: jobs that came.
+        ended: jobs that went.
+        left_out: directories in jobs' that are beyond the bounds of depth and number.
+        conflicts: directories left out as another layout has a job with that id.
+        fd: readable when something has happened that a scan takes in.
     """
 
     def __init__(
-        self, host: Host, roots: Sequence[str], patterns: Sequence[re.Pattern[str]], unit: Job | None = None
+        self,
+        host: Host,
+        roots: Sequence[str],
+        patterns: Sequence[re.Pattern[str]],
+        unit: Job | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
-        self._roots = [root.rstrip("/") or "/" for root in roots]
-        self._patterns = patterns
         self._unit = unit
-        self._watches = _Watches()
-        self._watched: dict[str, str] = {}
+        self._unit_tops = tuple(host.resolve(path) for path in unit.tops) if unit is not None else ()
+        self._monotonic = monotonic
+        self._mounts = Mounts(host)
+        if unit is not None:
+            unit.use(self._mounts)
+        self._named = [NamedRoot(host, self._mounts, root, patterns) for root in roots]
+        self._places: list[Place] = list(self._named)
+        self._directories = Directories(host)
+        self._sluids = Sluids(host)
         self._jobs: dict[int, Job] = {}
-        self._listed: dict[str, list[str]] = {}
-        self._ignored: set[str] = set()
-        self._waited_for: set[str] = set()
+        self._keys: dict[int, set[tuple[str, int]]] = {}
+        self._found: dict[int, _Found] = {}
+        self._owners: dict[str, list[int]] = {}
+        self._watched_before: dict[str, bool] = {}
         self._gone: list[Job] = []
+        self._changed: set[int] = set()
+        self._too_many: dict[int, int] = {}
+        self._look_at = monotonic()
+        self._overflows = 0
+        self._conflicting: set[str] = set()
         self.started = 0
         self.ended = 0
-        self.failures = 0
-        self.fd = self._watches.fd
+        self.left_out = 0
+        self.conflicts = 0
+        self.fd = self._directories.fd
+
+    @property
+    def failures(self) -> int:
+        """Listings of directories that failed otherwise than by absence."""
+        return self._directories.failures
+
+    @property
+    def unmapped(self) -> int:
+        """Directories with a text id of Slurm for which no job id was found."""
+        return self._sluids.unmapped
+
+    @property
+    def overflows(self) -> int:
+        """How often inotify dropped events."""
+        return self._directories.overflows
 
     def scan(self) -> list[Job]:
         """The jobs that are there now, in ascending order of their ids; the unit first.
 
-        The same job is the same object from scan to scan; its tasks are read anew.
+        The same job is the same object from scan to scan; its tasks are read anew. Where nothing has happened, no
+        file is opened.
         """
-        self._watches.drain()
-        found: dict[int, tuple[str, list[str]]] = {}
-        for root in self._roots:
-            self._watch(root)
-            for name in self._names(root):
-                job_id, user = self._parse(name)
-                if job_id:
-                    found.setdefault(job_id, (user, []))[1].append(f"{root}/{name}")
-        self._update(found)
+        self._refresh()
         jobs = [self._jobs[job_id] for job_id in sorted(self._jobs)]
         if self._unit is not None:
             jobs.insert(0, self._unit)
@@ -240,72 +395,226 @@ class JobSource:
         return gone
 
     def take_changed(self) -> list[Job]:
-        """The jobs that have come, or to which tasks were added, since this was called last."""
-        return []
+        """The jobs that have come, or to or from which tasks were moved, since this was called last.
+
+        Their tasks are read anew.
+        """
+        self._refresh()
+        ids, self._changed = self._changed, set()
+        jobs = [self._jobs[job_id] for job_id in sorted(ids) if job_id in self._jobs]
+        if NODE_JOB in ids and self._unit is not None:
+            jobs.insert(0, self._unit)
+        for job in jobs:
+            job.forget_tasks()
+        return jobs
+
+    def describe(self) -> list[State]:
+        """Every place where jobs are looked for, and what is there now."""
+        self._refresh()
+        states = []
+        for place in self._places:
+            count = sum(found.place is place for found in self._found.values())
+            state = f"found, {count} job{'s' * (count != 1)}" if count or place.here else "not here"
+            sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
+            if sluid and self._sluids.waiting:
+                state += f", {len(self._sluids.waiting)} whose job id cannot be told"
+            states.append(State(place.name, place.help, place.path, state))
+        if not states:
+            states.append(State("none", "every layout", "/proc/self/mounts", "no cgroup is mounted"))
+        return states
 
     def close(self) -> None:
-        """Give the watches back; also twice."""
+        """Give watches and descriptors back; also twice."""
         if self.fd >= 0:
-            self._watches.close()
+            self._directories.close()
+            self._mounts.close()
+            for job in self._jobs.values():
+                job.reopen()
+            if self._unit is not None:
+                self._unit.reopen()
             self.fd = -1
 
-    def _update(self, found: dict[int, tuple[str, list[str]]]) -> None:
-        for job_id in [job_id for job_id in self._jobs if job_id not in found]:
-            self._gone.append(self._jobs.pop(job_id))
-            self.ended += 1
-            log.info("job ended job=%d", job_id)
-        for job_id, (user, cgroups) in found.items():
-            known = self._jobs.get(job_id)
-            if known is None:
-                self.started += 1
-                log.info("job started job=%d user=%s cgroup=%s", job_id, user, cgroups[0])
-            if known is None or known.cgroups != tuple(cgroups):
-                self._jobs[job_id] = Job(self._host, job_id, user, cgroups)
+    def _refresh(self) -> None:
+        """Take in what has happened, and look at the directories again where that says so."""
+        directories = self._directories
+        directories.drain()
+        now = self._monotonic()
+        due = now >= self._look_at
+        if self._mounts.refresh(anyway=due):
+            directories.clear()
+            for place in self._places:
+                place.watched = False
+            if not self._named:
+                self._places = layout_places(self._mounts)
+        if due:
+            directories.expire()
+            self._look_at = now + FULL_LOOK_S
+        overflow = directories.overflows != self._overflows
+        self._overflows = directories.overflows
+        changed, directories.changed = directories.changed, set()
+        for path in changed:
+            self._changed.update(self._owners.get(path, ()))
+        # a task put into a directory whose job is not known may be the one that tells
+        if directories.stale or not changed.issubset(self._owners):
+            self._walk(now)
+        if overflow:
+            self._changed.update(self._jobs)
+            self._changed.add(NODE_JOB)
 
-    def _names(self, root: str) -> list[str]:
-        try:
-            names = sorted(self._host.directories(root))
-        except OSError as err:
-            if not is_gone(err) and not isinstance(err, PermissionError):
-                self.failures += 1
-                if powers_of_ten(self.failures):
-                    log.error("cannot list the jobs' cgroups path=%s failures=%d: %s", root, self.failures, err)
-                return self._listed.get(root, [])  # not knowing is no reason to end the jobs
-            if root not in self._waited_for:
-                self._waited_for.add(root)
-                if isinstance(err, PermissionError):
-                    log.warning("cannot read the jobs' cgroups path=%s error=%s; run as root", root, err)
-                else:
-                    log.info("waiting for the jobs' cgroups path=%s", root)
-            return []
-        if root in self._waited_for:
-            self._waited_for.discard(root)
-            log.info("found the jobs' cgroups path=%s", root)
-        self._listed[root] = names
-        return names
-
-    def _parse(self, name: str) -> tuple[int, str]:
-        """Job id and user from a directory's name; id 0 where it is no job's."""
-        for pattern in self._patterns:
-            match = pattern.search(name)
-            if match is None:
+    def _walk(self, now: float) -> None:
+        directories = self._directories
+        directories.begin()
+        found, texts = self._find(now)
+        owners: dict[str, list[int]] = {}
+        for job_id, job in list(found.items()):
+            keys = self._keys_of(job)
+            cgroups = self._groups(job.tops, job_id)
+            if not (keys and cgroups):
+                del found[job_id]  # gone since it was listed
                 continue
-            text = match[1] or ""
-            # int() alone would take "+1", "1_0" and digits of other scripts
-            if text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_JOB_ID:
-                return int(text), name[: match.start()]
-            if name not in self._ignored and len(self._ignored) < 1000:
-                self._ignored.add(name)
-                log.warning("not a job id: cgroup=%s pattern=%s gives=%r", name, pattern.pattern, text)
-        return 0, ""
+            for path in cgroups:
+                owners.setdefault(path, []).append(job_id)
+            self._update(job_id, job, keys, cgroups)
+        for job_id in [job_id for job_id in self._jobs if job_id not in found]:
+            self._end(job_id)
+        if self._unit is not None:
+            cgroups = self._groups(self._unit_tops, NODE_JOB) or list(self._unit_tops)
+            for path in cgroups:
+                owners.setdefault(path, []).append(NODE_JOB)
+            if self._unit.regroup(self._unit.tops, cgroups):
+                self._changed.add(NODE_JOB)
+        self._found = found
+        self._owners = owners
+        self._watched_before = texts
+        self._sluids.keep(texts)
+        for place in self._places:
+            place.watched = True
+        directories.end()
 
-    def _watch(self, root: str) -> None:
-        """Have inotify tell of changes in a root, or, while it does not exist, in what is to hold it."""
-        path = root
-        while path != "/" and not self._host.is_directory(path):
-            path = os.path.dirname(path)
-        before = self._watched.get(root)
-        if before is not None and before != path and before not in self._roots:
-            self._watches.remove(self._host.path(before))
-        self._watched[root] = path
-        self._watches.add(self._host.path(path))
+    def _find(self, now: float) -> tuple[dict[int, _Found], dict[str, bool]]:
+        """The jobs at all places, and whether each directory with a text id was seen to come."""
+        found: dict[int, _Found] = {}
+        texts: dict[str, bool] = {}
+        guesses: list[tuple[Place, str, Claim]] = []
+        for place in self._places:
+            for path, claim in place.claims(self._directories):
+                if not claim.sluid:
+                    self._add(found, claim.job, place, path, claim, place.watched)
+                    continue
+                if path in self._directories.gone:
+                    self._sluids.forget(path)
+                    self._watched_before.pop(path, None)
+                texts[path] = self._watched_before.get(path, place.watched)
+                job_id = self._sluids.sure(path, functools.partial(self._groups, [path], -1))
+                if job_id:
+                    self._add(found, job_id, place, path, claim, texts[path])
+                else:
+                    guesses.append((place, path, claim))
+        # what users can write gives way to what they cannot, and what comes to what was there
+        guesses.sort(key=lambda guess: guess[1] not in self._sluids.guessed)
+        for place, path, claim in guesses:
+            job_id = self._sluids.guess(path, self._groups([path], -1), found, now)
+            if job_id:
+                self._add(found, job_id, place, path, claim, texts[path])
+        return found, texts
+
+    def _add(self, found: dict[int, _Found], job_id: int, place: Place, path: str, claim: Claim, watched: bool) -> None:
+        job = found.get(job_id)
+        if job is None:
+            job = found[job_id] = _Found(place, claim, watched)
+        if place is job.place or place.layout is None:
+            if path not in job.tops:  # two roots may be one, reached by two links
+                job.tops.append(path)
+        elif place.layout is job.place.layout:
+            job.elsewhere.append(path)
+        else:
+            self._conflict(job_id, job, path)
+
+    def _conflict(self, job_id: int, job: _Found, path: str) -> None:
+        if path not in self._conflicting and len(self._conflicting) < 1000:
+            self._conflicting.add(path)
+            self.conflicts += 1
+            if powers_of_ten(self.conflicts):
+                log.warning(
+                    "two layouts have a job of one id, the first counts job=%d layout=%s left_out=%s conflicts=%d",
+                    job_id,
+                    job.place.name,
+                    path,
+                    self.conflicts,
+                )
+
+    def _groups(self, tops: Sequence[str], job_id: int) -> list[str]:
+        """Directories of a job and all in them, outer ones first; those that are gone left out."""
+        groups: list[str] = []
+        beyond = 0
+        todo = [(top, 0) for top in reversed(tops)]
+        while todo:
+            path, depth = todo.pop()
+            if len(groups) >= MAX_GROUPS or depth > MAX_DEPTH:
+                beyond += 1
+                continue
+            try:
+                names = self._directories.names(path, None, tasks=True)
+            except OSError as err:
+                if is_gone(err):
+                    continue
+                names = ()  # counted there; its tasks may be readable
+            groups.append(path)
+            todo += [(f"{path.rstrip('/')}/{name}", depth + 1) for name in reversed(names)]
+        if job_id >= 0 and beyond != self._too_many.get(job_id, 0):
+            self._count_left_out(job_id, beyond)
+        return groups
+
+    def _count_left_out(self, job_id: int, beyond: int) -> None:
+        new = beyond - self._too_many.pop(job_id, 0)
+        if beyond:
+            self._too_many[job_id] = beyond
+        for _ in range(max(0, new)):
+            self.left_out += 1
+            if powers_of_ten(self.left_out):
+                log.warning(
+                    "too many or too deep directories in a job's cgroup, the rest is left out job=%d directories=%d",
+                    job_id,
+                    self.left_out,
+                )
+
+    def _keys_of(self, found: _Found) -> set[tuple[str, int]]:
+        """What tells the directories of a job from others that were or will be at the same paths."""
+        keys = set()
+        for path in found.tops + found.elsewhere:
+            with contextlib.suppress(OSError):
+                keys.add((path, self._host.inode(path)))
+        return keys
+
+    def _update(self, job_id: int, found: _Found, keys: set[tuple[str, int]], cgroups: list[str]) -> None:
+        known = self._jobs.get(job_id)
+        if known is not None:
+            before = {key for key in self._keys[job_id] if key[0] not in self._directories.gone}
+            if not before & keys:
+                self._end(job_id)
+                known = None
+        self._keys[job_id] = keys
+        if known is None:
+            self._begin(job_id, found, cgroups)
+        elif known.regroup(found.tops, cgroups):
+            self._changed.add(job_id)
+
+    def _begin(self, job_id: int, found: _Found, cgroups: list[str]) -> None:
+        job = Job(self._host, job_id, found.user, found.tops, mounts=self._mounts)
+        job.witnessed = found.watched
+        _ = job.identity  # now, while its directory is there
+        job.regroup(found.tops, cgroups)
+        self._jobs[job_id] = job
+        self._changed.add(job_id)
+        self.started += 1
+        log.info("job started job=%d user=%s layout=%s cgroup=%s", job_id, found.user, found.place.name, found.tops[0])
+
+    def _end(self, job_id: int) -> None:
+        job = self._jobs.pop(job_id)
+        del self._keys[job_id]
+        self._too_many.pop(job_id, None)
+        job.close()
+        self._gone.append(job)
+        self._changed.discard(job_id)
+        self.ended += 1
+        log.info("job ended job=%d", job_id)

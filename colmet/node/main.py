@@ -18,7 +18,7 @@ from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
 from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, DEFAULT_ROOT, NODE_JOB, Job, JobSource, compile_patterns
+from colmet.node.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
 
@@ -69,18 +69,27 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         "--cpuset_rootpath",
         metavar="PATH",
         action="append",
-        help="directory that holds one cpuset cgroup a job; may be given several times, and all are used; one that "
-        f"does not exist yet is waited for (default: {DEFAULT_ROOT})",
+        help="directory that holds one cgroup a job, of cgroup v1 or v2; may be given several times; one that does not "
+        "exist yet is waited for. Only these are looked at then (default: the jobs of OAR and Slurm are found by "
+        "themselves, wherever cgroups are mounted)",
     )
     jobs.add_argument(
         "--regex_job_id",
         metavar="RE",
         action="append",
-        help="finds the job id, its first group, in a cgroup's name; may be given several times, the first that "
-        f"matches counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+        help="finds the job id, its first group, in the name of a directory under --cpuset_rootpath (without that: "
+        f"under OAR 2's {', '.join(OAR2_ROOTS)}, and only there); may be given several times, the first that matches "
+        f"counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
     )
     unit = parser.add_argument_group("tasks to measure beside the jobs, together, as job 0")
-    unit.add_argument("-c", "--cgroup", metavar="PATH", action="append", default=[], help="all tasks of this cgroup")
+    unit.add_argument(
+        "-c",
+        "--cgroup",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="all tasks of this cgroup, v1 or v2, and of those inside it",
+    )
     unit.add_argument(
         "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
     )
@@ -106,12 +115,10 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
         return None
     cgroups = [os.path.abspath(path) for path in options.cgroup]
     for path in cgroups:
-        try:
-            host.read(f"{path}/tasks")
-        except OSError as err:
-            raise ConfigError(
-                f"--cgroup {path}: not a cgroup v1 directory ({err.strerror}); give one under /sys/fs/cgroup"
-            ) from err
+        if not host.is_directory(path):
+            raise ConfigError(f"--cgroup {path}: no such directory; give one under /sys/fs/cgroup")
+        if not {"tasks", "cgroup.threads"}.intersection(host.names(path)):
+            raise ConfigError(f"--cgroup {path}: not the directory of a cgroup; give one under /sys/fs/cgroup")
     for number in options.pid + options.tid:
         if not host.is_directory(f"/proc/{number}"):
             raise ConfigError(f"--pid or --tid {number}: no such process or thread")
@@ -131,7 +138,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> N
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
     try:
-        source = JobSource(host, options.cpuset_rootpath or [DEFAULT_ROOT], patterns, unit)
+        roots = options.cpuset_rootpath or (OAR2_ROOTS if options.regex_job_id else ())
+        source = JobSource(host, roots, patterns, unit)
         spool = Spool(ENCODERS[options.wire], push.send)
         agent = Agent(socket.gethostname(), source, backends, spool, Schedule(options.sample_period))
         try:

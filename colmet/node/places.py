@@ -1,0 +1,172 @@
+"""The places where jobs are looked for on this machine: layouts in mounts, and roots that the command line names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from colmet.node.host import Host, is_gone
+from colmet.node.layouts import LAYOUTS, Claim, Layout, job_number
+from colmet.node.mounts import Mounts
+from colmet.node.watches import Directories
+
+log = logging.getLogger(__name__)
+
+_MOST_NAMES_TOLD = 1000
+
+
+class Place(ABC):
+    """One place that holds job directories.
+
+    Attributes:
+        name: of its layout.
+        help: one line on its layout.
+        path: the directory in which jobs are, for people.
+        layout: None for a root that is named.
+        watched: whether an earlier walk had it in view, so that what comes now has come since.
+        here: whether the last walk found it.
+    """
+
+    def __init__(self, name: str, text: str, path: str, layout: Layout | None) -> None:
+        self.name = name
+        self.help = text
+        self.path = path
+        self.layout = layout
+        self.watched = False
+        self.here = False
+
+    @abstractmethod
+    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
+        """Each job directory that is there now, and what it says."""
+
+
+class LayoutPlace(Place):
+    """A layout in one hierarchy."""
+
+    def __init__(self, layout: Layout, point: str) -> None:
+        super().__init__(layout.name, layout.help, point.rstrip("/") + layout.where, layout)
+        self._layout = layout
+        self._point = point.rstrip("/")
+
+    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
+        """Each job directory that is there now, and what it says."""
+        self.here = False
+        return self._below("", directories)
+
+    def _below(self, relative: str, directories: Directories) -> Iterator[tuple[str, Claim]]:
+        try:
+            names = directories.names(self._point + relative or "/", self._matters)
+        except OSError:
+            return  # gone; any other error is counted there
+        for name in names:
+            child = f"{relative}/{name}"
+            claim = self._layout.match(child)
+            if claim is not None:
+                yield self._point + child, claim
+            elif self._layout.leads(child):
+                self.here = self.here or self._layout.root.fullmatch(child) is not None
+                yield from self._below(child, directories)
+
+    def _matters(self, path: str) -> bool:
+        relative = path[len(self._point) :]
+        return self._layout.leads(relative) or self._layout.match(relative) is not None
+
+
+class NamedRoot(Place):
+    """A root that the command line names: each directory in it whose name matches is a job's.
+
+    Args:
+        host: the machine.
+        mounts: its cgroup mounts.
+        path: may hold symbolic links; need not exist yet.
+        patterns: the first that matches a directory's name gives the job's id in its first group; what stands before
+            the match is the job's user.
+    """
+
+    def __init__(self, host: Host, mounts: Mounts, path: str, patterns: Sequence[re.Pattern[str]]) -> None:
+        super().__init__("root", "directories of a root that the command line names", path.rstrip("/") or "/", None)
+        self._host = host
+        self._mounts = mounts
+        self._patterns = patterns
+        self._real = ""
+        self._expected = ("", "")
+        self._waiting = False
+        self._ignored: set[str] = set()
+
+    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
+        """Each job directory that is there now, and what it says."""
+        real = self._host.resolve(self.path)
+        if real != self._real:
+            # Where a link or a mount made it appear, its jobs may be old; where it was made itself, they are not.
+            self.watched = self._expected == (real, self._point(real))
+            self._real = real
+        self._watch_above(directories)
+        self.here = False
+        try:
+            names = directories.names(real)
+        except OSError as err:
+            self._absent(err)
+            return
+        self.here = True
+        if self._waiting:
+            self._waiting = False
+            log.info("found the jobs' cgroups path=%s", self.path)
+        for name in names:
+            claim = self._parse(name)
+            if claim is not None:
+                yield f"{real.rstrip('/')}/{name}", claim
+
+    def _absent(self, err: OSError) -> None:
+        self._real = ""
+        if not self._waiting:
+            self._waiting = True
+            if isinstance(err, PermissionError):
+                log.warning("cannot read the jobs' cgroups path=%s error=%s; run as root", self.path, err)
+            elif is_gone(err):
+                log.info("waiting for the jobs' cgroups path=%s", self.path)
+
+    def _watch_above(self, directories: Directories) -> None:
+        """Have it told when the root goes, or what is missing on the way to it comes."""
+        path = self.path
+        while path != "/":
+            path, name = os.path.split(path)
+            if self._host.is_directory(path):
+                break
+        else:
+            return
+        real = self._host.resolve(path)
+        directories.wait_for(real, name)
+        self._expected = (real.rstrip("/") + self.path[len(path.rstrip("/")) :], self._point(real))
+
+    def _point(self, path: str) -> str:
+        mount = self._mounts.of(path)
+        return mount.point if mount is not None else ""
+
+    def _parse(self, name: str) -> Claim | None:
+        for pattern in self._patterns:
+            match = pattern.search(name)
+            if match is None:
+                continue
+            text = match[1] or ""
+            job = job_number(text)
+            if job is not None:
+                return Claim(job, name[: match.start()])
+            if name not in self._ignored and len(self._ignored) < _MOST_NAMES_TOLD:
+                self._ignored.add(name)
+                log.warning("not a job id: cgroup=%s pattern=%s gives=%r", name, pattern.pattern, text)
+        return None
+
+
+def layout_places(mounts: Mounts) -> list[Place]:
+    """Every layout in every hierarchy that may have it, in order of preference."""
+    places: list[Place] = []
+    for layout in LAYOUTS:
+        points = [mounts.v1[name] for name in layout.controllers if name in mounts.v1]
+        if layout.version == 2 and mounts.unified is not None:
+            points = [mounts.unified]
+        # controllers that are mounted together are one hierarchy
+        places += [LayoutPlace(layout, point) for point in dict.fromkeys(points)]
+    return places

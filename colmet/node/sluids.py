@@ -1,0 +1,132 @@
+"""Job ids of cgroups that Slurm 26.05 and later name by text ids (SLUIDs)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Container, Sequence
+
+from colmet.common.cli import powers_of_ten
+from colmet.node.host import Host
+from colmet.node.layouts import job_number
+
+log = logging.getLogger(__name__)
+
+_STEPD = re.compile(rb"slurmstepd: \[([0-9]+)\.[^\]]*\]")
+_STEPD_GROUP = re.compile(r"/step_[^/]+/slurm")
+_ROOT = re.compile(rb"^Uid:\s+0\s+0\s+0\s+0\s*$", re.M)
+_JOB_ID = b"SLURM_JOB_ID="
+_MOST_PROCESSES = 64  # of one directory that are asked at one walk
+_MOST_TOLD = 1000
+GRACE_S = 5.0  # Slurm makes the directory before slurmstepd is in it
+
+
+class Sluids:
+    """Which job each directory with a text id belongs to.
+
+    The id stands in the command line of slurmstepd, ``slurmstepd: [<job id>.<step>]``. Users can give their own
+    processes any command line, so only root's in the job's ``step_*/slurm`` count. Where there is none, the environment
+    of the job's processes says, unless two disagree; that is asked again at each walk, as users can write it.
+
+    Attributes:
+        guessed: jobs of directories of which only the environment of processes says.
+        waiting: directories whose job is not known, with the time since when.
+        unmapped: directories so far for which no job was found within GRACE_S.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._sure: dict[str, int] = {}
+        self._told: set[str] = set()
+        self.guessed: dict[str, int] = {}
+        self.waiting: dict[str, float] = {}
+        self.unmapped = 0
+
+    def sure(self, path: str, groups: Callable[[], Sequence[str]]) -> int:
+        """The id of the job whose directory is at a path, as slurmstepd says; 0 where none does.
+
+        Args:
+            path: of the job's directory.
+            groups: gives it and the directories inside it.
+        """
+        job = self._sure.get(path, 0)
+        if not job:
+            job = self._from_stepd(path, groups())
+            if job:
+                self._sure[path] = job
+                self.guessed.pop(path, None)
+                self.waiting.pop(path, None)
+        return job
+
+    def guess(self, path: str, groups: Sequence[str], others: Container[int], now: float) -> int:
+        """The id of the job, as its processes' environments say; 0 where they do not, or another has that id.
+
+        Args:
+            path: of the job's directory.
+            groups: it and the directories inside it.
+            others: ids of jobs that have other directories.
+            now: monotonic time.
+        """
+        job = self._from_environment(groups)
+        if job and job not in others:
+            self.guessed[path] = job
+            self.waiting.pop(path, None)
+            return job
+        self.guessed.pop(path, None)
+        since = self.waiting.setdefault(path, now)
+        if now - since >= GRACE_S and path not in self._told:
+            self._told.add(path)
+            self.unmapped += 1
+            if self.unmapped <= _MOST_TOLD or powers_of_ten(self.unmapped):
+                log.warning(
+                    "cannot tell which job a cgroup belongs to path=%s directories=%d; its tasks are not measured "
+                    "(with CgroupJobIdPaths=yes in cgroup.conf, Slurm 26.05.2 and later name cgroups job_<id>)",
+                    path,
+                    self.unmapped,
+                )
+        return 0
+
+    def keep(self, paths: Container[str]) -> None:
+        """Forget the directories that are not among these."""
+        self._sure = {path: job for path, job in self._sure.items() if path in paths}
+        self.guessed = {path: job for path, job in self.guessed.items() if path in paths}
+        self._told = {path for path in self._told if path in paths}
+        self.waiting = {path: since for path, since in self.waiting.items() if path in paths}
+
+    def forget(self, path: str) -> None:
+        """Another directory is at this path now."""
+        self._sure.pop(path, None)
+        self.guessed.pop(path, None)
+        self._told.discard(path)
+        self.waiting.pop(path, None)
+
+    def _from_stepd(self, path: str, groups: Sequence[str]) -> int:
+        said = set()
+        for group in groups:
+            if not _STEPD_GROUP.fullmatch(group[len(path) :]):
+                continue
+            for pid in self._processes(group):
+                match = _STEPD.match(self._read(f"/proc/{pid}/cmdline"))
+                if match and _ROOT.search(self._read(f"/proc/{pid}/status")):
+                    said.add(job_number(match[1].decode()) or 0)
+        return said.pop() if len(said) == 1 else 0
+
+    def _from_environment(self, groups: Sequence[str]) -> int:
+        said = set()
+        left = _MOST_PROCESSES
+        for group in groups:
+            for pid in self._processes(group)[:left]:
+                left -= 1
+                for line in self._read(f"/proc/{pid}/environ").split(b"\0"):
+                    if line.startswith(_JOB_ID):
+                        said.add(job_number(line[len(_JOB_ID) :].decode("ascii", "replace")) or 0)
+        return said.pop() if len(said) == 1 else 0
+
+    def _processes(self, group: str) -> list[int]:
+        return [int(pid) for pid in self._read(f"{group}/cgroup.procs").split()[:_MOST_PROCESSES]]
+
+    def _read(self, path: str) -> bytes:
+        try:
+            return self._host.read(path)
+        except OSError:
+            return b""  # ended meanwhile, a threaded group, or not ours to read: it says nothing

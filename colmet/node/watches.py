@@ -1,0 +1,287 @@
+"""Listings of directories that inotify keeps fresh: nothing is read again before the kernel says that it changed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import struct
+from collections.abc import Callable, Iterator
+
+import pyinotify
+
+from colmet.common.cli import powers_of_ten
+from colmet.node.host import Host, is_gone
+
+log = logging.getLogger(__name__)
+
+_EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len
+_COME = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO
+_GO = pyinotify.IN_DELETE | pyinotify.IN_MOVED_FROM
+_SELF = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF | pyinotify.IN_UNMOUNT | pyinotify.IN_IGNORED
+# IN_MASK_ADD: a directory that is watched under two paths, or for two reasons, tells of all that either asks for
+_MASK = _COME | _GO | pyinotify.IN_DELETE_SELF | pyinotify.IN_ONLYDIR | pyinotify.IN_MASK_ADD
+# A write to one of the first three moves a task; the kernel modifies the last when a group fills or empties.
+_TASK_FILES = frozenset(("tasks", "cgroup.procs", "cgroup.threads", "cgroup.events"))
+_READ_BYTES = 1 << 18
+_MOST_READS = 64  # at once: who writes without end must not keep the tick from going on
+
+
+def parse_events(data: bytes) -> Iterator[tuple[int, int, str]]:
+    """Watch descriptor, mask and name of each event of a read from inotify.
+
+    pyinotify's own reader loses all events of a read in which one name is not UTF-8, and users may choose names.
+    """
+    offset = 0
+    while offset + _EVENT.size <= len(data):
+        watch, mask, _, length = _EVENT.unpack_from(data, offset)
+        offset += _EVENT.size
+        yield watch, mask, os.fsdecode(data[offset : offset + length].split(b"\0", 1)[0])
+        offset += length
+
+
+class _Entry:
+    """What is known of one directory."""
+
+    __slots__ = ("awaited", "fresh", "names", "tasks", "visited", "wants", "watch")
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] | None = None  # None: never listed
+        self.fresh = False
+        self.watch = -1
+        self.wants: set[Callable[[str], bool] | None] = set()
+        self.awaited: set[str] = set()
+        self.tasks = False
+        self.visited = False
+
+
+class Directories:
+    """The directories that a walk over them visits; those that the last walk did not are no longer watched.
+
+    Paths are without symbolic links. A walk is `begin`, any number of `names` and `wait_for`, `end`.
+
+    Attributes:
+        fd: readable when something has happened.
+        stale: whether a walk would read anything anew.
+        changed: directories in which the list of tasks was written to; who takes them clears them.
+        gone: directories that were removed, or moved away, since the last walk, also where they are there again.
+        overflows: how often the kernel dropped events; all is read anew then.
+        unwatched: watches that could not be placed; such directories are read at each walk.
+        failures: listings that failed otherwise than by absence; what was known before is used on.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._manager = pyinotify.WatchManager()
+        self._entries: dict[str, _Entry] = {}
+        self._paths: dict[int, list[str]] = {}
+        self._incomplete = False
+        self.fd: int = self._manager.get_fd()
+        self.stale = True
+        self.changed: set[str] = set()
+        self.gone: set[str] = set()
+        self.overflows = 0
+        self.unwatched = 0
+        self.failures = 0
+
+    def begin(self) -> None:
+        """Start a walk."""
+        self._incomplete = False
+        for entry in self._entries.values():
+            entry.visited = False
+            entry.wants.clear()
+            entry.awaited.clear()
+
+    def end(self) -> None:
+        """End a walk: what it did not visit is forgotten."""
+        for path in [path for path, entry in self._entries.items() if not entry.visited]:
+            self._unwatch(path, self._entries.pop(path))
+        self.gone.clear()
+        self.stale = self._incomplete
+
+    def names(self, path: str, wants: Callable[[str], bool] | None = None, tasks: bool = False) -> tuple[str, ...]:
+        """Names of the directories in a directory, in order.
+
+        Args:
+            path: of the directory.
+            wants: whether it matters that a directory, given by its path, comes or goes; None: each does.
+            tasks: it is one whose tasks matter.
+
+        Raises:
+            OSError: it is not there, or never could be read.
+        """
+        entry = self._visit(path)
+        entry.wants.add(wants)
+        if entry.fresh and entry.names is not None and (entry.tasks or not tasks):
+            return entry.names
+        return self._read(path, entry, tasks)
+
+    def wait_for(self, path: str, name: str) -> None:
+        """Have it told when `name`, of whatever kind, comes or goes in a directory."""
+        entry = self._visit(path)
+        entry.awaited.add(name)
+        self._watch(path, entry, "no new root is noticed there before the next full look")
+
+    def expire(self) -> None:
+        """Read all anew at the next walk."""
+        for entry in self._entries.values():
+            entry.fresh = False
+        self.stale = True
+
+    def clear(self) -> None:
+        """Forget all, watches included: other directories may lie at the same paths now."""
+        for path in list(self._entries):
+            self._drop(path)
+        self.stale = True
+
+    def drain(self) -> None:
+        """Take in what has happened."""
+        for _ in range(_MOST_READS):
+            if not select.select([self.fd], [], [], 0)[0]:
+                break
+            for watch, mask, name in parse_events(os.read(self.fd, _READ_BYTES)):
+                if mask & pyinotify.IN_Q_OVERFLOW:
+                    self._overflow()
+                for path in tuple(self._paths.get(watch, ())):
+                    self._take(path, mask, name)
+                if mask & pyinotify.IN_IGNORED:
+                    self._paths.pop(watch, None)
+                    self._manager.watches.pop(watch, None)
+
+    def close(self) -> None:
+        """Give all watches back; also twice."""
+        if self.fd >= 0:
+            self._manager.close()
+            self.fd = -1
+
+    @property
+    def watched(self) -> int:
+        """Number of watches."""
+        return len(self._paths)
+
+    def _overflow(self) -> None:
+        self.overflows += 1
+        if powers_of_ten(self.overflows):
+            log.warning("inotify dropped events, all jobs are looked at anew overflows=%d", self.overflows)
+        self.expire()
+
+    def _take(self, path: str, mask: int, name: str) -> None:
+        entry = self._entries.get(path)
+        if entry is None:
+            return  # dropped by an event before this one
+        child = f"{path.rstrip('/')}/{name}"
+        if mask & _SELF:
+            # not told for cgroups: their directories go without, so that the event in the parent has to do
+            if mask & pyinotify.IN_IGNORED:
+                entry.watch = -1
+            entry.fresh = False
+            self.stale = True
+        elif mask & pyinotify.IN_MODIFY:
+            if entry.tasks and name in _TASK_FILES:
+                self.changed.add(path)
+        elif name in entry.awaited or (mask & pyinotify.IN_ISDIR and self._wanted(entry, child)):
+            # what comes under the name of what was there is another one, even where its going was not told
+            if mask & _GO or (entry.names is not None and name in entry.names):
+                self.gone.add(child)
+                self._drop(child)
+            entry.fresh = False
+            self.stale = True
+
+    @staticmethod
+    def _wanted(entry: _Entry, child: str) -> bool:
+        return entry.names is not None and any(wants is None or wants(child) for wants in entry.wants)
+
+    def _visit(self, path: str) -> _Entry:
+        entry = self._entries.get(path)
+        if entry is None:
+            entry = self._entries[path] = _Entry()
+        entry.visited = True
+        return entry
+
+    def _read(self, path: str, entry: _Entry, tasks: bool) -> tuple[str, ...]:
+        entry.tasks = entry.tasks or tasks
+        # first, so that nothing comes between the listing and the watch
+        entry.fresh = self._watch(path, entry, "", again=True)
+        if tasks:
+            # The kernel tells of its own changes of a file only while it has the file's inode in memory, that is,
+            # once somebody has looked the file up (kernfs_notify_workfn, Linux 6.18).
+            with contextlib.suppress(OSError):
+                self._host.inode(f"{path}/cgroup.events")
+        try:
+            names = tuple(sorted(self._host.directories(path)))
+        except OSError as err:
+            entry.fresh = False
+            if is_gone(err) or isinstance(err, PermissionError):
+                self._drop(path)
+                raise
+            self._incomplete = True
+            self.failures += 1
+            if powers_of_ten(self.failures):
+                log.error("cannot list the jobs' cgroups path=%s failures=%d: %s", path, self.failures, err)
+            if entry.names is None:
+                raise
+            return entry.names  # not knowing is no reason to end the jobs
+        if not entry.fresh:
+            self._not_watched(path, "jobs there are looked for at each tick")
+        for name in set(entry.names or ()).difference(names):
+            self._drop(f"{path.rstrip('/')}/{name}")
+        entry.names = names
+        return names
+
+    def _watch(self, path: str, entry: _Entry, without: str, again: bool = False) -> bool:
+        if entry.watch >= 0 and not again:
+            return True
+        mask = _MASK | (pyinotify.IN_MODIFY if entry.tasks else 0)
+        try:
+            watch: int = self._manager.add_watch(self._host.path(path), mask, quiet=False)[self._host.path(path)]
+        except ValueError:
+            return True  # pyinotify takes no names that are not UTF-8: read at each full look
+        except pyinotify.WatchManagerError:
+            entry.watch = -1
+            if without and self._host.is_directory(path):
+                self._not_watched(path, without)
+            return False
+        if entry.watch >= 0 and entry.watch != watch:
+            self._unwatch(path, entry)  # another directory by the same path
+        entry.watch = watch
+        # one directory that two mounts show has one watch
+        paths = self._paths.setdefault(watch, [])
+        if path not in paths:
+            paths.append(path)
+        return True
+
+    def _not_watched(self, path: str, without: str) -> None:
+        self._incomplete = True
+        self.unwatched += 1
+        if powers_of_ten(self.unwatched):
+            log.warning(
+                "cannot watch path=%s failures=%d; %s "
+                "(is fs.inotify.max_user_watches or max_user_instances too small?)",
+                path,
+                self.unwatched,
+                without,
+            )
+
+    def _unwatch(self, path: str, entry: _Entry) -> None:
+        paths = self._paths.get(entry.watch)
+        if paths is not None and path in paths:
+            paths.remove(path)
+            if not paths:
+                del self._paths[entry.watch]
+                # quiet=False: pyinotify would write its own error where the kernel has dropped the watch meanwhile
+                try:
+                    self._manager.rm_watch(entry.watch, quiet=False)
+                except pyinotify.WatchManagerError:
+                    self._manager.watches.pop(entry.watch, None)
+        entry.watch = -1
+
+    def _drop(self, path: str) -> None:
+        """Forget a directory and all in it."""
+        todo = [path]
+        while todo:
+            path = todo.pop()
+            entry = self._entries.pop(path, None)
+            if entry is not None:
+                self._unwatch(path, entry)
+                todo += [f"{path.rstrip('/')}/{name}" for name in entry.names or ()]
