@@ -831,3 +831,62 @@ def test_live_layouts_are_found_on_this_machine_without_any_option(unified):
         assert job.witnessed and job.user == "0"
     finally:
         source.close()
+
+
+@pytest.mark.live
+def test_live_v2_directories_made_again_between_two_scans_are_read_and_watched_anew(unified):
+    """No event comes from a removed cgroup itself, and descriptors of its files stay on what was removed."""
+    source = JobSource(Host(), [str(unified.path)], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        group = unified.make(unified.path / "bob_1")
+        step = unified.make(group / "step")
+        (job,) = source.scan()
+        assert job.tids() == []
+        step.rmdir()
+        step.mkdir()
+        process = unified.start(step)
+        assert source.scan() == [job] and job.tids() == [process.pid]
+        time.sleep(0.2)  # the directory above tells, late, that it is no longer empty
+        source.take_changed()
+        other = unified.start(step)
+        assert source.take_changed() == [job] and job.tids() == sorted([process.pid, other.pid])
+        for started in (process, other):
+            started.kill()
+            started.wait()
+        CgroupRoot.remove(step)
+        group.rmdir()
+        group.mkdir()
+        (again,) = source.scan()
+        assert again is not job and again.identity != job.identity and source.take_ended() == [job]
+        source.take_changed()
+        process = unified.start(group)
+        assert source.take_changed() == [again] and again.tids() == [process.pid]
+        process.kill()
+        process.wait()
+    finally:
+        source.close()
+
+
+def test_a_job_made_again_is_another_one_also_where_inode_numbers_are_used_again(machine, monkeypatch):
+    machine.mount(PURE_V2)
+    monkeypatch.setattr(machine.fake.host, "inode", lambda path: 7)
+    machine.group(f"{SCOPE}/job_1", [1])
+    source = machine.source()
+    (before,) = source.scan()
+    machine.remove(f"{SCOPE}/job_1")
+    machine.group(f"{SCOPE}/job_1", [2])
+    (after,) = source.scan()
+    assert after is not before and source.take_ended() == [before]
+
+
+def test_a_mount_that_covers_a_root_makes_nobody_a_witness(machine):
+    root = "/sys/fs/cgroup/cpuset/oar"
+    machine.fake.mkdir(root)
+    source = machine.source(root)
+    assert source.scan() == []
+    machine.mount(HYBRID)
+    machine.group(f"{root}/bob_1", unified=False)
+    (job,) = machine.full_look(source)
+    assert not job.witnessed
+    machine.group(f"{root}/bob_2", unified=False)
+    assert [job.witnessed for job in source.scan()] == [False, True]
