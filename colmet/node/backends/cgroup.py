@@ -1,0 +1,641 @@
+"""What the kernel counts for each job's cgroups: CPU, memory, I/O, processes, pressure. On by default.
+
+Each quantity is read in the cgroup v1 hierarchy that has the job, else in v2, where it is; on a machine with both, each
+for itself. Some files a job, whatever the number of its tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import ParseError
+from colmet.common.schema import Field, Sample, Schema
+from colmet.node.backend import InputBackend
+from colmet.node.cgroupfiles import Blocks, Columns, Keyed, Parser, Values, count_cpus, limit, number, pressure
+from colmet.node.host import Host, is_gone
+from colmet.node.jobs import Job
+
+log = logging.getLogger(__name__)
+
+
+def _counter(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
+    return Field(name, unit, "counter", f"{text} Source: v1 {v1}; v2 {v2}.")
+
+
+def _gauge(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
+    return Field(name, unit, "gauge", f"{text} Source: v1 {v1}; v2 {v2}.")
+
+
+def _quota(name: str, unit: str, text: str, v2: str) -> Field:
+    return _counter(name, unit, text, f"cpu.stat {name}", f"cpu.stat {v2}")
+
+
+def _memory(name: str, text: str, v1: str, v2: str) -> Field:
+    return _gauge(f"memory_{name}", "bytes", text, f"memory.stat total_{v1}", f"memory.stat {v2}")
+
+
+def _events(name: str, text: str, key: str, v2: str = "none") -> Field:
+    return _counter(f"memory_{name}", "count", text, f"memory.stat total_{key}", v2)
+
+
+def _io(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
+    text += (
+        ", on block devices, without those made of others (LVM, md). v1 counts no write-back of cached writes, and "
+        "since Linux 6.10 nothing before a blkio.throttle limit is set on a disk: then it is missing."
+    )
+    return _counter(f"io_{name}", unit, text, f"blkio.throttle.{v1}", f"io.stat {v2}, summed over devices")
+
+
+def _pressure(what: str, kind: str, text: str) -> Field:
+    return _counter(f"{what}_pressure_{kind}", "usec", text, "none", f"{what}.pressure {kind}, total")
+
+
+_UNATTRIBUTED = "CPU time of the job that no known task of it used. Source: cpu_usage less what taskstats knows."
+_KERNEL_V2 = "memory.stat kernel (Linux 5.18), else kernel_stack plus pagetables, percpu and slab"
+
+SCHEMA = Schema(
+    "cgroup_default",
+    "job",
+    [
+        Field("user", "none", "label", "Whose job it is. Source: the name of its cgroup.", dtype="S64", fold="first"),
+        _counter("cpu_usage", "nsec", "CPU time.", "cpuacct.usage", "cpu.stat usage_usec"),
+        _counter("cpu_user", "nsec", "CPU time in user mode.", "cpuacct.stat user", "cpu.stat user_usec"),
+        _counter("cpu_system", "nsec", "CPU time in the kernel.", "cpuacct.stat system", "cpu.stat system_usec"),
+        Field("cpu_unattributed", "nsec", "gauge", _UNATTRIBUTED),
+        _gauge(
+            *("cpus_allocated", "count", "CPUs that it may run on."),
+            *("cpuset.effective_cpus, else cpuset.cpus", "cpuset.cpus.effective"),
+        ),
+        _quota("nr_periods", "count", "Periods under a CPU quota.", "nr_periods"),
+        _quota("nr_throttled", "count", "Periods in which the quota was used up.", "nr_throttled"),
+        _quota("throttled_time", "nsec", "Time kept from running by it, summed over CPUs.", "throttled_usec"),
+        _gauge("memory_current", "bytes", "All it is charged for.", "memory.usage_in_bytes", "memory.current"),
+        _gauge(
+            *("memory_peak", "bytes", "The most it was charged for at one time."),
+            *("memory.max_usage_in_bytes", "memory.peak (Linux 5.19)"),
+        ),
+        _gauge(
+            *("memory_limit", "bytes", "The most it may be charged for; missing where unlimited."),
+            *("memory.stat hierarchical_memory_limit", "memory.max"),
+        ),
+        _gauge(
+            *("memory_swap_limit", "bytes", "The most memory and swap together; missing where unlimited."),
+            *("memory.stat hierarchical_memsw_limit", "memory.max plus memory.swap.max"),
+        ),
+        _gauge("memory_swap", "bytes", "Swap space.", "memory.stat total_swap", "memory.swap.current"),
+        _memory("anon", "Anonymous memory; in v1 the swap cache too.", "rss", "anon"),
+        _memory("file", "File pages, tmpfs and shared memory.", "cache", "file"),
+        _memory("shmem", "Shared memory and tmpfs.", "shmem", "shmem"),
+        _gauge("memory_kernel", "bytes", "Kernel data structures.", "memory.kmem.usage_in_bytes", _KERNEL_V2),
+        _memory("mapped_file", "File pages mapped by processes.", "mapped_file", "file_mapped"),
+        _memory("dirty", "File pages to be written to disk.", "dirty", "file_dirty"),
+        _memory("writeback", "File pages being written to disk.", "writeback", "file_writeback"),
+        _memory("anon_thp", "Anonymous transparent huge pages.", "rss_huge", "anon_thp"),
+        _memory("active_anon", "Recently used anonymous pages.", "active_anon", "active_anon"),
+        _memory("inactive_anon", "Less recently used anonymous pages.", "inactive_anon", "inactive_anon"),
+        _memory("active_file", "Recently used file pages.", "active_file", "active_file"),
+        _memory("inactive_file", "Less recently used file pages.", "inactive_file", "inactive_file"),
+        _memory("unevictable", "Pages that cannot be reclaimed.", "unevictable", "unevictable"),
+        _events("pgfault", "Page faults.", "pgfault", "memory.stat pgfault"),
+        _events("pgmajfault", "Page faults with I/O.", "pgmajfault", "memory.stat pgmajfault"),
+        _events("pgpgin", "Pages it was charged for.", "pgpgin"),
+        _events("pgpgout", "Pages it is no longer charged for.", "pgpgout"),
+        _events(
+            *("refault_anon", "Anonymous pages needed again soon after they were reclaimed: memory is short."),
+            *("workingset_refault_anon", "memory.stat workingset_refault_anon (Linux 5.9)"),
+        ),
+        _events(
+            *("refault_file", "File pages needed again soon after they were reclaimed: memory is short."),
+            *("workingset_refault_file", "memory.stat workingset_refault_file (Linux 5.9)"),
+        ),
+        _counter("memory_limit_hits", "count", "Times its limit was reached.", "memory.failcnt", "memory.events max"),
+        _counter(
+            *("memory_oom_kills", "count", "Processes that the kernel killed for want of memory."),
+            *("memory.oom_control oom_kill (Linux 4.13)", "memory.events oom_kill"),
+        ),
+        _io("read_bytes", "bytes", "Bytes read", "io_service_bytes_recursive Read", "rbytes"),
+        _io("write_bytes", "bytes", "Bytes written", "io_service_bytes_recursive Write", "wbytes"),
+        _io("read_ops", "count", "Reads", "io_serviced_recursive Read", "rios"),
+        _io("write_ops", "count", "Writes", "io_serviced_recursive Write", "wios"),
+        _gauge("pids_current", "count", "Its tasks now, threads too.", "pids.current", "pids.current"),
+        _gauge("pids_peak", "count", "The most it had at one time.", "pids.peak", "pids.peak (both Linux 6.1)"),
+        _gauge("pids_limit", "count", "The most it may have; missing where unlimited.", "pids.max", "pids.max"),
+        _counter("pids_limit_hits", "count", "Tasks that it kept from starting.", "pids.events max", "pids.events max"),
+        _pressure("cpu", "some", "Time in which some task waited for a CPU."),
+        _pressure("cpu", "full", "Time in which tasks waited for a CPU, and none ran."),
+        _pressure("memory", "some", "Time in which some task waited for memory."),
+        _pressure("memory", "full", "Time in which tasks waited for memory, and none ran."),
+        _pressure("io", "some", "Time in which some task waited for I/O."),
+        _pressure("io", "full", "Time in which tasks waited for I/O, and none ran."),
+    ],
+)
+
+# What changes only when somebody sets it (limits, CPUs), and what was not there, is read once in so many ticks.
+SLOW_TICKS = 12
+_NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def _as_they_are(columns: Mapping[str, str]) -> Columns:
+    return {key: (column, 1) for key, column in columns.items()}
+
+
+# memory.stat: v1 key, with total_ before it -> v2 key, column; "" where v2 has none (or a file of its own)
+_MEMORY_STAT = {
+    "rss": ("anon", "memory_anon"),
+    "cache": ("file", "memory_file"),
+    "rss_huge": ("anon_thp", "memory_anon_thp"),
+    "shmem": ("shmem", "memory_shmem"),
+    "mapped_file": ("file_mapped", "memory_mapped_file"),
+    "dirty": ("file_dirty", "memory_dirty"),
+    "writeback": ("file_writeback", "memory_writeback"),
+    "swap": ("", "memory_swap"),
+    **{
+        key: (key, f"memory_{key}")
+        for key in ("active_anon", "inactive_anon", "active_file", "inactive_file", "unevictable")
+    },
+    **{key: (key, f"memory_{key}") for key in ("pgfault", "pgmajfault")},
+    **{key: ("", f"memory_{key}") for key in ("pgpgin", "pgpgout")},
+    **{f"workingset_refault_{key}": (f"workingset_refault_{key}", f"memory_refault_{key}") for key in ("anon", "file")},
+}
+
+
+def memory_stat_v1() -> Parser:
+    """memory.stat of v1: what the group and those below it hold."""
+    return Keyed(
+        _as_they_are({f"total_{key}": column for key, (_, column) in _MEMORY_STAT.items()}),
+        {"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
+    )
+
+
+def memory_stat_v2() -> Parser:
+    """memory.stat of v2; before Linux 5.18 its parts of the kernel's memory are summed here."""
+    stat = Keyed(
+        _as_they_are({**{key: column for key, column in _MEMORY_STAT.values() if key}, "kernel": "memory_kernel"})
+    )
+    parts = Keyed(_as_they_are({key: key for key in ("kernel_stack", "pagetables", "percpu", "slab")}))
+
+    def parse(data: bytes, values: Values) -> None:
+        stat(data, values)
+        if "memory_kernel" not in values:
+            found: Values = {}
+            parts(data, found)
+            if found:
+                values["memory_kernel"] = sum(int(part or 0) for part in found.values())
+
+    return parse
+
+
+class BlkioProbe:
+    """Whether v1's blkio counts at all.
+
+    A group that did no I/O lists no device. Since Linux 6.10 (a3166c51702b, "blk-throttle: delay initialization until
+    configuration") neither does one that did, until a limit is set on a disk. The hierarchy's top tells them apart: it
+    lists every device that is counted.
+    """
+
+    NAME = "blkio.throttle.io_service_bytes"
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._counts: bool | None = None
+        self._told = False
+
+    def forget(self) -> None:
+        """Look again when asked."""
+        self._counts = None
+
+    def counts(self, directory: str) -> bool:
+        """Whether the hierarchy in which this group is counts I/O."""
+        if self._counts is None:
+            self._counts = self._look(directory)
+            if not self._counts and not self._told:
+                self._told = True
+                log.warning(
+                    "the kernel counts no I/O of cgroup v1 groups: io_* of cgroup_default is missing; Linux 6.10 and "
+                    "later count it on a disk once some limit is set on it, however high, such as "
+                    "echo '<major>:<minor> 1000000000000' > %s/blkio.throttle.read_bps_device",
+                    directory,
+                )
+        return self._counts
+
+    def _look(self, directory: str) -> bool:
+        found = b""
+        while directory != "/":
+            try:
+                found = self._host.read(f"{directory}/{self.NAME}")
+            except OSError:
+                break
+            directory = posixpath.dirname(directory)
+        return b":" in found
+
+
+class Source(NamedTuple):
+    """A file of a group.
+
+    Attributes:
+        names: it has the first of these that exists.
+        parse: its text -> values.
+        slow: it is read once in `SLOW_TICKS`.
+        empty: columns that are 0 where it names no device, unless the kernel does not count; see `BlkioProbe`.
+    """
+
+    names: tuple[str, ...]
+    parse: Parser
+    slow: bool = False
+    empty: tuple[str, ...] = ()
+
+
+class Kind(NamedTuple):
+    """What one v1 controller, or v2 in its place, tells of a job. Without a controller it is v2's alone."""
+
+    controller: str
+    v1: tuple[Source, ...]
+    v2: tuple[Source, ...]
+
+
+UNIFIED = "unified"
+
+
+def kinds(host: Host) -> tuple[Kind, ...]:
+    """Everything that is read, in that order: first what is compared with what taskstats has just measured."""
+    blocks = Blocks(host)
+    quota = _as_they_are({"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"})
+    quota_v2 = {**quota, "throttled_usec": ("throttled_time", 1000)}
+    usage_v2 = {f"{key}_usec": (f"cpu_{key}", 1000) for key in ("usage", "user", "system")}
+    times_v1 = {key: (f"cpu_{key}", _NSEC_PER_TICK) for key in ("user", "system")}
+    events = _as_they_are({"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"})
+    io_bytes, io_ops = ("io_read_bytes", "io_write_bytes"), ("io_read_ops", "io_write_ops")
+    pids = (
+        Source(("pids.current",), number("pids_current")),
+        Source(("pids.peak",), number("pids_peak")),
+        Source(("pids.events",), Keyed(_as_they_are({"max": "pids_limit_hits"}))),
+        Source(("pids.max",), limit("pids_limit"), slow=True),
+    )
+    return (
+        Kind(
+            "cpuacct",
+            (
+                Source(("cpuacct.usage",), number("cpu_usage")),
+                Source(("cpuacct.stat",), Keyed(times_v1)),
+            ),
+            (Source(("cpu.stat",), Keyed({**usage_v2, **quota_v2})),),
+        ),
+        Kind(
+            "cpu",
+            (Source(("cpu.stat",), Keyed({**quota, "throttled_time": ("throttled_time", 1)})),),
+            (Source(("cpu.stat",), Keyed(quota_v2)),),
+        ),
+        Kind(
+            "cpuset",
+            (Source(("cpuset.effective_cpus", "cpuset.cpus"), count_cpus, slow=True),),
+            (Source(("cpuset.cpus.effective",), count_cpus, slow=True),),
+        ),
+        Kind(
+            "memory",
+            (
+                Source(("memory.usage_in_bytes",), number("memory_current")),
+                Source(("memory.stat",), memory_stat_v1()),
+                Source(("memory.max_usage_in_bytes",), number("memory_peak")),
+                Source(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
+                Source(("memory.failcnt",), number("memory_limit_hits")),
+                Source(("memory.oom_control",), Keyed(_as_they_are({"oom_kill": "memory_oom_kills"}))),
+            ),
+            (
+                Source(("memory.current",), number("memory_current")),
+                Source(("memory.stat",), memory_stat_v2()),
+                Source(("memory.peak",), number("memory_peak")),
+                Source(("memory.swap.current",), number("memory_swap")),
+                Source(("memory.events",), Keyed(events)),
+                Source(("memory.max",), limit("memory_limit"), slow=True),
+                Source(("memory.swap.max",), limit("memory_swap_limit", beside="memory_limit"), slow=True),
+            ),
+        ),
+        Kind(
+            "blkio",
+            (
+                Source(
+                    ("blkio.throttle.io_service_bytes_recursive", BlkioProbe.NAME), blocks.v1(*io_bytes), empty=io_bytes
+                ),
+                Source(
+                    ("blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced"),
+                    blocks.v1(*io_ops),
+                    empty=io_ops,
+                ),
+            ),
+            (Source(("io.stat",), blocks.v2),),
+        ),
+        Kind("pids", pids, pids),
+        Kind("", (), tuple([Source((f"{what}.pressure",), pressure(what)) for what in ("cpu", "memory", "io")])),
+    )
+
+
+class _File:
+    """A file of one job that is read again and again.
+
+    Attributes:
+        part: what it belongs to.
+        absent: it was not there: not to be tried before the next slow tick.
+    """
+
+    __slots__ = ("_kept", "_which", "absent", "directory", "part", "source")
+
+    def __init__(self, host: Host, part: _Part, directory: str, source: Source) -> None:
+        self.part = part
+        self.directory = directory
+        self.source = source
+        self.absent = False
+        self._kept = [host.keep(f"{directory}/{name}") for name in source.names]
+        self._which = 0
+
+    @property
+    def path(self) -> str:
+        return self._kept[self._which].path
+
+    def read(self) -> bytes:
+        """Its text now.
+
+        Raises:
+            OSError: it, or the group, is gone.
+        """
+        try:
+            return self._kept[self._which].read()
+        except FileNotFoundError:
+            if self._which + 1 < len(self._kept):
+                self._which += 1
+                return self.read()
+            self._which = 0
+            raise
+
+    def close(self) -> None:
+        for kept in self._kept:
+            kept.close()
+
+
+class _Part:
+    """What one `Kind` tells of one job.
+
+    Attributes:
+        settled: where it is found is known: a v1 directory, or v2 files that were read.
+    """
+
+    __slots__ = ("directory", "files", "kind", "settled")
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.directory: str | None = None
+        self.files: list[_File] = []
+        self.settled = False
+
+    def look(self, host: Host, job: Job) -> bool:
+        """Look for it where it may be by now; whether its files are other ones since."""
+        directory = job.directory(self.kind.controller) if self.kind.v1 else None
+        sources = self.kind.v1
+        if directory is not None:
+            self.settled = True
+        else:
+            directory, sources = job.directory(UNIFIED), self.kind.v2
+        if directory == self.directory:
+            return False
+        self.close()
+        self.directory = directory
+        if directory is not None:
+            self.files = [_File(host, self, directory, source) for source in sources]
+        return True
+
+    def lose(self) -> None:
+        """The group is gone: look for it again."""
+        self.close()
+        self.directory = None
+        self.settled = False
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+        self.files = []
+
+
+class _Group:
+    """The files of one job, and what they told.
+
+    Attributes:
+        known: the last value of each column that was ever read.
+        values: what this tick has read so far.
+        listed: whether the job was there at the last tick.
+    """
+
+    def __init__(self, job: Job, parts: Sequence[_Part]) -> None:
+        self.job = job
+        self.known: Values = {}
+        self.values: Values = {}
+        self.slow_values: Values = {}
+        self.listed = True
+        self.fast: list[_File] = []
+        self.slow: list[_File] = []
+        self._parts = parts
+        self._pending = list(parts)
+        self._slow_in = self._slow_every = 1
+
+    def look(self, host: Host) -> None:
+        """Look for what has not been found yet."""
+        if self._pending:
+            self._pending = [part for part in self._pending if not part.settled]
+            changes = [part.look(host, self.job) for part in self._pending]
+            if any(changes):
+                self._arrange()
+
+    def lose(self, parts: Iterable[_Part]) -> None:
+        """These are gone: look for them again."""
+        for part in parts:
+            part.lose()
+            self._pending.append(part)
+        self._arrange()
+
+    def is_slow_tick(self) -> bool:
+        """Whether to read what is not read at every tick, and to try again what was not there.
+
+        Soon after something was found it is more often: who sets up a job may not be through yet.
+        """
+        self._slow_in -= 1
+        if self._slow_in > 0:
+            return False
+        self._slow_in = self._slow_every
+        self._slow_every = min(2 * self._slow_every, SLOW_TICKS)
+        for file in self.fast + self.slow:
+            file.absent = False
+        return True
+
+    def _arrange(self) -> None:
+        files: dict[str, _File] = {}
+        for part in self._parts:
+            for file in part.files:
+                # one cpu.stat of v2 tells what two controllers of v1 do: the first reads it all
+                files.setdefault(file.path, file)
+        self.slow = [file for file in files.values() if file.source.slow]
+        self.fast = [file for file in files.values() if not file.source.slow]
+        self._slow_in = self._slow_every = 1
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+class CgroupBackend(InputBackend):
+    """Rows of `SCHEMA`, one for each job of which a controller tells something."""
+
+    name = "cgroup"
+    schema = SCHEMA
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._kinds = kinds(host)
+        self._probe = BlkioProbe(host)
+        self._groups: dict[Job, _Group] = {}
+        self._ticks = 0
+        self._failures = 0
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """One option to turn it off."""
+        parser.add_argument("--disable-cgroup", action="store_true", help="do not measure the jobs' cgroups")
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> CgroupBackend | None:
+        """On, unless it is turned off."""
+        return None if options.disable_cgroup else cls(host)
+
+    def open(self) -> None:
+        """Nothing to get ready: controllers may come with the first job."""
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """One row for each job of which a controller tells something."""
+        self._ticks += 1
+        if self._ticks % SLOW_TICKS == 0:
+            self._probe.forget()
+        self._leave_gone(jobs)
+        groups = [self._group(job) for job in jobs]
+        for group in groups:  # the CPU time of all jobs first: taskstats has just measured their tasks'
+            self._begin(group)
+        rows = []
+        for group in groups:
+            self._finish(group)
+            if group.values:
+                rows.append(self._row(group.job, group.values))
+        return rows
+
+    def notice(self, job: Job) -> None:
+        """Read its files: they may be gone by the next tick."""
+        group = self._group(job)
+        self._begin(group)
+        self._finish(group)
+
+    def last(self, job: Job) -> Sample | None:
+        """Its row from what was read last, of each file; None where nothing ever was."""
+        group = self._groups.pop(job, None)
+        if group is None:
+            return None
+        if group.listed:  # else its files were closed, and by their names they could be another job's by now
+            self._begin(group)
+            self._finish(group)
+            group.close()
+        return self._row(job, group.known) if group.known else None
+
+    def _group(self, job: Job) -> _Group:
+        group = self._groups.get(job)
+        if group is None:
+            group = self._groups[job] = _Group(job, [_Part(kind) for kind in self._kinds])
+        group.listed = True
+        return group
+
+    def _leave_gone(self, jobs: Sequence[Job]) -> None:
+        """Close the files of jobs that are gone; what they told is kept one tick longer, for `last`."""
+        listed = set(jobs)
+        for job in [job for job in self._groups if job not in listed]:
+            group = self._groups[job]
+            if group.listed:
+                group.close()
+                group.listed = False
+            else:
+                del self._groups[job]
+
+    @staticmethod
+    def _row(job: Job, values: Values) -> Sample:
+        row: Values = {"user": job.user.encode()[:64], **values} if job.user else dict(values)
+        usage = row.get("cpu_usage")
+        if usage is not None and job.attributed_cpu_ns is not None:
+            row["cpu_unattributed"] = max(0, int(usage) - job.attributed_cpu_ns)
+        return Sample(job.id, row)
+
+    def _begin(self, group: _Group) -> None:
+        """Read the first file alone: the job's CPU time."""
+        group.look(self._host)
+        group.values = {}
+        self._read(group, group.fast[:1])
+
+    def _finish(self, group: _Group) -> None:
+        """Read the rest."""
+        values = group.values
+        if group.is_slow_tick():
+            group.values = {}
+            self._read(group, group.slow)
+            group.slow_values = group.values
+            group.values = values
+        values.update(group.slow_values)
+        self._read(group, group.fast[1:])
+        group.known = values if len(values) >= len(group.known) else {**group.known, **values}
+
+    def _read(self, group: _Group, files: Sequence[_File]) -> None:
+        """Take in what files tell; what one does not tell is missing."""
+        values = group.values
+        lost = set()
+        for file in files:
+            if file.absent:
+                continue
+            source = file.source
+            try:
+                data = file.read()
+            except OSError as err:
+                if err.errno == errno.ENODEV:  # its descriptor is open, the group is removed
+                    lost.add(file.part)
+                else:
+                    self._absent(group.job, file, err)
+                continue
+            file.part.settled = True
+            try:
+                source.parse(data, values)
+            except (ValueError, IndexError) as err:
+                self._failed(group.job, f"{ParseError(file.path, data[:80])} ({err})")
+                continue
+            if source.empty and source.empty[0] not in values and self._probe.counts(file.directory):
+                values.update(dict.fromkeys(source.empty, 0))
+        if lost:
+            group.lose(lost)
+
+    def _absent(self, job: Job, file: _File, err: OSError) -> None:
+        """A file is not there, or cannot be read: leave it for a while."""
+        file.absent = True
+        # EOPNOTSUPP: pressure is compiled in and off (psi=0)
+        if not is_gone(err) and err.errno != errno.EOPNOTSUPP:
+            self._failed(job, f"{file.path}: {err.strerror}")
+
+    def _failed(self, job: Job, what: str) -> None:
+        self._failures += 1
+        if powers_of_ten(self._failures):
+            log.error(
+                "a cgroup's file is of no use, its columns are missing job=%d failures=%d: %s",
+                job.id,
+                self._failures,
+                what,
+            )
+
+    def close(self) -> None:
+        """Close the files; also twice."""
+        for group in self._groups.values():
+            group.close()
+        self._groups = {}

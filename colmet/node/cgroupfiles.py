@@ -1,0 +1,195 @@
+"""The forms of the files of cgroups: pure parsers, from text to values by column.
+
+A parser takes in what a file tells, all of it or nothing but where it says otherwise, and raises ValueError or
+IndexError where the file has another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import compress
+
+from colmet.common.schema import Value
+from colmet.node.host import Host
+
+Values = dict[str, Value]
+Parser = Callable[[bytes, Values], None]
+Columns = Mapping[str, tuple[str, int]]  # key in a file -> column, and by what the number there is multiplied
+
+# A number from here on is no measured value: v1 says "unlimited" with 2^63 rounded down to pages, in old kernels with
+# 2^64 - 1, and an underflow in the kernel looks alike.
+_UNLIMITED = 1 << 62
+
+
+def _measured(number: int) -> int:
+    if not 0 <= number < _UNLIMITED:
+        raise ValueError(f"{number} is out of range")
+    return number
+
+
+def number(column: str) -> Parser:
+    """A file of one number."""
+
+    def parse(data: bytes, values: Values) -> None:
+        values[column] = _measured(int(data))
+
+    return parse
+
+
+def limit(column: str, beside: str = "") -> Parser:
+    """A file of one number, or ``max``; it is added to column `beside`, and missing where that is."""
+
+    def parse(data: bytes, values: Values) -> None:
+        if data.strip() == b"max":
+            return
+        found = _measured(int(data))
+        if not beside:
+            values[column] = found
+        elif beside in values:
+            values[column] = found + int(values[beside] or 0)
+
+    return parse
+
+
+class Keyed:
+    """A file of ``key number`` lines.
+
+    Where each key stands is kept from file to file: a kernel has them all in one order.
+
+    Args:
+        columns: what is taken. A key that the file lacks is missing.
+        limits: key -> column of limits, which are missing where there is none.
+    """
+
+    def __init__(self, columns: Columns, limits: Mapping[str, str] | None = None) -> None:
+        self._columns = {key.encode(): column for key, column in columns.items()}
+        self._limits = {key.encode(): column for key, column in (limits or {}).items()}
+        self._keys: list[bytes] | None = None
+        self._names: list[str] = []
+        self._places: list[tuple[int, int]] = []
+        self._limit_places: list[tuple[str, int]] = []
+
+    def __call__(self, data: bytes, values: Values) -> None:
+        """Take a file's numbers into `values`.
+
+        Raises:
+            ValueError, IndexError: another form; or a number that cannot be, and all others are taken.
+        """
+        words = data.split()
+        if words[::2] != self._keys:
+            self._learn(words)
+        found = [int(words[place]) * factor for place, factor in self._places]
+        for column, place in self._limit_places:
+            most = int(words[place])
+            if most < _UNLIMITED:
+                values[column] = most
+        if found and (min(found) < 0 or max(found) >= _UNLIMITED):
+            good = [0 <= number < _UNLIMITED for number in found]
+            values.update(compress(zip(self._names, found), good))
+            raise ValueError(f"{self._names[good.index(False)]} is out of range")
+        values.update(zip(self._names, found))
+
+    def _learn(self, words: list[bytes]) -> None:
+        keys = words[::2]
+        if not words or len(words) % 2 or not all(word.isdigit() for word in words[1::2]):
+            raise ValueError("not lines of a key and a number each")
+        known = [(*self._columns[key], 2 * at + 1) for at, key in enumerate(keys) if key in self._columns]
+        self._names = [column for column, _, _ in known]
+        self._places = [(place, factor) for _, factor, place in known]
+        self._limit_places = [(self._limits[key], 2 * at + 1) for at, key in enumerate(keys) if key in self._limits]
+        self._keys = keys
+
+
+def count_cpus(data: bytes, values: Values) -> None:
+    """``0-3,8``: a list of CPUs. An empty one is a v1 cpuset that is not set up yet."""
+    text = data.strip()
+    if not text:
+        return
+    count = 0
+    for part in text.split(b","):
+        first, _, last = part.partition(b"-")
+        count += int(last or first) - int(first) + 1
+    values["cpus_allocated"] = _measured(count)
+
+
+def pressure(what: str) -> Parser:
+    """``some avg10=0.00 avg60=0.00 avg300=0.00 total=123``, and ``full`` alike, which cpu has since Linux 5.13."""
+    columns = {kind.encode(): f"{what}_pressure_{kind}" for kind in ("some", "full")}
+
+    def parse(data: bytes, values: Values) -> None:
+        found = {}
+        for line in data.splitlines():
+            rest, _, total = line.rpartition(b" total=")
+            column = columns.get(rest[:4])
+            if column is None:
+                raise ValueError("not lines of some and full")
+            found[column] = _measured(int(total))
+        values.update(found)
+
+    return parse
+
+
+class Blocks:
+    """Sums over block devices, without those that are made of others: the kernel counts the I/O of both."""
+
+    MAX_DEVICES = 1000
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._known: dict[bytes, bool] = {}
+
+    def counts(self, device: bytes) -> bool:
+        """Whether a device, by ``major:minor``, is to be counted.
+
+        Not so where it is made of others, which the kernel lists as well, or is ``(unknown)``: a hidden path to an
+        NVMe device that has several.
+        """
+        known = self._known.get(device)
+        if known is None:
+            if len(self._known) >= self.MAX_DEVICES:
+                self._known.clear()
+            known = self._known[device] = b":" in device and not self._has_parts(device)
+        return known
+
+    def _has_parts(self, device: bytes) -> bool:
+        try:
+            return bool(self._host.names(f"/sys/dev/block/{device.decode('ascii', 'replace')}/slaves"))
+        except (OSError, ValueError):
+            return False
+
+    def v2(self, data: bytes, values: Values) -> None:
+        """``254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6``; nothing of a device that was not used.
+
+        Linux before 6.2 prints devices without I/O in front of the next one: ``7:7 7:6 253:0 rbytes=...``.
+        """
+        sums = {b"rbytes": 0, b"wbytes": 0, b"rios": 0, b"wios": 0}
+        counted = False
+        for word in data.split():
+            key, equals, text = word.partition(b"=")
+            if not equals:
+                if b":" not in word and word != b"(unknown)":
+                    raise ValueError(f"{word!r} is neither a device nor a value")
+                counted = self.counts(word)
+            elif counted and key in sums:
+                sums[key] += int(text)
+        read, written, reads, writes = map(_measured, sums.values())
+        values.update(io_read_bytes=read, io_write_bytes=written, io_read_ops=reads, io_write_ops=writes)
+
+    def v1(self, read: str, write: str) -> Parser:
+        """``254:0 Read 4096``, six such lines a device, and ``Total 8192`` at the end."""
+
+        def parse(data: bytes, values: Values) -> None:
+            words = data.split()
+            if len(words) % 3 == 2 and words[-2] == b"Total":
+                del words[-2:]
+            if not words:
+                return
+            if len(words) % 3 or b"Read" not in words[1::3]:
+                raise ValueError("not lines of a device, a direction and a number")
+            sums = {b"Read": 0, b"Write": 0}
+            for device, what, text in zip(words[::3], words[1::3], words[2::3]):
+                if what in sums and self.counts(device):
+                    sums[what] += int(text)
+            values[read], values[write] = _measured(sums[b"Read"]), _measured(sums[b"Write"])
+
+        return parse
