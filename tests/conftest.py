@@ -102,20 +102,28 @@ class CgroupRoot:
                 return
             time.sleep(0.05)
 
-    def job(self, name):
-        """The cgroups of a new job."""
-        return JobCgroup(self.make(self.path / name), self.make(self.cpuacct / name) if self.cpuacct else None)
+    def job(self, name, controllers=()):
+        """The cgroups of a new job: in cpuset and cpuacct, and in other v1 controllers that the machine has."""
+        job = JobCgroup(self.make(self.path / name), self.make(self.cpuacct / name) if self.cpuacct else None)
+        for controller in controllers:
+            point = cgroup_mount(controller)
+            if controller in job.directories or point is None:
+                continue
+            same = [path for path in job.directories.values() if point in path.parents]  # mounted together
+            job.directories[controller] = same[0] if same else self.make(point / f"{self.path.name}-{name}")
+        return job
 
 
 class JobCgroup:
     def __init__(self, path, cpuacct):
         self.path = path
         self.cpuacct = cpuacct
+        self.directories = {"cpuset": path, **({"cpuacct": cpuacct} if cpuacct else {})}
         self._processes = []
 
     def start(self, *command, **options):
         """Start a command in the job."""
-        files = [path / "cgroup.procs" for path in (self.path, self.cpuacct) if path]
+        files = [path / "cgroup.procs" for path in dict.fromkeys(self.directories.values())]
         script = "".join(f"echo $$ > '{file}'; " for file in files) + 'exec "$@"'
         process = subprocess.Popen(["/bin/sh", "-c", script, "sh", *command], text=True, **options)
         self._processes.append(process)
@@ -143,8 +151,8 @@ def cgroups(root):
         made = CgroupRoot(stack)
         make_job = made.job
 
-        def job(name):
-            new = make_job(name)
+        def job(name, controllers=()):
+            new = make_job(name, controllers)
             stack.callback(new.close)
             return new
 
