@@ -11,12 +11,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from colmet.common.cli import raise_open_file_limit
 from colmet.common.errors import BackendUnavailable
+from colmet.node.backends.cgroup import CgroupBackend
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend
 from colmet.node.backends.taskstats import TaskstatsBackend, TaskstatsClient
@@ -25,6 +26,7 @@ from colmet.node.jobs import Job
 
 TASKS = 1000
 PROCESSES = 500
+JOBS = 100
 ROUNDS = 15
 
 THREADS = """
@@ -165,9 +167,80 @@ def bench_procstats() -> list[tuple[str, float, str, str]]:
     ]
 
 
+class InGroups(Job):
+    """A job whose directories are known: finding them is measured apart."""
+
+    def __init__(self, number: int, directories: dict[str, str]) -> None:
+        super().__init__(Host(), number, "bench")
+        self._directories = directories
+        self.attributed_cpu_ns = 0
+
+    def directory(self, controller: str) -> str | None:
+        """As the constructor was told."""
+        return self._directories.get(controller)
+
+
+@contextlib.contextmanager
+def groups(controllers: Sequence[str]) -> Iterator[list[Job]]:
+    """Jobs with a group in each of these controllers of cgroup v1, below the mount points that are usual."""
+    jobs: list[Job] = []
+    with contextlib.ExitStack() as stack:
+        for number in range(1, JOBS + 1):
+            directories = {}
+            for controller in controllers:
+                directory = f"/sys/fs/cgroup/{controller}/colmet-bench-{os.getpid()}_{number}"
+                os.mkdir(directory)
+                stack.callback(os.rmdir, directory)
+                directories[controller] = directory
+            jobs.append(InGroups(number, directories))
+        yield jobs
+
+
+def cgroup_us(jobs: list[Job]) -> tuple[float, float]:
+    """CPU time per job of a sample, and of the reads of its files alone."""
+    backend = CgroupBackend(Host())
+    for _ in range(50):
+        backend.sample(jobs)  # files that are not there are tried again less and less
+    whole = cpu_us(lambda: backend.sample(jobs), len(jobs))
+    paths = [file.path for group in backend._groups.values() for file in group.fast if not file.absent]
+    files = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def reads() -> None:
+        for file in files:
+            os.pread(file, 8192, 0)
+
+    least = cpu_us(reads, len(jobs))
+    for file in files:
+        os.close(file)
+    backend.close()
+    return whole, least
+
+
+def bench_cgroup() -> list[tuple[str, float, str, str]]:
+    """A sample of 100 jobs through the backend, and the reads of their files alone."""
+    raise_open_file_limit()
+    figures = []
+    few = ("cpuset", "cpu", "cpuacct")
+    for what, controllers, target in [
+        ("cpuset, cpu, cpuacct", few, "at most 30"),
+        ("all of v1", (*few, "memory", "blkio", "pids"), "at most 60"),
+    ]:
+        missing = [name for name in controllers if not os.access(f"/sys/fs/cgroup/{name}/cgroup.procs", os.W_OK)]
+        if missing:
+            print(f"left out: cannot make groups in /sys/fs/cgroup: {', '.join(missing)}", file=sys.stderr)
+            continue
+        with groups(controllers) as jobs:
+            whole, least = cgroup_us(jobs)
+        figures += [
+            (f"cgroup: CPU per job ({what})", whole, "us", target),
+            (f"cgroup: over the reads alone ({what})", whole / least, "x", ""),
+        ]
+    return figures
+
+
 def run() -> list[tuple[str, float, str, str]]:
     """Every figure: name, value, unit, target."""
-    return bench_taskstats() + bench_jobproc() + bench_procstats()
+    return bench_taskstats() + bench_jobproc() + bench_procstats() + bench_cgroup()
 
 
 if __name__ == "__main__":

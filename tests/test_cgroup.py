@@ -210,11 +210,10 @@ def test_cpu_time_that_no_known_task_used(fake, backend):
 
 
 def test_the_user_is_cut_to_its_column_and_missing_where_not_known(fake, backend):
-    job = make_v1(fake, ("pids",))
-    job.user = "é" * 64
-    assert values_of(backend, job)["user"] == ("é" * 32).encode()
-    job.user = ""
-    assert "user" not in values_of(backend, job)
+    directories = make_v1(fake, ("pids",)).directories
+    for user, expected in [("é" * 64, "é" * 32), ("x" + "é" * 64, "x" + "é" * 31), ("a\udcff", "a?"), ("", None)]:
+        values = values_of(backend, OneJob(fake.host, 42, user, **directories))
+        assert values.get("user") == (expected and expected.encode())
 
 
 def test_it_runs_after_taskstats_whose_cpu_time_it_compares():

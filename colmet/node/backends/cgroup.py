@@ -25,6 +25,9 @@ from colmet.node.jobs import Job
 log = logging.getLogger(__name__)
 
 
+USER_BYTES = 64
+
+
 def _counter(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
     return Field(name, unit, "counter", f"{text} Source: v1 {v1}; v2 {v2}.")
 
@@ -64,7 +67,14 @@ SCHEMA = Schema(
     "cgroup_default",
     "job",
     [
-        Field("user", "none", "label", "Whose job it is. Source: the name of its cgroup.", dtype="S64", fold="first"),
+        Field(
+            "user",
+            "none",
+            "label",
+            "Whose job it is. Source: the name of its cgroup.",
+            dtype=f"S{USER_BYTES}",
+            fold="first",
+        ),
         _counter("cpu_usage", "nsec", "CPU time.", "cpuacct.usage", "cpu.stat usage_usec"),
         _counter("cpu_user", "nsec", "CPU time in user mode.", "cpuacct.stat user", "cpu.stat user_usec"),
         _counter("cpu_system", "nsec", "CPU time in the kernel.", "cpuacct.stat system", "cpu.stat system_usec"),
@@ -340,42 +350,34 @@ class _File:
     """A file of one job that is read again and again.
 
     Attributes:
+        kept: the file.
         part: what it belongs to.
         absent: it was not there: not to be tried before the next slow tick.
     """
 
-    __slots__ = ("_kept", "_which", "absent", "directory", "part", "source")
+    __slots__ = ("_host", "_which", "absent", "directory", "kept", "part", "source")
 
     def __init__(self, host: Host, part: _Part, directory: str, source: Source) -> None:
         self.part = part
         self.directory = directory
         self.source = source
         self.absent = False
-        self._kept = [host.keep(f"{directory}/{name}") for name in source.names]
+        self._host = host
         self._which = 0
+        self.kept = host.keep(f"{directory}/{source.names[0]}")
 
     @property
     def path(self) -> str:
-        return self._kept[self._which].path
+        return self.kept.path
 
-    def read(self) -> bytes:
-        """Its text now.
-
-        Raises:
-            OSError: it, or the group, is gone.
-        """
-        try:
-            return self._kept[self._which].read()
-        except FileNotFoundError:
-            if self._which + 1 < len(self._kept):
-                self._which += 1
-                return self.read()
-            self._which = 0
-            raise
+    def use_next_name(self) -> bool:
+        """It is not there: whether there is another name to try; else it is the first one's turn again."""
+        self._which = (self._which + 1) % len(self.source.names)
+        self.kept = self._host.keep(f"{self.directory}/{self.source.names[self._which]}")
+        return self._which > 0
 
     def close(self) -> None:
-        for kept in self._kept:
-            kept.close()
+        self.kept.close()
 
 
 class _Part:
@@ -427,20 +429,33 @@ class _Group:
     Attributes:
         known: the last value of each column that was ever read.
         values: what this tick has read so far.
+        slow_values: what is not read at every tick.
+        rest: the files that this tick has still to read.
         listed: whether the job was there at the last tick.
     """
 
     def __init__(self, job: Job, parts: Sequence[_Part]) -> None:
         self.job = job
+        user = job.user.encode("utf-8", "replace")[:USER_BYTES].decode("utf-8", "ignore")  # not in the middle of one
+        self._user: Values = {"user": user.encode()} if user else {}
         self.known: Values = {}
         self.values: Values = {}
         self.slow_values: Values = {}
         self.listed = True
         self.fast: list[_File] = []
         self.slow: list[_File] = []
+        self.rest: list[_File] = []
         self._parts = parts
         self._pending = list(parts)
         self._slow_in = self._slow_every = 1
+
+    def row(self, values: Values) -> Sample:
+        """Its row of these values, beside what its tasks are known to have used by now."""
+        row = {**self._user, **values}
+        usage = row.get("cpu_usage")
+        if usage is not None and self.job.attributed_cpu_ns is not None:
+            row["cpu_unattributed"] = max(0, int(usage) - self.job.attributed_cpu_ns)
+        return Sample(self.job.id, row)
 
     def look(self, host: Host) -> None:
         """Look for what has not been found yet."""
@@ -526,7 +541,7 @@ class CgroupBackend(InputBackend):
         for group in groups:
             self._finish(group)
             if group.values:
-                rows.append(self._row(group.job, group.values))
+                rows.append(group.row(group.values))
         return rows
 
     def notice(self, job: Job) -> None:
@@ -544,7 +559,7 @@ class CgroupBackend(InputBackend):
             self._begin(group)
             self._finish(group)
             group.close()
-        return self._row(job, group.known) if group.known else None
+        return group.row(group.known) if group.known else None
 
     def _group(self, job: Job) -> _Group:
         group = self._groups.get(job)
@@ -564,18 +579,11 @@ class CgroupBackend(InputBackend):
             else:
                 del self._groups[job]
 
-    @staticmethod
-    def _row(job: Job, values: Values) -> Sample:
-        row: Values = {"user": job.user.encode()[:64], **values} if job.user else dict(values)
-        usage = row.get("cpu_usage")
-        if usage is not None and job.attributed_cpu_ns is not None:
-            row["cpu_unattributed"] = max(0, int(usage) - job.attributed_cpu_ns)
-        return Sample(job.id, row)
-
     def _begin(self, group: _Group) -> None:
         """Read the first file alone: the job's CPU time."""
         group.look(self._host)
         group.values = {}
+        group.rest = group.fast[1:]
         self._read(group, group.fast[:1])
 
     def _finish(self, group: _Group) -> None:
@@ -587,7 +595,7 @@ class CgroupBackend(InputBackend):
             group.slow_values = group.values
             group.values = values
         values.update(group.slow_values)
-        self._read(group, group.fast[1:])
+        self._read(group, group.rest)
         group.known = values if len(values) >= len(group.known) else {**group.known, **values}
 
     def _read(self, group: _Group, files: Sequence[_File]) -> None:
@@ -599,10 +607,12 @@ class CgroupBackend(InputBackend):
                 continue
             source = file.source
             try:
-                data = file.read()
+                data = file.kept.read()
             except OSError as err:
                 if err.errno == errno.ENODEV:  # its descriptor is open, the group is removed
                     lost.add(file.part)
+                elif err.errno == errno.ENOENT and file.use_next_name():
+                    self._read(group, [file])
                 else:
                     self._absent(group.job, file, err)
                 continue
