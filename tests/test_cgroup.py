@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -472,6 +473,14 @@ def test_a_controller_whose_group_goes_is_missing_and_found_again(fake, backend,
     assert backend._failures == 0
 
 
+def test_when_the_cpu_time_goes_the_rest_is_still_read(fake, backend, monkeypatch):
+    job = make_v1(fake)
+    list(backend.sample([job]))
+    Removed(monkeypatch, "/cpuacct/")
+    gone = {"cpu_usage", "cpu_user", "cpu_system"}
+    assert values_of(backend, job) == {key: value for key, value in V1_VALUES.items() if key not in gone}
+
+
 @pytest.mark.parametrize(
     ("error", "failures"), [(errno.EOPNOTSUPP, 0), (errno.EACCES, 1), (errno.EIO, 1)], ids=lambda code: str(code)
 )
@@ -505,6 +514,14 @@ def test_a_job_that_is_gone_gives_its_descriptors_back(fake, backend):
     list(backend.sample([]))
     list(backend.sample([]))
     assert fake.host.kept == 0 and not backend._groups
+
+
+def test_a_job_that_was_missed_at_one_tick_goes_on(fake, backend):
+    job = make_v1(fake)
+    list(backend.sample([job]))
+    kept = fake.host.kept
+    list(backend.sample([]))
+    assert values_of(backend, job) == V1_VALUES and fake.host.kept == kept
 
 
 def test_it_works_without_descriptors_to_keep(fake):
@@ -709,6 +726,22 @@ def test_live_limits_and_throttling_are_those_that_were_set(live):
     assert (values["memory_limit"], values["pids_limit"]) == (512 << 20, 77)
     assert values["nr_periods"] >= values["nr_throttled"] > 0 and values["throttled_time"] > 0
     assert values["cpu_usage"] < 400_000_000
+
+
+@pytest.mark.live
+def test_live_a_process_killed_for_want_of_memory_is_counted(live):
+    made, job, backend = live
+    if "memory" not in made.directories:
+        cannot_run("no cgroup v1 memory on this machine")
+    (made.directories["memory"] / "memory.limit_in_bytes").write_text(str(64 << 20))
+    swap = made.directories["memory"] / "memory.memsw.limit_in_bytes"
+    if swap.exists():
+        swap.write_text(str(66 << 20))  # were it the same, it would be reached first, and counted apart
+    process = made.start(sys.executable, "-S", "-c", "kept = b'1' * (200 << 20)")
+    assert process.wait(30) == -signal.SIGKILL
+    values = values_of(backend, job)
+    assert values["memory_oom_kills"] == 1 and values["memory_limit_hits"] > 0
+    assert values["memory_limit"] == 64 << 20 >= values["memory_peak"] > 32 << 20
 
 
 @pytest.mark.live

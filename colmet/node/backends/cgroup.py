@@ -431,6 +431,7 @@ class _Group:
         values: what this tick has read so far.
         slow_values: what is not read at every tick.
         rest: the files that this tick has still to read.
+        lost: of what a group was found to be gone.
         listed: whether the job was there at the last tick.
     """
 
@@ -445,6 +446,7 @@ class _Group:
         self.fast: list[_File] = []
         self.slow: list[_File] = []
         self.rest: list[_File] = []
+        self.lost: list[_Part] = []
         self._parts = parts
         self._pending = list(parts)
         self._slow_in = self._slow_every = 1
@@ -465,12 +467,14 @@ class _Group:
             if any(changes):
                 self._arrange()
 
-    def lose(self, parts: Iterable[_Part]) -> None:
-        """These are gone: look for them again."""
-        for part in parts:
-            part.lose()
-            self._pending.append(part)
-        self._arrange()
+    def lose(self) -> None:
+        """Close what this tick found to be gone, and look for it again from the next one on."""
+        if self.lost:
+            self._pending = [part for part in self._parts if part in self.lost or part in self._pending]
+            for part in self.lost:
+                part.lose()
+            self.lost = []
+            self._arrange()
 
     def is_slow_tick(self) -> bool:
         """Whether to read what is not read at every tick, and to try again what was not there.
@@ -562,10 +566,12 @@ class CgroupBackend(InputBackend):
         return group.row(group.known) if group.known else None
 
     def _group(self, job: Job) -> _Group:
-        group = self._groups.get(job)
-        if group is None:
-            group = self._groups[job] = _Group(job, [_Part(kind) for kind in self._kinds])
-        group.listed = True
+        former = self._groups.get(job)
+        if former is not None and former.listed:
+            return former
+        group = self._groups[job] = _Group(job, [_Part(kind) for kind in self._kinds])
+        if former is not None:  # it was thought to be gone
+            group.known = former.known
         return group
 
     def _leave_gone(self, jobs: Sequence[Job]) -> None:
@@ -596,12 +602,12 @@ class CgroupBackend(InputBackend):
             group.values = values
         values.update(group.slow_values)
         self._read(group, group.rest)
+        group.lose()
         group.known = values if len(values) >= len(group.known) else {**group.known, **values}
 
     def _read(self, group: _Group, files: Sequence[_File]) -> None:
         """Take in what files tell; what one does not tell is missing."""
         values = group.values
-        lost = set()
         for file in files:
             if file.absent:
                 continue
@@ -610,7 +616,7 @@ class CgroupBackend(InputBackend):
                 data = file.kept.read()
             except OSError as err:
                 if err.errno == errno.ENODEV:  # its descriptor is open, the group is removed
-                    lost.add(file.part)
+                    group.lost.append(file.part)
                 elif err.errno == errno.ENOENT and file.use_next_name():
                     self._read(group, [file])
                 else:
@@ -624,8 +630,6 @@ class CgroupBackend(InputBackend):
                 continue
             if source.empty and source.empty[0] not in values and self._probe.counts(file.directory):
                 values.update(dict.fromkeys(source.empty, 0))
-        if lost:
-            group.lose(lost)
 
     def _absent(self, job: Job, file: _File, err: OSError) -> None:
         """A file is not there, or cannot be read: leave it for a while."""
