@@ -5,9 +5,12 @@ Production reads `/`; tests give a made-up or captured tree as root, and all els
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import resource
+import stat
 
 _FIRST_READ = 8192
 # Files of /proc made of many records (vmstat) give at most a page a read, and end a read where the next record does not
@@ -78,6 +81,101 @@ def _rest(fd: int, offset: int) -> bytes:
         offset += len(part)
 
 
+class PrivateDirectory:
+    """A directory in which nobody but this process's user can write, and small files in it.
+
+    All goes through the directory's descriptor, so what happens to the path afterwards cannot lead elsewhere.
+
+    Args:
+        path: where it really is; made, with the rights for its owner alone, if it is not there.
+
+    Raises:
+        PermissionError: it is not this user's, others may write in it, or it may not be made.
+        OSError: it is a link, or something else, or it cannot be made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._locks: list[int] = []
+        self._fd = -1
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(self._fd)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, f"it belongs to user {status.st_uid}", path)
+            if status.st_mode & 0o022:
+                raise PermissionError(errno.EPERM, "others may write in it", path)
+        except BaseException:
+            self.close()
+            raise
+
+    def lock(self, name: str) -> None:
+        """Take the lock of this name until `close`, or until the process ends in whatever way.
+
+        Raises:
+            BlockingIOError: someone has it.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o600, dir_fd=self._fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._locks.append(fd)
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """A file, whole.
+
+        Raises:
+            OSError: it is not there, is a link or no plain file, or is larger than that.
+        """
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a plain file", name)
+            if status.st_size > max_bytes:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+            return _rest(fd, 0)
+        finally:
+            os.close(fd)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Have a file hold this, or, where that fails, what it held; whoever reads it finds the one or the other."""
+        temporary = f".{name}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(temporary, flags, 0o600, dir_fd=self._fd)
+        except FileExistsError:  # of a process that was killed here
+            os.unlink(temporary, dir_fd=self._fd)
+            fd = os.open(temporary, flags, 0o600, dir_fd=self._fd)
+        try:
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+            finally:
+                os.close(fd)
+            self.rename(temporary, name)
+        except BaseException:
+            os.unlink(temporary, dir_fd=self._fd)
+            raise
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a file another name; who had that is gone."""
+        os.rename(name, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Give the locks and the directory back; also twice."""
+        for fd in [*self._locks, self._fd]:
+            if fd >= 0:
+                os.close(fd)
+        self._locks.clear()
+        self._fd = -1
+
+
 class Host:
     """The files of one machine.
 
@@ -113,6 +211,10 @@ class Host:
     def keep(self, path: str) -> Kept:
         """The file for many reads; it is opened at the first."""
         return Kept(self, path)
+
+    def private_directory(self, path: str) -> PrivateDirectory:
+        """A directory to write in, made if it is not there; what it raises, see there."""
+        return PrivateDirectory(self.root + path)
 
     def directories(self, path: str) -> list[str]:
         """Names of the directories in a directory."""

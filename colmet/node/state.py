@@ -1,0 +1,180 @@
+"""What must survive the agent: a file that its next start reads, whatever ended this one.
+
+A save replaces the file as a whole, so a kill at any moment leaves the last complete one. Its directory is in memory
+(`/run`), so nothing waits for a disk, and nothing is told to: what a crash of the machine loses is worth nothing after
+it, as everything that is kept counts from the machine's boot.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import uuid
+import zlib
+
+from colmet.common.cli import powers_of_ten
+from colmet.node.host import Host, PrivateDirectory
+
+log = logging.getLogger(__name__)
+
+DEFAULT_DIRECTORY = "/run/colmet"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MAGIC = b"colmet1\n"
+_HEAD = struct.Struct("<8s16sQ")  # magic, boot id, payload bytes
+_SUM = struct.Struct("<I")  # CRC-32 of the head and the payload; the payload follows
+HEADER_BYTES = _HEAD.size + _SUM.size
+_LOSS = "a restart of the agent will lose what ended tasks used"
+
+
+def _pack(boot: bytes, payload: bytes) -> bytes:
+    head = _HEAD.pack(MAGIC, boot, len(payload))
+    return b"".join((head, _SUM.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
+
+
+def _unpack(data: bytes) -> tuple[bytes, bytes]:
+    """Boot id and payload of a file.
+
+    Raises:
+        ValueError: it is not whole; the text says what is wrong.
+    """
+    if len(data) < HEADER_BYTES:
+        raise ValueError(f"it ends after {len(data)} bytes")
+    head, payload = data[: _HEAD.size], data[HEADER_BYTES:]
+    magic, boot, length = _HEAD.unpack(head)
+    if magic != MAGIC:
+        raise ValueError(f"it starts with {magic!r}")
+    if length != len(payload):
+        raise ValueError(f"it has {len(payload)} of {length} bytes")
+    if _SUM.unpack_from(data, _HEAD.size)[0] != zlib.crc32(payload, zlib.crc32(head)):
+        raise ValueError("its checksum is wrong")
+    return boot, payload
+
+
+class StateFile:
+    """One file of state, for one agent at a time.
+
+    Nothing here raises: an agent whose state cannot be kept measures all the same, and says once what it lacks.
+
+    Args:
+        host: the machine.
+        directory: where the file is; made if its parent is there. It has to belong to the agent's user, and nobody else
+            may write in it.
+        name: of the file; `<name>.lock` is beside it and, after something ruined it, `<name>.damaged`.
+        max_bytes: of a payload.
+
+    Attributes:
+        failures: saves that failed.
+        bytes_saved: of the last payload that was saved.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        directory: str = DEFAULT_DIRECTORY,
+        name: str = "taskstats.state",
+        max_bytes: int = 8 << 20,
+    ) -> None:
+        self._host = host
+        self._path = directory
+        self._name = name
+        self._max_bytes = max_bytes
+        self._boot = b""
+        self._directory: PrivateDirectory | None = None
+        self.failures = 0
+        self.bytes_saved = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be loaded and saved."""
+        return self._directory is not None
+
+    def open(self) -> bool:
+        """Take the file for this agent; whether it has it. If not, `load` finds nothing and `save` does nothing."""
+        self.close()
+        directory = None
+        try:
+            self._boot = uuid.UUID(self._host.read(BOOT_ID).decode("ascii").strip()).bytes
+            directory = self._host.private_directory(self._path)
+            directory.lock(f"{self._name}.lock")
+        except BlockingIOError:
+            self._tell("another colmet-node has it; give each its own --state-dir")
+        except FileNotFoundError as err:
+            self._tell(f"{err.filename}: {err.strerror}; make the directory it is to be in, or change --state-dir")
+        except PermissionError as err:
+            self._tell(
+                f"{err.strerror}; start colmet-node as root, or give it with --state-dir a directory of its user's own "
+                "in which nobody else may write"
+            )
+        except NotADirectoryError:
+            self._tell("it is a link or a file; give the directory itself with --state-dir")
+        except (OSError, ValueError) as err:
+            self._tell(f"{err}; --state-dir chooses another place")
+        else:
+            self._directory = directory
+            return True
+        if directory is not None:
+            directory.close()
+        return False
+
+    def _tell(self, why: str) -> None:
+        log.warning("no state is kept, %s directory=%s: %s", _LOSS, self._path, why)
+
+    def load(self) -> bytes | None:
+        """The payload of the last complete save since the machine's boot; None where there is none."""
+        if self._directory is None:
+            return None
+        try:
+            boot, payload = _unpack(self._directory.read(self._name, self._max_bytes + HEADER_BYTES))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as err:
+            self._put_aside(err)
+            return None
+        if boot != self._boot:
+            log.info("state of an earlier boot is left out path=%s/%s", self._path, self._name)
+            return None
+        return payload
+
+    def _put_aside(self, why: Exception) -> None:
+        kept = f"{self._name}.damaged"
+        try:
+            if self._directory is not None:
+                self._directory.rename(self._name, kept)
+        except OSError as err:
+            kept = f"{self._name} ({err.strerror})"
+        log.warning(
+            "state is damaged, what tasks used that ended before this start is lost path=%s/%s kept=%s: %s",
+            self._path,
+            self._name,
+            kept,
+            why,
+        )
+
+    def save(self, payload: bytes) -> bool:
+        """Replace what is kept; whether that was done. A failure leaves what was kept before."""
+        if self._directory is None:
+            return False
+        try:
+            if len(payload) > self._max_bytes:
+                raise ValueError(f"{len(payload)} bytes are more than the {self._max_bytes} that it may have")
+            self._directory.replace(self._name, _pack(self._boot, payload))
+        except (OSError, ValueError) as err:
+            self.failures += 1
+            if powers_of_ten(self.failures):
+                log.warning(
+                    "state not saved, %s path=%s/%s failures=%d: %s",
+                    _LOSS,
+                    self._path,
+                    self._name,
+                    self.failures,
+                    err,
+                )
+            return False
+        self.bytes_saved = len(payload)
+        return True
+
+    def close(self) -> None:
+        """Let another agent have the file, which stays; also twice."""
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
