@@ -34,6 +34,7 @@ def test_the_nodes_defaults_are_those_of_06():
     assert node_main.OAR2_ROOTS[0] == "/dev/oar_cgroups_links/cpuset/oar/"
     assert node_main.DEFAULT_PATTERN == r"_(\d+)$"
     assert not options.disable_procstats and not options.enable_jobproc
+    assert (options.nice, options.no_affinity) == (10, False)
 
 
 def test_the_collectors_defaults_are_those_of_06():
@@ -111,6 +112,8 @@ def test_options_of_parts_that_are_still_to_come_are_refused_by_name(parse, argu
         (node, ["-p", "me"]),
         (node, ["-t", "0"]),
         (node, ["--wire", "v2"]),
+        (node, ["--nice", "20"]),
+        (node, ["--nice", "-1"]),
         (node, ["--cpuset"]),
         (node, ["stray"]),
         (collector, ["--buffer-size", "0"]),

@@ -12,6 +12,7 @@ from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Batch, Sample, Table
 from colmet.node.backend import InputBackend
 from colmet.node.jobs import NODE_JOB, Job, JobSource
+from colmet.node.placement import Placement
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
 
@@ -98,16 +99,24 @@ class Agent:
         backends: what measures them.
         spool: takes each tick's batch.
         schedule: when ticks are due.
+        placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
     """
 
     def __init__(
-        self, host_name: str, source: JobSource, backends: Sequence[InputBackend], spool: Spool, schedule: Schedule
+        self,
+        host_name: str,
+        source: JobSource,
+        backends: Sequence[InputBackend],
+        spool: Spool,
+        schedule: Schedule,
+        placement: Placement | None = None,
     ) -> None:
         self._host_name = host_name
         self._source = source
         self._runners = [Runner(backend) for backend in backends]
         self._spool = spool
         self._schedule = schedule
+        self._placement = placement
         # Unlike any earlier start on this host, and greater: the collector tells starts apart by it.
         self._epoch = time.time_ns()
         self._seq = 0
@@ -116,6 +125,8 @@ class Agent:
         """Measure everything once."""
         time_ns = time.time_ns()
         jobs = self._source.scan()
+        if self._placement is not None:
+            self._placement.update(jobs)
         tables = [runner.sample(jobs, time_ns) for runner in self._runners]
         self._seq += 1
         return Batch(

@@ -14,6 +14,7 @@ from colmet.common import cli
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Push
 from colmet.common.wire import ENCODERS
+from colmet.node import placement
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
@@ -64,6 +65,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         default="v1",
         help="dialect to send in; colmet06 is for a collector of Colmet 0.6 (default: %(default)s)",
     )
+    placement.add_options(parser)
     jobs = parser.add_argument_group("jobs")
     jobs.add_argument(
         "--cpuset_rootpath",
@@ -136,12 +138,14 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> N
     patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
     unit = find_unit(options, host)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    place = placement.Placement(host, options.nice, not options.no_affinity)
+    place.lower_priority()  # before there are sockets, whose threads take after this one
     push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
     try:
         roots = options.cpuset_rootpath or (OAR2_ROOTS if options.regex_job_id else ())
         source = JobSource(host, roots, patterns, unit)
         spool = Spool(ENCODERS[options.wire], push.send)
-        agent = Agent(socket.gethostname(), source, backends, spool, Schedule(options.sample_period))
+        agent = Agent(socket.gethostname(), source, backends, spool, Schedule(options.sample_period), place)
         try:
             with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
                 agent.run(signals)

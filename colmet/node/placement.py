@@ -1,0 +1,166 @@
+"""Where and how urgently the agent runs: on CPUs that no job has, where there are any, and after everyone else."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from colmet.common import cli
+from colmet.node.cpus import parse_cpu_list
+from colmet.node.host import Host, is_gone
+from colmet.node.jobs import Job
+
+log = logging.getLogger(__name__)
+
+THREADS = "/proc/self/task"
+# By controller, as Job.directory names them: what the kernel lets the job use, then, on old kernels, what it was given.
+CPU_FILES = {"cpuset": ("cpuset.effective_cpus", "cpuset.cpus"), "unified": ("cpuset.cpus.effective",)}
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --nice and --no-affinity."""
+    parser.add_argument(
+        "--nice",
+        metavar="N",
+        type=cli.whole_number(0, 19),
+        default=10,
+        help="run at this priority, 0 (as started) to 19 (lowest); never at a higher one than it was started with "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-affinity",
+        action="store_true",
+        help="run on every CPU that it was started on, those of the jobs too (default: move to those that no job has)",
+    )
+
+
+class Placement:
+    """Moves all threads of this process, ZeroMQ's too.
+
+    Nothing here raises: what the system refuses is logged once and counted.
+
+    Args:
+        host: the machine.
+        nice: the least nice value of each thread; 0 changes nothing.
+        affinity: whether to keep off the jobs' CPUs.
+        get_nice: a thread's nice value, `os.getpriority` for one thread.
+        set_nice: sets it.
+        get_cpus: a thread's CPUs, as `os.sched_getaffinity`; asked once, for the CPUs of the start.
+        set_cpus: sets them, as `os.sched_setaffinity`.
+
+    Attributes:
+        cpus: on which the agent runs now.
+        failures: threads that could not be moved, and jobs whose CPUs could not be read.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        nice: int = 10,
+        affinity: bool = True,
+        *,
+        get_nice: Callable[[int], int] = lambda tid: os.getpriority(os.PRIO_PROCESS, tid),
+        set_nice: Callable[[int, int], None] = lambda tid, nice: os.setpriority(os.PRIO_PROCESS, tid, nice),
+        get_cpus: Callable[[int], Iterable[int]] = os.sched_getaffinity,
+        set_cpus: Callable[[int, Iterable[int]], None] = os.sched_setaffinity,
+    ) -> None:
+        self._host = host
+        self._nice = nice
+        self._affinity = affinity
+        self._get_nice = get_nice
+        self._set_nice = set_nice
+        self._set_cpus = set_cpus
+        self._jobs: list[Job] = []
+        self._unsettled: set[Job] = set()  # jobs to look at again
+        self._cpus_of: dict[Job, frozenset[int]] = {}
+        self._told: set[str] = set()
+        self.failures = 0
+        self._all = self.cpus = frozenset(get_cpus(0))
+
+    def lower_priority(self) -> None:
+        """Make every thread at least as nice as asked; those that are started later take after their parent."""
+        if self._nice:
+            self._for_each_thread(self._lower, "run at a lower priority; --nice 0 leaves the priority as it is")
+
+    def _lower(self, tid: int) -> None:
+        if self._get_nice(tid) < self._nice:
+            self._set_nice(tid, self._nice)
+
+    def update(self, jobs: Sequence[Job]) -> None:
+        """Keep off the CPUs of these jobs; if that leaves none, run on all CPUs of the start.
+
+        Cheap where no job came or went. A job of which no CPUs are known takes none.
+        """
+        if not self._affinity or not (self._unsettled or self._jobs != list(jobs)):
+            return
+        former, self._cpus_of = self._cpus_of, {}
+        for job in jobs:
+            cpus = former.get(job)
+            if cpus is None or job in self._unsettled:
+                cpus = self._allocated(job)
+            if cpus is not None:
+                self._cpus_of[job] = cpus
+        self._jobs = list(jobs)
+        # A cpuset is made first and filled some milliseconds later: until then it is empty, or has all that the one
+        # above it has.
+        self._unsettled = {job for job, cpus in self._cpus_of.items() if not cpus or cpus >= self._all}
+        self._run_on(self._all.difference(*self._cpus_of.values()) or self._all)
+
+    def _run_on(self, cpus: frozenset[int]) -> None:
+        if cpus == self.cpus:
+            return
+        failures = self.failures
+        self._for_each_thread(
+            lambda tid: self._move(tid, cpus), "run on the CPUs that no job has; --no-affinity stops trying"
+        )
+        self.cpus = cpus if self.failures == failures else self._all
+        log.info("runs on cpus=%s", ",".join(map(str, sorted(self.cpus))))
+
+    def _move(self, tid: int, cpus: frozenset[int]) -> None:
+        try:
+            self._set_cpus(tid, cpus)
+        except ProcessLookupError:
+            raise
+        except OSError:  # EINVAL: they have been unplugged meanwhile
+            self._set_cpus(tid, self._all)
+            raise
+
+    def _allocated(self, job: Job) -> frozenset[int] | None:
+        """The CPUs of a job; None where nothing says which."""
+        for controller, names in CPU_FILES.items():
+            directory = job.directory(controller)
+            for name in names if directory is not None else ():
+                path = f"{directory}/{name}"
+                try:
+                    return parse_cpu_list(self._host.read(path))
+                except (OSError, ValueError) as err:
+                    if not isinstance(err, OSError) or not is_gone(err):
+                        self._failed(f"learn which CPUs jobs have ({path})", err)
+        return None
+
+    def _for_each_thread(self, change: Callable[[int], None], purpose: str) -> None:
+        done: set[str] = set()
+        for _ in range(3):  # a thread that is not changed yet may start another one
+            try:
+                tids = set(self._host.names(THREADS)) - done
+            except OSError as err:
+                self._failed(purpose, err)
+                return
+            if not tids:
+                return
+            done |= tids
+            for tid in sorted(tids):
+                try:
+                    change(int(tid))
+                except ProcessLookupError:
+                    continue  # it has ended
+                except OSError as err:
+                    self._failed(purpose, err)
+
+    def _failed(self, purpose: str, err: Exception) -> None:
+        self.failures += 1
+        what = purpose.partition(" (")[0]
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("cannot %s: %s", purpose, err)
