@@ -284,7 +284,10 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     assert said.count("CAP_NET_ADMIN") == 1
     time.sleep(0.3)
     _, out = collector.stop()
-    assert {row["metric_backend"] for row in rows_of(out)} == {"procstats_default"}
+    rows = rows_of(out)
+    assert {row["metric_backend"] for row in rows} == {"procstats_default", "agent_default"}
+    own = {row["backend"]: row["is_on"] for row in rows if row["metric_backend"] == "agent_default"}
+    assert own == {"agent": 1, "taskstats": 0, "procstats": 1}
 
 
 def test_the_installed_commands_exist():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from colmet.common.cli import Signals, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Batch, Sample, Table
+from colmet.node.account import Account, Meter
 from colmet.node.backend import InputBackend
 from colmet.node.jobs import NODE_JOB, Job, JobSource
 from colmet.node.placement import Placement
@@ -23,16 +25,29 @@ LAST_RETRY_S = 3600.0
 
 
 class Runner:
-    """A backend with its state: open or waiting to be tried again, and what has gone wrong with it.
+    """A backend with its state: open or waiting to be tried again, what it has cost and what has gone wrong with it.
 
     Attributes:
+        meter: what its work has taken; every call into the backend is made within it.
+        rows: measured.
         failures: samples that failed.
+        overruns: samples that took longer than the period.
     """
 
-    def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        backend: InputBackend,
+        monotonic: Callable[[], float] = time.monotonic,
+        period_s: float = math.inf,
+    ) -> None:
         self.backend = backend
+        self.name = backend.name
+        self.meter = Meter()
+        self.rows = 0
         self.failures = 0
+        self.overruns = 0
         self.is_open = False
+        self._period_ns = period_s * 1e9
         self._monotonic = monotonic
         self._retry_at = monotonic()
         self._retry_s = FIRST_RETRY_S
@@ -61,6 +76,14 @@ class Runner:
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
         """Its table at this tick; None where it has no rows."""
+        with self.meter:
+            table = self._sample(jobs, time_ns)
+        self.overruns += self.meter.last_wall_ns > self._period_ns
+        if table is not None:
+            self.rows += len(table)
+        return table
+
+    def _sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
         if not self.open():
             return None
         samples: list[Sample] = []
@@ -76,6 +99,10 @@ class Runner:
         except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
             self._failed(err, defect=True)
         return None
+
+    def counters(self) -> Mapping[str, int]:
+        """What the backend counts beside its rows."""
+        return self.backend.counters()
 
     def _failed(self, err: Exception, defect: bool = False) -> None:
         self.failures += 1
@@ -100,6 +127,7 @@ class Agent:
         spool: takes each tick's batch.
         schedule: when ticks are due.
         placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
+        account: makes the table of what the agent itself costs; None sends none.
     """
 
     def __init__(
@@ -110,33 +138,73 @@ class Agent:
         spool: Spool,
         schedule: Schedule,
         placement: Placement | None = None,
+        account: Account | None = None,
     ) -> None:
         self._host_name = host_name
         self._source = source
-        self._runners = [Runner(backend) for backend in backends]
+        self._runners = [Runner(backend, period_s=schedule.period_s) for backend in backends]
         self._spool = spool
         self._schedule = schedule
         self._placement = placement
+        self._account = account
+        self._account_failures = 0
+        self._meter = Meter()
         # Unlike any earlier start on this host, and greater: the collector tells starts apart by it.
         self._epoch = time.time_ns()
         self._seq = 0
 
     def tick(self) -> Batch:
         """Measure everything once."""
+        with self._meter:
+            return self._tick()
+
+    def _tick(self) -> Batch:
         time_ns = time.time_ns()
         jobs = self._source.scan()
         if self._placement is not None:
             self._placement.update(jobs)
         tables = [runner.sample(jobs, time_ns) for runner in self._runners]
         self._seq += 1
+        job_ids = tuple([job.id for job in jobs if job.id != NODE_JOB])
+        tables.append(self._own_table(time_ns, len(job_ids)))
         return Batch(
             self._host_name,
             self._epoch,
             self._seq,
             time_ns,
-            tuple([job.id for job in jobs if job.id != NODE_JOB]),
+            job_ids,
             tuple([table for table in tables if table is not None]),
         )
+
+    def _own_table(self, time_ns: int, jobs: int) -> Table | None:
+        """What the agent itself costs, or None where that is not asked for."""
+        if self._account is None:
+            return None
+        try:
+            return self._account.table(time_ns, self._runners, self._totals(jobs))
+        except Exception:  # a defect of ours here must not stop the measuring
+            self._account_failures += 1
+            if powers_of_ten(self._account_failures):
+                log.exception("no row of the agent itself failures=%d", self._account_failures)
+            return None
+
+    def _totals(self, jobs: int) -> dict[str, int]:
+        """What the agent as a whole counts, by column of `agent_default`."""
+        totals = {
+            "wall_time": self._meter.wall_ns // 1000,
+            "overruns": self._schedule.overruns,
+            "ticks": self._seq,
+            "batches_sent": self._spool.sent,
+            "batches_dropped": self._spool.dropped,
+            "jobs": jobs,
+            "jobs_started": self._source.started,
+            "jobs_ended": self._source.ended,
+            "discovery_failures": self._source.failures,
+        }
+        if self._placement is not None:
+            totals["cpus"] = len(self._placement.cpus)
+            totals["placement_failures"] = self._placement.failures
+        return totals
 
     def run(self, signals: Signals) -> None:
         """Tick until SIGTERM or SIGINT; in between, hear of jobs that come and go."""
@@ -176,4 +244,6 @@ class Agent:
         """Give everything back; also twice."""
         for runner in self._runners:
             runner.close()
+        if self._account is not None:
+            self._account.close()
         self._source.close()

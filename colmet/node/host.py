@@ -225,6 +225,10 @@ class Host:
         """Names of everything in a directory."""
         return os.listdir(self.root + path)
 
+    def size(self, path: str) -> int:
+        """Bytes in a file, or what a special file says in their place."""
+        return os.stat(self.root + path).st_size
+
     def is_directory(self, path: str) -> bool:
         """Whether a directory is there."""
         return os.path.isdir(self.root + path)

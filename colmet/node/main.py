@@ -14,7 +14,7 @@ from colmet.common import cli
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Push
 from colmet.common.wire import ENCODERS
-from colmet.node import placement
+from colmet.node import account, placement
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
@@ -101,6 +101,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
     group = parser.add_argument_group("what is measured")
     for backend in backends:
         backend.add_options(group)
+    account.add_options(group)
     for part, names in LATER.items():
         for name in names:
             parser.add_argument(name, action=cli.Later, part=f"the {part} backend")
@@ -145,7 +146,9 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> N
         roots = options.cpuset_rootpath or (OAR2_ROOTS if options.regex_job_id else ())
         source = JobSource(host, roots, patterns, unit)
         spool = Spool(ENCODERS[options.wire], push.send)
-        agent = Agent(socket.gethostname(), source, backends, spool, Schedule(options.sample_period), place)
+        own = None if options.disable_agent_stats else account.Account(host)
+        schedule = Schedule(options.sample_period)
+        agent = Agent(socket.gethostname(), source, backends, spool, schedule, place, own)
         try:
             with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
                 agent.run(signals)

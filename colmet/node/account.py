@@ -1,0 +1,220 @@
+"""What the agent itself costs and has to tell: one row for it as a whole and one for each of its backends."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from colmet.common import cli
+from colmet.common.errors import ParseError
+from colmet.common.schema import MISSING_INT, Field, Schema, Table
+from colmet.node.host import Host
+
+AGENT = b"agent"  # the label of the row of the agent as a whole
+
+
+def _counter(name: str, unit: str, text: str, source: str = "the agent") -> Field:
+    return Field(name, unit, "counter", f"{text} Source: {source}.")
+
+
+def _gauge(name: str, unit: str, text: str, source: str = "the agent") -> Field:
+    return Field(name, unit, "gauge", f"{text} Source: {source}.")
+
+
+def _backend(name: str, text: str, backend: str = "taskstats") -> Field:
+    return Field(name, "count", "counter", f"{text} Source: the {backend} backend.")
+
+
+# Counters start at 0 with the agent. What a row has nothing to tell of is missing in it.
+SCHEMA = Schema(
+    "agent_default",
+    "node",
+    [
+        Field(
+            "backend",
+            "none",
+            "label",
+            "Name of the input backend that the row is about; 'agent' for all of the agent. Source: the agent.",
+            dtype="S32",
+            fold="first",
+        ),
+        # of every row
+        _gauge("is_on", "count", "1 while it measures, 0 while what it needs is absent and it is tried again."),
+        _counter(
+            "cpu_time",
+            "usec",
+            "CPU time of the backend's work; of the agent, that of its process, all threads and the start included.",
+            "CLOCK_THREAD_CPUTIME_ID and, of the agent, CLOCK_PROCESS_CPUTIME_ID",
+        ),
+        _counter("wall_time", "usec", "Time that the same work took; of the agent, that of its ticks up to the last."),
+        _counter("rows", "count", "Rows measured, but for those of this table."),
+        _counter("failures", "count", "Samples that failed and left no rows."),
+        _counter(
+            "overruns", "count", "Samples that took longer than the period; of the agent, ticks that were skipped."
+        ),
+        # of the agent's row
+        _counter("ticks", "count", "Ticks, this one included."),
+        _counter("batches_sent", "count", "Batches handed to the transport, up to the one before this."),
+        _counter("batches_dropped", "count", "Batches that found the send queue full."),
+        _gauge("rss", "kbytes", "Resident memory.", "/proc/self/statm, resident"),
+        _gauge("open_files", "count", "Open descriptors; missing before Linux 6.2.", "stat of /proc/self/fd, st_size"),
+        _gauge("kept_files", "count", "Files of /proc and cgroups that are kept open from tick to tick."),
+        _gauge("jobs", "count", "Jobs on the node."),
+        _counter("jobs_started", "count", "Jobs that came, those that the start found included."),
+        _counter("jobs_ended", "count", "Jobs that went."),
+        _counter("discovery_failures", "count", "Times that jobs' cgroups could not be listed."),
+        _gauge("cpus", "count", "CPUs that it may run on."),
+        _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
+        # of the row of a backend that fills them through InputBackend.counters()
+        _backend("exit_records", "Records that the kernel sent of ended tasks."),
+        _backend("exit_records_lost", "Records of ended tasks that are known not to have arrived."),
+        _backend("exit_overflows", "Times that the kernel had no room for records of ended tasks (ENOBUFS)."),
+        _backend("exits_known", "Ended tasks given to the job in which a tick had seen them."),
+        _backend("exits_by_fork", "Ended tasks that no tick had seen, given to their job by their fork event."),
+        _backend("exits_by_parent", "Ended tasks that no tick had seen, given to their parent's job."),
+        _backend("exits_other", "Ended tasks that belong to no job, or to none that is known."),
+        _backend("fork_events", "Fork events that the kernel sent."),
+        _backend("fork_overflows", "Times that the kernel had no room for fork events (ENOBUFS)."),
+        _backend("answers_lost", "Answers for live tasks that did not arrive and were asked for again."),
+        _backend("state_failures", "Times that the state for the next start could not be saved."),
+    ],
+)
+
+_ROW = struct.Struct("<q" + "".join(["q" if field.dtype == "i8" else f"{field.dtype[1:]}s" for field in SCHEMA.fields]))
+_PLACES = {name: n for n, name in enumerate(("job_id", *SCHEMA.names))}
+_EMPTY = [0, *[field.missing for field in SCHEMA.fields]]
+_KBYTES_A_PAGE = resource.getpagesize() // 1024
+
+
+class Meter:
+    """Adds up what the code within ``with meter:`` takes of this thread.
+
+    Attributes:
+        cpu_ns: CPU time.
+        wall_ns: time.
+        last_wall_ns: time of the last one.
+    """
+
+    __slots__ = ("_cpu", "_wall", "cpu_ns", "last_wall_ns", "wall_ns")
+
+    def __init__(self) -> None:
+        self.cpu_ns = self.wall_ns = self.last_wall_ns = self._cpu = self._wall = 0
+
+    def __enter__(self) -> None:
+        self._wall = time.perf_counter_ns()
+        self._cpu = time.thread_time_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu_ns += time.thread_time_ns() - self._cpu
+        self.last_wall_ns = time.perf_counter_ns() - self._wall
+        self.wall_ns += self.last_wall_ns
+
+
+class Accounted(Protocol):
+    """What an account asks of whoever runs a backend: an `agent.Runner`."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def meter(self) -> Meter: ...  # noqa: D102
+
+    is_open: bool
+    rows: int
+    failures: int
+    overruns: int
+
+    def counters(self) -> Mapping[str, int]: ...  # noqa: D102
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --disable-agent-stats."""
+    parser.add_argument(
+        "--disable-agent-stats", action="store_true", help="do not send what colmet-node itself uses, agent_default"
+    )
+
+
+class Account:
+    """Builds the table of one tick.
+
+    Args:
+        host: the machine.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._statm = host.keep("/proc/self/statm")
+
+    def table(self, time_ns: int, runners: Iterable[Accounted], totals: Mapping[str, int]) -> Table:
+        """A row for the agent, then one for each backend.
+
+        Args:
+            time_ns: of the tick.
+            runners: of the backends.
+            totals: what the agent counts, by column.
+
+        Raises:
+            ParseError: /proc/self/statm is not as Linux has it.
+            KeyError: a backend counts what the schema has no column for.
+        """
+        packed = []
+        rows = failures = 0
+        for runner in runners:
+            rows += runner.rows
+            failures += runner.failures
+            meter = runner.meter
+            packed.append(
+                self._pack(
+                    {
+                        "is_on": int(runner.is_open),
+                        "cpu_time": meter.cpu_ns // 1000,
+                        "wall_time": meter.wall_ns // 1000,
+                        "rows": runner.rows,
+                        "failures": runner.failures,
+                        "overruns": runner.overruns,
+                        **runner.counters(),
+                    },
+                    runner.name.encode(),
+                )
+            )
+        agent = {
+            "is_on": 1,
+            "cpu_time": time.process_time_ns() // 1000,
+            "rows": rows,
+            "failures": failures,
+            "rss": self._rss(),
+            "open_files": self._open_files(),
+            "kept_files": self._host.kept,
+            **totals,
+        }
+        return Table(SCHEMA, time_ns, b"".join([self._pack(agent, AGENT), *packed]))
+
+    @staticmethod
+    def _pack(values: Mapping[str, int], label: bytes) -> bytes:
+        row = _EMPTY.copy()
+        row[1] = label
+        for name, value in values.items():
+            row[_PLACES[name]] = value
+        return _ROW.pack(*row)
+
+    def _rss(self) -> int:
+        try:
+            data = self._statm.read()
+            return int(data.split(None, 2)[1]) * _KBYTES_A_PAGE
+        except OSError:
+            return MISSING_INT
+        except (ValueError, IndexError) as err:
+            raise ParseError(self._statm.path, data) from err
+
+    def _open_files(self) -> int:
+        try:
+            return self._host.size("/proc/self/fd") or MISSING_INT
+        except OSError:
+            return MISSING_INT
+
+    def close(self) -> None:
+        """Close the file; also twice."""
+        self._statm.close()
