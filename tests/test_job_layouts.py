@@ -15,8 +15,9 @@ from conftest import CgroupRoot, cannot_run
 
 from colmet.common.errors import ConfigError
 from colmet.node import main as node_main
+from colmet.node.finder import MAX_DEPTH, MAX_GROUPS
 from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, FULL_LOOK_S, MAX_DEPTH, MAX_GROUPS, Job, JobSource, compile_patterns
+from colmet.node.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
 from colmet.node.sluids import GRACE_S
 from colmet.node.watches import Directories, parse_events
 
@@ -321,7 +322,7 @@ def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
         machine.remove(f"{SCOPE}/{sluid}")
         source.scan()
     assert source.unmapped == 30
-    memory = source._sluids
+    memory = source._finder.sluids
     assert not (memory._sure or memory._told or memory.waiting or memory.guessed)
 
 
@@ -633,7 +634,7 @@ def test_nothing_is_left_of_10_000_jobs_that_come_and_go(machine):
     directories = source._directories
     assert (directories.watched, machine.fake.host.kept) == (watches, kept)
     assert len(directories._entries) <= watches + 1 and len(directories._manager.watches) == watches
-    assert not (source._keys or source._owners or source._too_many or directories.changed or directories.gone)
+    assert not (source._keys or source._owners or source._finder._too_many or directories.changed or directories.gone)
 
 
 def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplog):

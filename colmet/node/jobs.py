@@ -6,22 +6,18 @@ put into one; a full look from time to time finds what an event missed.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
+from colmet.node.finder import Finder, Found
 from colmet.node.host import Host, Kept, is_gone
-from colmet.node.layouts import Claim
 from colmet.node.mounts import Mounts
 from colmet.node.places import NamedRoot, Place, layout_places
-from colmet.node.sluids import Sluids
 from colmet.node.watches import Directories
 
 log = logging.getLogger(__name__)
@@ -31,8 +27,6 @@ OAR2_ROOTS = (DEFAULT_ROOT, "/sys/fs/cgroup/cpuset/oar", "/dev/cpuset/oar")
 DEFAULT_PATTERN = r"_(\d+)$"
 NODE_JOB = 0  # the id of what is no job's: the node's own rows, and the unit that -c, -p and -t name
 FULL_LOOK_S = 10.0
-MAX_DEPTH = 8  # of the directories in a job's that are looked at
-MAX_GROUPS = 1024  # of one job
 # A directory that a job lacks in some hierarchy is looked for at the first so many requests, then at every so-many-th.
 _EAGER_MISSES = 8
 _RARE_MISSES = 32
@@ -293,24 +287,13 @@ class State(NamedTuple):
     state: str
 
 
-class _Found:
-    """A job as one walk finds it."""
-
-    def __init__(self, place: Place, claim: Claim, watched: bool) -> None:
-        self.place = place
-        self.user = claim.user
-        self.watched = watched
-        self.tops: list[str] = []
-        self.elsewhere: list[str] = []  # its directories in hierarchies that do not give its tasks
-
-
 class JobSource:
     """Finds the jobs on this machine, and has the unit that the command line names beside them.
 
     Args:
         host: the machine.
         roots: directories whose sub-directories are jobs; all are used; one that does not exist yet is waited for.
-            None: every layout of the table is looked for in every cgroup mount.
+            Where none is named, every layout of the table is looked for in every cgroup mount.
         patterns: for the roots: the first that matches a directory's name gives the job's id in its first group; what
             stands before the match is the job's user.
         unit: tasks to watch beside the jobs, as job 0.
@@ -319,8 +302,6 @@ class JobSource:
     Attributes:
         started: jobs that came.
         ended: jobs that went.
-        left_out: directories in jobs' that are beyond the bounds of depth and number.
-        conflicts: directories left out as another layout has a job with that id.
         fd: readable when something has happened that a scan takes in.
     """
 
@@ -342,22 +323,17 @@ class JobSource:
         self._named = [NamedRoot(host, self._mounts, root, patterns) for root in roots]
         self._places: list[Place] = list(self._named)
         self._directories = Directories(host)
-        self._sluids = Sluids(host)
+        self._finder = Finder(host, self._directories)
         self._jobs: dict[int, Job] = {}
         self._keys: dict[int, set[tuple[str, int]]] = {}
-        self._found: dict[int, _Found] = {}
+        self._found: dict[int, Found] = {}
         self._owners: dict[str, list[int]] = {}
-        self._watched_before: dict[str, bool] = {}
         self._gone: list[Job] = []
         self._changed: set[int] = set()
-        self._too_many: dict[int, int] = {}
         self._look_at = monotonic()
         self._overflows = 0
-        self._conflicting: set[str] = set()
         self.started = 0
         self.ended = 0
-        self.left_out = 0
-        self.conflicts = 0
         self.fd = self._directories.fd
 
     @property
@@ -368,7 +344,17 @@ class JobSource:
     @property
     def unmapped(self) -> int:
         """Directories with a text id of Slurm for which no job id was found."""
-        return self._sluids.unmapped
+        return self._finder.sluids.unmapped
+
+    @property
+    def left_out(self) -> int:
+        """Directories in jobs' that are beyond the bounds of depth and number."""
+        return self._finder.left_out
+
+    @property
+    def conflicts(self) -> int:
+        """Directories left out as another layout has a job with that id."""
+        return self._finder.conflicts
 
     @property
     def overflows(self) -> int:
@@ -390,7 +376,7 @@ class JobSource:
         return jobs
 
     def take_ended(self) -> list[Job]:
-        """The jobs that have gone since this was called last."""
+        """The jobs that have gone since this was called last; they are kept until it is."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -416,8 +402,8 @@ class JobSource:
             count = sum(found.place is place for found in self._found.values())
             state = f"found, {count} job{'s' * (count != 1)}" if count or place.here else "not here"
             sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
-            if sluid and self._sluids.waiting:
-                state += f", {len(self._sluids.waiting)} whose job id cannot be told"
+            if sluid and self._finder.sluids.waiting:
+                state += f", {len(self._finder.sluids.waiting)} whose job id cannot be told"
             states.append(State(place.name, place.help, place.path, state))
         if not states:
             states.append(State("none", "every layout", "/proc/self/mounts", "no cgroup is mounted"))
@@ -464,11 +450,11 @@ class JobSource:
     def _walk(self, now: float) -> None:
         directories = self._directories
         directories.begin()
-        found, texts = self._find(now)
+        found = self._finder.find(self._places, now)
         owners: dict[str, list[int]] = {}
         for job_id, job in list(found.items()):
-            keys = self._keys_of(job)
-            cgroups = self._groups(job.tops, job_id)
+            keys = self._finder.keys(job)
+            cgroups = self._finder.groups(job.tops, job_id)
             if not (keys and cgroups):
                 del found[job_id]  # gone since it was listed
                 continue
@@ -478,115 +464,19 @@ class JobSource:
         for job_id in [job_id for job_id in self._jobs if job_id not in found]:
             self._end(job_id)
         if self._unit is not None:
-            cgroups = self._groups(self._unit_tops, NODE_JOB) or list(self._unit_tops)
+            cgroups = self._finder.groups(self._unit_tops, NODE_JOB) or list(self._unit_tops)
             for path in cgroups:
                 owners.setdefault(path, []).append(NODE_JOB)
             if self._unit.regroup(self._unit.tops, cgroups):
                 self._changed.add(NODE_JOB)
         self._found = found
         self._owners = owners
-        self._watched_before = texts
-        self._sluids.keep(texts)
         for place in self._places:
             place.watched = True
+        self._finder.forget({*found, NODE_JOB})
         directories.end()
 
-    def _find(self, now: float) -> tuple[dict[int, _Found], dict[str, bool]]:
-        """The jobs at all places, and whether each directory with a text id was seen to come."""
-        found: dict[int, _Found] = {}
-        texts: dict[str, bool] = {}
-        guesses: list[tuple[Place, str, Claim]] = []
-        for place in self._places:
-            for path, claim in place.claims(self._directories):
-                if not claim.sluid:
-                    self._add(found, claim.job, place, path, claim, place.watched)
-                    continue
-                if path in self._directories.gone:
-                    self._sluids.forget(path)
-                    self._watched_before.pop(path, None)
-                texts[path] = self._watched_before.get(path, place.watched)
-                job_id = self._sluids.sure(path, functools.partial(self._groups, [path], -1))
-                if job_id:
-                    self._add(found, job_id, place, path, claim, texts[path])
-                else:
-                    guesses.append((place, path, claim))
-        # what users can write gives way to what they cannot, and what comes to what was there
-        guesses.sort(key=lambda guess: guess[1] not in self._sluids.guessed)
-        for place, path, claim in guesses:
-            job_id = self._sluids.guess(path, self._groups([path], -1), found, now)
-            if job_id:
-                self._add(found, job_id, place, path, claim, texts[path])
-        return found, texts
-
-    def _add(self, found: dict[int, _Found], job_id: int, place: Place, path: str, claim: Claim, watched: bool) -> None:
-        job = found.get(job_id)
-        if job is None:
-            job = found[job_id] = _Found(place, claim, watched)
-        if place is job.place or place.layout is None:
-            if path not in job.tops:  # two roots may be one, reached by two links
-                job.tops.append(path)
-        elif place.layout is job.place.layout:
-            job.elsewhere.append(path)
-        else:
-            self._conflict(job_id, job, path)
-
-    def _conflict(self, job_id: int, job: _Found, path: str) -> None:
-        if path not in self._conflicting and len(self._conflicting) < 1000:
-            self._conflicting.add(path)
-            self.conflicts += 1
-            if powers_of_ten(self.conflicts):
-                log.warning(
-                    "two layouts have a job of one id, the first counts job=%d layout=%s left_out=%s conflicts=%d",
-                    job_id,
-                    job.place.name,
-                    path,
-                    self.conflicts,
-                )
-
-    def _groups(self, tops: Sequence[str], job_id: int) -> list[str]:
-        """Directories of a job and all in them, outer ones first; those that are gone left out."""
-        groups: list[str] = []
-        beyond = 0
-        todo = [(top, 0) for top in reversed(tops)]
-        while todo:
-            path, depth = todo.pop()
-            if len(groups) >= MAX_GROUPS or depth > MAX_DEPTH:
-                beyond += 1
-                continue
-            try:
-                names = self._directories.names(path, None, tasks=True)
-            except OSError as err:
-                if is_gone(err):
-                    continue
-                names = ()  # counted there; its tasks may be readable
-            groups.append(path)
-            todo += [(f"{path.rstrip('/')}/{name}", depth + 1) for name in reversed(names)]
-        if job_id >= 0 and beyond != self._too_many.get(job_id, 0):
-            self._count_left_out(job_id, beyond)
-        return groups
-
-    def _count_left_out(self, job_id: int, beyond: int) -> None:
-        new = beyond - self._too_many.pop(job_id, 0)
-        if beyond:
-            self._too_many[job_id] = beyond
-        for _ in range(max(0, new)):
-            self.left_out += 1
-            if powers_of_ten(self.left_out):
-                log.warning(
-                    "too many or too deep directories in a job's cgroup, the rest is left out job=%d directories=%d",
-                    job_id,
-                    self.left_out,
-                )
-
-    def _keys_of(self, found: _Found) -> set[tuple[str, int]]:
-        """What tells the directories of a job from others that were or will be at the same paths."""
-        keys = set()
-        for path in found.tops + found.elsewhere:
-            with contextlib.suppress(OSError):
-                keys.add((path, self._host.inode(path)))
-        return keys
-
-    def _update(self, job_id: int, found: _Found, keys: set[tuple[str, int]], cgroups: list[str]) -> None:
+    def _update(self, job_id: int, found: Found, keys: set[tuple[str, int]], cgroups: list[str]) -> None:
         known = self._jobs.get(job_id)
         if known is not None:
             before = {key for key in self._keys[job_id] if key[0] not in self._directories.gone}
@@ -599,7 +489,7 @@ class JobSource:
         elif known.regroup(found.tops, cgroups):
             self._changed.add(job_id)
 
-    def _begin(self, job_id: int, found: _Found, cgroups: list[str]) -> None:
+    def _begin(self, job_id: int, found: Found, cgroups: list[str]) -> None:
         job = Job(self._host, job_id, found.user, found.tops, mounts=self._mounts)
         job.witnessed = found.watched
         _ = job.identity  # now, while its directory is there
@@ -612,7 +502,6 @@ class JobSource:
     def _end(self, job_id: int) -> None:
         job = self._jobs.pop(job_id)
         del self._keys[job_id]
-        self._too_many.pop(job_id, None)
         job.close()
         self._gone.append(job)
         self._changed.discard(job_id)

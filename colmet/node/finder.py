@@ -1,0 +1,166 @@
+"""What jobs there are on the machine at one moment: one walk over all places."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Container, Sequence
+
+from colmet.common.cli import powers_of_ten
+from colmet.node.host import Host, is_gone
+from colmet.node.layouts import Claim
+from colmet.node.places import Place
+from colmet.node.sluids import Sluids
+from colmet.node.watches import Directories
+
+log = logging.getLogger(__name__)
+
+MAX_DEPTH = 8  # of the directories in a job's that are looked at
+MAX_GROUPS = 1024  # of one job
+_NOBODY = -1  # a directory whose job is not known
+_MOST_CONFLICTS_KEPT = 1000
+
+
+class Found:
+    """A job as one walk finds it.
+
+    Attributes:
+        place: where.
+        user: whose job it is.
+        watched: whether it came while the place was in view.
+        tops: its directories in the hierarchy that gives its tasks.
+        elsewhere: its directories in other hierarchies.
+    """
+
+    def __init__(self, place: Place, claim: Claim, watched: bool) -> None:
+        self.place = place
+        self.user = claim.user
+        self.watched = watched
+        self.tops: list[str] = []
+        self.elsewhere: list[str] = []
+
+
+class Finder:
+    """Walks over the places.
+
+    Args:
+        host: the machine.
+        directories: through which to look at it.
+
+    Attributes:
+        sluids: the jobs of directories with a text id.
+        left_out: directories in jobs' that are beyond the bounds of depth and number.
+        conflicts: directories left out as another layout has a job with that id.
+    """
+
+    def __init__(self, host: Host, directories: Directories) -> None:
+        self._host = host
+        self._directories = directories
+        self.sluids = Sluids(host)
+        self._watched_before: dict[str, bool] = {}
+        self._too_many: dict[int, int] = {}
+        self._conflicting: set[str] = set()
+        self.left_out = 0
+        self.conflicts = 0
+
+    def find(self, places: Sequence[Place], now: float) -> dict[int, Found]:
+        """The jobs at all places, by id."""
+        found: dict[int, Found] = {}
+        texts: dict[str, bool] = {}
+        guesses: list[tuple[Place, str, Claim]] = []
+        for place in places:
+            for path, claim in place.claims(self._directories):
+                if not claim.sluid:
+                    self._add(found, claim.job, place, path, claim, place.watched)
+                    continue
+                if path in self._directories.gone:
+                    self.sluids.forget(path)
+                    self._watched_before.pop(path, None)
+                texts[path] = self._watched_before.get(path, place.watched)
+                job_id = self.sluids.sure(path, functools.partial(self.groups, [path], _NOBODY))
+                if job_id:
+                    self._add(found, job_id, place, path, claim, texts[path])
+                else:
+                    guesses.append((place, path, claim))
+        # what users can write gives way to what they cannot, and what comes to what was there
+        guesses.sort(key=lambda guess: guess[1] not in self.sluids.guessed)
+        for place, path, claim in guesses:
+            job_id = self.sluids.guess(path, self.groups([path], _NOBODY), found, now)
+            if job_id:
+                self._add(found, job_id, place, path, claim, texts[path])
+        self._watched_before = texts
+        self.sluids.keep(texts)
+        return found
+
+    def _add(self, found: dict[int, Found], job_id: int, place: Place, path: str, claim: Claim, watched: bool) -> None:
+        job = found.get(job_id)
+        if job is None:
+            job = found[job_id] = Found(place, claim, watched)
+        if place is job.place or place.layout is None:
+            if path not in job.tops:  # two roots may be one, reached by two links
+                job.tops.append(path)
+        elif place.layout is job.place.layout:
+            job.elsewhere.append(path)
+        else:
+            self._conflict(job_id, job, path)
+
+    def _conflict(self, job_id: int, job: Found, path: str) -> None:
+        if path not in self._conflicting and len(self._conflicting) < _MOST_CONFLICTS_KEPT:
+            self._conflicting.add(path)
+            self.conflicts += 1
+            if powers_of_ten(self.conflicts):
+                log.warning(
+                    "two layouts have a job of one id, the first counts job=%d layout=%s left_out=%s conflicts=%d",
+                    job_id,
+                    job.place.name,
+                    path,
+                    self.conflicts,
+                )
+
+    def groups(self, tops: Sequence[str], job_id: int) -> list[str]:
+        """Directories of a job and all in them, outer ones first; those that are gone left out."""
+        groups: list[str] = []
+        beyond = 0
+        todo = [(top, 0) for top in reversed(tops)]
+        while todo:
+            path, depth = todo.pop()
+            if len(groups) >= MAX_GROUPS or depth > MAX_DEPTH:
+                beyond += 1
+                continue
+            try:
+                names = self._directories.names(path, None, tasks=True)
+            except OSError as err:
+                if is_gone(err):
+                    continue
+                names = ()  # counted there; its tasks may be readable
+            groups.append(path)
+            todo += [(f"{path.rstrip('/')}/{name}", depth + 1) for name in reversed(names)]
+        if job_id != _NOBODY and beyond != self._too_many.get(job_id, 0):
+            self._count_left_out(job_id, beyond)
+        return groups
+
+    def _count_left_out(self, job_id: int, beyond: int) -> None:
+        new = beyond - self._too_many.pop(job_id, 0)
+        if beyond:
+            self._too_many[job_id] = beyond
+        for _ in range(max(0, new)):
+            self.left_out += 1
+            if powers_of_ten(self.left_out):
+                log.warning(
+                    "too many or too deep directories in a job's cgroup, the rest is left out job=%d directories=%d",
+                    job_id,
+                    self.left_out,
+                )
+
+    def keys(self, found: Found) -> set[tuple[str, int]]:
+        """What tells the directories of a job from others that were or will be at the same paths."""
+        keys = set()
+        for path in found.tops + found.elsewhere:
+            with contextlib.suppress(OSError):
+                keys.add((path, self._host.inode(path)))
+        return keys
+
+    def forget(self, jobs: Container[int]) -> None:
+        """Forget what is known of the jobs that are not among these."""
+        self._too_many = {job_id: count for job_id, count in self._too_many.items() if job_id in jobs}
