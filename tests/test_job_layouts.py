@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import CgroupRoot, cannot_run
+from conftest import CgroupRoot, cannot_run, cgroup_mount
 
 from colmet.common.errors import ConfigError
 from colmet.node import main as node_main
@@ -891,3 +891,36 @@ def test_a_mount_that_covers_a_root_makes_nobody_a_witness(machine):
     assert not job.witnessed
     machine.group(f"{root}/bob_2", unified=False)
     assert [job.witnessed for job in source.scan()] == [False, True]
+
+
+@pytest.mark.live
+def test_live_an_oar_2_job_is_found_in_cpuset_and_its_directory_in_cpuacct(cgroups):
+    if cgroup_mount("cpuset") is None or cgroups.cpuacct is None:
+        cannot_run("no cgroup v1 cpuset and cpuacct on this machine")
+    name = f"colmet.t@x_y_{2_000_000_000 + os.getpid()}"
+    groups = []
+    for controller in ("cpuset", "cpuacct"):
+        oar = cgroup_mount(controller) / "oar"
+        if not oar.exists():
+            cgroups.make(oar)
+        groups.append(oar / name)
+    source = JobSource(Host(), [], compile_patterns([DEFAULT_PATTERN]))
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        source.scan()
+        for group in groups:
+            cgroups.make(group)
+            (group / "cgroup.procs").write_text(str(process.pid))
+        (job,) = [job for job in source.scan() if job.id == int(name.rpartition("_")[2])]
+        assert job.user == "colmet.t@x_y" and job.witnessed
+        assert job.tids() == job.pids() == [process.pid]
+        assert job.directory("cpuacct") == str(groups[1]) and job.directory("cpuset") == str(groups[0])
+        assert job.directory("unified") is None
+        assert job in source.take_changed()
+        (groups[0].parent.parent / "cgroup.procs").write_text(str(process.pid))
+        (groups[0] / "tasks").write_text(str(process.pid))
+        assert source.take_changed() == [job], "a write to tasks counts as well"
+    finally:
+        process.kill()
+        process.wait()
+        source.close()
