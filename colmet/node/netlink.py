@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ NETLINK_GENERIC = 16
 HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 GENERIC = struct.Struct("=BBH")  # genlmsghdr: command, version, reserved
 ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
+_BPF = struct.Struct("=HBBI")  # struct sock_filter
 ERROR = struct.Struct("=i")  # nlmsgerr starts with a negative errno, or 0
 
 NLM_F_REQUEST = 1
+NLM_F_ACK = 4
 NLMSG_ERROR = 2
 GENL_ID_CTRL = 16
 CTRL_CMD_GETFAMILY = 3
@@ -43,10 +45,10 @@ def pack_attribute(kind: int, payload: bytes) -> bytes:
     return ATTRIBUTE.pack(length, kind) + payload + b"\0" * (align(length) - length)
 
 
-def pack_request(family: int, command: int, sequence: int, attributes: bytes, version: int = 1) -> bytes:
+def pack_request(family: int, command: int, sequence: int, attributes: bytes, flags: int = 0) -> bytes:
     """One generic netlink request."""
-    payload = GENERIC.pack(command, version, 0) + attributes
-    return HEADER.pack(HEADER.size + len(payload), family, NLM_F_REQUEST, sequence, 0) + payload
+    payload = GENERIC.pack(command, 1, 0) + attributes
+    return HEADER.pack(HEADER.size + len(payload), family, NLM_F_REQUEST | flags, sequence, 0) + payload
 
 
 def attributes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
@@ -147,23 +149,32 @@ class Inbox:
         return lengths
 
 
-class GenericSocket:
-    """A socket to the kernel's generic netlink, which never waits.
+class NetlinkSocket:
+    """A socket to the kernel, which never waits.
 
-    The kernel answers a request while it is being sent, so the answers are there when `send` returns.
+    Args:
+        protocol: a number of include/uapi/linux/netlink.h.
+        groups: a mask of the multicast groups to listen to.
+
+    Raises:
+        BackendUnavailable: this system lacks the protocol, or this process the right.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: int, groups: int = 0) -> None:
         try:
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_GENERIC)
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         except OSError as err:
-            raise BackendUnavailable(f"this system has no generic netlink: {err}") from err
+            raise BackendUnavailable(f"this system lacks netlink protocol {protocol}: {err}") from err
         try:
             self._socket.setblocking(False)
-            self._socket.bind((0, 0))
+            self._socket.bind((0, groups))
         except OSError as err:
             self._socket.close()
             raise BackendUnavailable(f"cannot bind a netlink socket: {err}") from err
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._socket.fileno()
 
     def set_receive_buffer(self, size: int) -> None:
         """Make room for answers, beyond net.core.rmem_max where CAP_NET_ADMIN lets it."""
@@ -172,6 +183,14 @@ class GenericSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, size)
         except PermissionError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+    def set_filter(self, program: Sequence[tuple[int, int, int, int]]) -> None:
+        """Have the kernel drop what a classic BPF program does not accept: (code, jt, jf, k) an instruction."""
+        so_attach_filter = 26
+        code = ctypes.create_string_buffer(b"".join(_BPF.pack(*instruction) for instruction in program))
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, so_attach_filter, struct.pack("@HP", len(program), ctypes.addressof(code))
+        )
 
     def send(self, data: bytes) -> None:
         """Send requests, one after the other in `data`."""
@@ -188,6 +207,20 @@ class GenericSocket:
             BlockingIOError: none is there.
         """
         return self._socket.recv(1 << 16)
+
+    def close(self) -> None:
+        """Close; also twice."""
+        self._socket.close()
+
+
+class GenericSocket(NetlinkSocket):
+    """A socket to the kernel's generic netlink.
+
+    The kernel answers a request while it is being sent, so the answers are there when `send` returns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_GENERIC)
 
     def family(self, name: str) -> int:
         """The number of a generic netlink family.
@@ -208,7 +241,3 @@ class GenericSocket:
                     number: int = struct.unpack_from("=H", payload, offset)[0]
                     return number
         raise BackendUnavailable(f"generic netlink family {name}: the kernel gave no number")
-
-    def close(self) -> None:
-        """Close; also twice."""
-        self._socket.close()

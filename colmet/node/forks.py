@@ -1,0 +1,120 @@
+"""Forks as the kernel's process events connector tells of them: which task comes from which.
+
+Source: Linux include/uapi/linux/cn_proc.h and connector.h. Needs CAP_NET_ADMIN, outside of containers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+
+import numpy as np
+
+from colmet.common.errors import BackendUnavailable
+from colmet.node.accumulator import Ints
+from colmet.node.netlink import HEADER, Inbox, NetlinkSocket
+
+NETLINK_CONNECTOR = 11
+CN_IDX_PROC = CN_VAL_PROC = 1
+PROC_CN_MCAST_LISTEN = 1
+PROC_EVENT_NONE = 0
+PROC_EVENT_FORK = 1
+NLMSG_DONE = 3
+
+_CONNECTOR = struct.Struct("=IIIIHH")  # cn_msg: index, value, sequence, acknowledged, length, flags
+_LISTEN = struct.Struct("=I")
+_WHAT = HEADER.size + _CONNECTOR.size  # where proc_event starts, with its kind
+_DATA = _WHAT + 16
+_FORK = 4  # numbers of 4 bytes: parent's thread, parent process, child's thread, child's process
+
+# Forks only: every exec, exit, renaming and change of owner of the machine would come, too. A load by a BPF program
+# gives the bytes in network order.
+_ONLY_FORKS = [
+    (0x20, 0, 0, _WHAT),  # load 4 bytes
+    (0x15, 0, 1, socket.ntohl(PROC_EVENT_FORK)),  # the next, if they are this, else the one after it
+    (0x06, 0, 0, 0xFFFFFFFF),  # take all of the message
+    (0x06, 0, 0, 0),  # take none
+]
+_NO_FORKS: Ints = np.empty((0, _FORK), dtype=np.int64)
+
+
+class ForkEvents:
+    """Listens to every fork on the machine.
+
+    Args:
+        inbox: room for messages; only used within `receive`.
+
+    Attributes:
+        events: that have come.
+        overflows: times that the socket's buffer was full, so that forks are not known.
+
+    Raises:
+        BackendUnavailable: a kernel without the connector (CONFIG_PROC_EVENTS), or no right to it.
+    """
+
+    BUFFER_BYTES = 16 << 20
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.events = 0
+        self.overflows = 0
+        self._inbox = inbox
+        self._socket = NetlinkSocket(NETLINK_CONNECTOR, 1 << (CN_IDX_PROC - 1))
+        try:
+            self._listen()
+            self._socket.set_filter(_ONLY_FORKS)
+            self._socket.set_receive_buffer(self.BUFFER_BYTES)
+        except OSError as err:
+            self._socket.close()
+            raise BackendUnavailable(f"the kernel does not tell of forks: {err}") from err
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _listen(self) -> None:
+        payload = _CONNECTOR.pack(CN_IDX_PROC, CN_VAL_PROC, 0, 0, _LISTEN.size, 0) + _LISTEN.pack(PROC_CN_MCAST_LISTEN)
+        self._socket.send(HEADER.pack(HEADER.size + len(payload), NLMSG_DONE, 0, 0, os.getpid()) + payload)
+        while True:  # events may come before the answer
+            try:
+                answer = self._socket.receive()
+            except BlockingIOError:
+                raise BackendUnavailable("the kernel has no process events (CONFIG_PROC_EVENTS)") from None
+            if len(answer) >= _DATA + 4 and struct.unpack_from("=I", answer, _WHAT)[0] == PROC_EVENT_NONE:
+                code = struct.unpack_from("=I", answer, _DATA)[0]
+                if code:
+                    raise BackendUnavailable(f"the kernel does not tell of forks: {os.strerror(code)}")
+                return
+
+    def receive(self) -> Ints:
+        """The forks that have come, in their order.
+
+        Returns:
+            Shape (n, 4): parent's thread, parent process, child's thread, child's process. The parent of a thread is
+            its process's parent.
+        """
+        parts = []
+        while True:
+            try:
+                lengths = self._socket.receive_many(self._inbox, len(self._inbox.slots))
+            except OSError as err:
+                if err.errno != errno.ENOBUFS:
+                    raise
+                self.overflows += 1
+                continue
+            if not len(lengths):
+                break
+            slots = self._inbox.slots[: len(lengths)]
+            numbers = np.ndarray(
+                (len(slots), _FORK), "=u4", buffer=slots, offset=_DATA, strides=(slots.strides[0], 4)
+            ).astype(np.int64)
+            whole = lengths >= _DATA + 4 * _FORK
+            self.events += int(whole.sum())
+            parts.append(numbers if whole.all() else numbers[whole])
+            if len(slots) < len(self._inbox.slots):
+                break
+        return parts[0] if len(parts) == 1 else np.concatenate([_NO_FORKS, *parts])
+
+    def close(self) -> None:
+        """Stop listening; also twice."""
+        self._socket.close()

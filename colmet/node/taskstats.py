@@ -1,0 +1,466 @@
+"""The kernel's taskstats: struct layouts, questions about live tasks, records of tasks that have ended.
+
+Source: Linux include/uapi/linux/taskstats.h and kernel/taskstats.c. Both come over generic netlink, and need
+CAP_NET_ADMIN.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.node import netlink
+from colmet.node.accumulator import Ints
+from colmet.node.cpus import parse_cpu_list
+from colmet.node.host import Host
+
+TASKSTATS_CMD_GET = 1
+TASKSTATS_CMD_NEW = 2
+TASKSTATS_CMD_ATTR_PID = 1
+TASKSTATS_CMD_ATTR_REGISTER_CPUMASK = 3
+TASKSTATS_TYPE_STATS = 3
+TASKSTATS_TYPE_AGGR_PID = 4
+
+# struct taskstats up to version 14, in units of 8 bytes; later versions add at the end, with one exception.
+_WORDS = {
+    **{"cpu_count": 2, "cpu_delay_total": 3, "blkio_count": 4, "blkio_delay_total": 5},
+    **{"swapin_count": 6, "swapin_delay_total": 7, "cpu_run_real_total": 8, "cpu_run_virtual_total": 9},
+    **{"ac_btime": 17, "ac_etime": 18, "ac_utime": 19, "ac_stime": 20, "ac_minflt": 21, "ac_majflt": 22},
+    **{"coremem": 23, "virtmem": 24, "read_char": 27, "write_char": 28, "read_syscalls": 29, "write_syscalls": 30},
+    **{"read_bytes": 31, "write_bytes": 32, "cancelled_write_bytes": 33, "nvcsw": 34, "nivcsw": 35},
+    **{"ac_utimescaled": 36, "ac_stimescaled": 37, "cpu_scaled_run_real_total": 38},
+    **{"freepages_count": 39, "freepages_delay_total": 40},
+}
+# Version 15 (Linux 6.14 and 6.15) put a delay_max and a delay_min behind cpu, blkio, swapin and freepages; version 16
+# moved them to the end.
+_V15_INSERTED = {"blkio_count": 2, "swapin_count": 4, "cpu_run_real_total": 6}
+# Version 1 ended after cpu_run_virtual_total; the rest is there since 2 and 3, the scaled times and freepages since
+# 5 and 6 (Linux 2.6.25): older kernels have never run Python 3.9.
+OLDEST_VERSION = 7
+FIELDS = tuple(_WORDS)
+
+# Who a task was, in units of 4 bytes: thread, parent process, process. The last is there since version 12 (Linux 5.19).
+_PID, _PPID, _TGID = 32, 33, 92
+_V15_BEFORE_PID = 2 * 6
+_V15_BEFORE_TGID = 2 * 12
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in one version of struct taskstats.
+
+    Attributes:
+        columns: the counters of `FIELDS`, in words of 8 bytes.
+        ids: thread, process and parent process, in words of 4 bytes; the thread stands for the process where the
+            version does not tell.
+        words: the struct is at least this long, in words of 8 bytes.
+    """
+
+    columns: npt.NDArray[np.intp]
+    ids: npt.NDArray[np.intp]
+    words: int
+
+    @classmethod
+    def of(cls, version: int) -> Layout:
+        """The layout of a version.
+
+        Raises:
+            ParseError: the version is too old.
+        """
+        if version < OLDEST_VERSION:
+            raise ParseError("struct taskstats", f"version {version}")
+        words = dict(_WORDS)
+        if version == 15:
+            shift = 0
+            for name in FIELDS:
+                shift = _V15_INSERTED.get(name, shift)
+                words[name] += shift
+        columns = np.array([words[name] for name in FIELDS], dtype=np.intp)
+        pid, ppid, tgid = (_PID, _PPID, _TGID if version >= 12 else _PID)
+        if version == 15:
+            pid, ppid, tgid = pid + _V15_BEFORE_PID, ppid + _V15_BEFORE_PID, tgid + _V15_BEFORE_TGID
+        return cls(columns, np.array([pid, tgid, ppid], dtype=np.intp), max(int(columns.max()), tgid // 2) + 1)
+
+
+_NO_TASKS: Ints = np.empty(0, dtype=np.int64)
+_NO_IDS: Ints = np.empty((0, 3), dtype=np.int64)
+_NO_VALUES: Ints = np.empty((0, len(FIELDS)), dtype=np.int64)
+_BTIME = FIELDS.index("ac_btime")
+
+
+def stats_offset(message: bytes) -> tuple[int, int]:
+    """Where struct taskstats starts in an answer, and its length in bytes.
+
+    Raises:
+        ParseError: the answer holds none.
+    """
+    start = netlink.HEADER.size + netlink.GENERIC.size
+    for kind, offset, length in netlink.attributes(message, start):
+        if kind == TASKSTATS_TYPE_AGGR_PID:
+            for inner, inner_offset, inner_length in netlink.attributes(message, offset, offset + length):
+                if inner == TASKSTATS_TYPE_STATS:
+                    return inner_offset, inner_length
+    raise ParseError("taskstats answer", message[:64])
+
+
+class Form:
+    """The form that the kernel gives to all of its messages about a task, read off one of them.
+
+    Raises:
+        ParseError: the message holds no struct taskstats, or one of a version that is not known.
+    """
+
+    def __init__(self, message: bytes) -> None:
+        self.offset, size = stats_offset(message)
+        self._words = size // 8
+        version = int.from_bytes(message[self.offset : self.offset + 2], "little")
+        self._layout = Layout.of(version)
+        if self._words < self._layout.words:
+            raise ParseError("struct taskstats", f"version {version} of {size} bytes")
+        # what frames the numbers, and is not a length, a pid or a sequence, is the same in each
+        places = [*range(4, 6), *range(16, 24), *range(self.offset - 4, self.offset + 2)]
+        self._places = np.array(places, dtype=np.intp)
+        self._framing = np.frombuffer(message, dtype=np.uint8)[self._places]
+
+    def fits(self, slots: npt.NDArray[np.uint8]) -> bool:
+        """Whether messages, one a row, all have this form."""
+        return bool((slots[:, self._places] == self._framing).all())
+
+    def values(self, slots: npt.NDArray[np.uint8]) -> Ints:
+        """The counters in messages of this form: shape (n, fields), in the order of `FIELDS`."""
+        words: npt.NDArray[np.int64] = np.ndarray(
+            (len(slots), self._words), "<i8", buffer=slots, offset=self.offset, strides=(slots.strides[0], 8)
+        )
+        values = words[:, self._layout.columns]
+        values[:, _BTIME] &= 0xFFFFFFFF  # 4 bytes and 4 of padding
+        return values
+
+    def ids(self, slots: npt.NDArray[np.uint8]) -> Ints:
+        """Whose messages these are: thread, process, parent process; shape (n, 3)."""
+        words: npt.NDArray[np.uint32] = np.ndarray(
+            (len(slots), 2 * self._words), "<u4", buffer=slots, offset=self.offset, strides=(slots.strides[0], 4)
+        )
+        ids: Ints = words[:, self._layout.ids].astype(np.int64)
+        return ids
+
+
+def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
+    """The counters in answers of one form.
+
+    Args:
+        slots: one answer a row, shape (n, slot bytes).
+        lengths: bytes of each, shape (n,).
+
+    Returns:
+        Shape (n, fields), in the order of `FIELDS`.
+
+    Raises:
+        ParseError: one is not an answer, or not of the same form as the first.
+    """
+    form = Form(slots[0, : lengths[0]].tobytes())
+    if (lengths != lengths[0]).any() or not form.fits(slots):
+        raise ParseError("taskstats answers", "answers of different forms to one request")
+    return form.values(slots)
+
+
+class TaskstatsClient:
+    """Asks the kernel for the counters of many tasks.
+
+    Attributes:
+        inbox: room for messages, free for others between two queries.
+        lost: answers that did not arrive.
+    """
+
+    BATCH = 512  # requests in one send
+    SLOT_BYTES = 1024  # an answer takes about 600 bytes
+    BUFFER_BYTES = 4 << 20  # room for the answers to one send, which take about 2.5 KiB each in the kernel
+
+    def __init__(self) -> None:
+        self._socket = netlink.GenericSocket()
+        self._socket.set_receive_buffer(self.BUFFER_BYTES)
+        try:
+            self._family = self._socket.family("TASKSTATS")
+        except BaseException:
+            self._socket.close()
+            raise
+        self.inbox = netlink.Inbox(self.BATCH, self.SLOT_BYTES)
+        self._requests = self._template()
+        self.lost = 0
+
+    def _template(self) -> npt.NDArray[Any]:
+        attribute = netlink.pack_attribute(TASKSTATS_CMD_ATTR_PID, b"\0\0\0\0")
+        request = netlink.pack_request(self._family, TASKSTATS_CMD_GET, 0, attribute)
+        dtype = np.dtype(
+            {
+                "names": ["sequence", "tid"],
+                "formats": ["=u4", "=u4"],
+                "offsets": [8, len(request) - 4],
+                "itemsize": len(request),
+            }
+        )
+        return np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
+
+    def query(self, tids: Ints) -> tuple[Ints, Ints]:
+        """The counters of live tasks.
+
+        Args:
+            tids: ascending, each once, shape (n,).
+
+        Returns:
+            The tids that answered, ascending, shape (m,), and their counters, shape (m, fields). A task that has
+            ended meanwhile is left out.
+
+        Raises:
+            PermissionError: the process lacks CAP_NET_ADMIN.
+            ParseError: an answer has another form.
+            OSError: answers were lost three times over.
+        """
+        found, values = [_NO_TASKS], [_NO_VALUES]
+        for start in range(0, len(tids), self.BATCH):
+            some = tids[start : start + self.BATCH]
+            for _ in range(3):
+                answered, counters, some = self._exchange(some)
+                found.append(answered)
+                values.append(counters)
+                if not len(some):
+                    break
+                self.lost += len(some)
+            else:
+                raise OSError(errno.ENOBUFS, f"the kernel's answers for {len(some)} tasks were lost, three times")
+        all_found, all_values = np.concatenate(found), np.concatenate(values)
+        if (np.diff(all_found) < 0).any():  # what was asked for twice comes last
+            order = np.argsort(all_found)
+            return all_found[order], all_values[order]
+        return all_found, all_values
+
+    def _exchange(self, tids: Ints) -> tuple[Ints, Ints, Ints]:
+        """Ask for at most BATCH tasks: those that answered, their counters, and those of whom nothing was heard."""
+        count = len(tids)
+        self._drain()
+        self._requests["tid"][:count] = tids
+        self._requests["sequence"][:count] = np.arange(count)
+        self._socket.send(self._requests[:count].tobytes())
+        try:
+            lengths = self._socket.receive_many(self.inbox, count)
+        except OSError as err:
+            if err.errno != errno.ENOBUFS:
+                raise
+            return _NO_TASKS, _NO_VALUES, tids
+        slots = self.inbox.slots[: len(lengths)]
+        headers = np.ndarray((len(slots), 3), dtype="=u4", buffer=slots, offset=0, strides=(self.SLOT_BYTES, 4))
+        kinds = headers[:, 1] & 0xFFFF
+        sequences = headers[:, 2]
+        if len(slots) and (sequences >= count).any():
+            raise ParseError("taskstats answer", f"sequence {int(sequences.max())} of {count} requests")
+        good = kinds == self._family
+        for index in np.flatnonzero(~good):
+            self._check_error(slots[index, : lengths[index]].tobytes())
+        heard = np.zeros(count, dtype=bool)
+        heard[sequences] = True
+        if not good.any():
+            return _NO_TASKS, _NO_VALUES, tids[~heard]
+        if not good.all():
+            slots, lengths, sequences = slots[good], lengths[good], sequences[good]
+        return tids[sequences], decode_answers(slots, lengths), tids[~heard]
+
+    def _drain(self) -> None:
+        """Forget answers that came late to an exchange that failed."""
+        while True:
+            try:
+                self._socket.receive()
+            except BlockingIOError:
+                return
+            except OSError as err:  # ENOBUFS is told once and then forgotten
+                if err.errno != errno.ENOBUFS:
+                    raise
+
+    @staticmethod
+    def _check_error(message: bytes) -> None:
+        for kind, _, payload in netlink.messages(message):
+            if kind != netlink.NLMSG_ERROR:
+                raise ParseError("taskstats answer", message[:64])
+            code = netlink.error_code(payload)
+            if code == errno.ESRCH:
+                continue  # ended between list and request
+            if code == errno.EPERM:
+                raise PermissionError(code, os.strerror(code))
+            raise OSError(code, f"taskstats: {os.strerror(code)}")
+
+    def close(self) -> None:
+        """Close; also twice."""
+        self._socket.close()
+
+
+class Exits(NamedTuple):
+    """Tasks that have ended, in the order in which each CPU told of them.
+
+    Attributes:
+        ids: thread, process, parent process; shape (n, 3).
+        values: their final counters; shape (n, fields), in the order of `FIELDS`.
+    """
+
+    ids: Ints
+    values: Ints
+
+
+class SequenceCount:
+    """Counts what is missing in the numbers that one CPU gives to its records.
+
+    The kernel takes the number from the counter of the CPU on which the task happens to be, and after that may send the
+    record to the listener of another CPU: a number out of place is one that is missing elsewhere.
+
+    Attributes:
+        lost: records that are missing, summed over all CPUs only.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self._expected: int | None = None
+        self._jump: tuple[int, int] | None = None  # where the last gap began, and its length
+
+    def add(self, numbers: npt.NDArray[np.uint32]) -> None:
+        """Take in the numbers of some records, at least one, as they came."""
+        first = int(numbers[0])
+        if self._expected is None:
+            self._expected = first
+        count = len(numbers)
+        if first == self._expected and int(numbers[-1]) - first == count - 1 and (np.diff(numbers) == 1).all():
+            self._expected = (first + count) & 0xFFFFFFFF
+            self._jump = None
+            return
+        for number in numbers.tolist():
+            self._add_one(number)
+
+    def _add_one(self, number: int) -> None:
+        expected = self._expected or 0
+        ahead = (number - expected) & 0xFFFFFFFF
+        if ahead == 0:
+            self._jump = None
+        elif ahead < 1 << 31:
+            self.lost += ahead
+            self._jump = (expected, ahead)
+        elif self._jump is not None and number == self._jump[0]:
+            self.lost -= self._jump[1] + 1  # the jump was another CPU's number, and there it is missing
+            self._jump = None
+        else:
+            self.lost -= 1
+            return
+        self._expected = (number + 1) & 0xFFFFFFFF
+
+
+class ExitRecords:
+    """Listens to what the kernel tells of every task that ends, on a socket for each CPU.
+
+    A CPU that is offline is listened to as well, so CPUs may come and go.
+
+    Args:
+        host: the machine.
+        inbox: room for messages; only used within `receive`.
+        buffer_bytes: of each socket; None: BUFFERS_BYTES over the CPUs.
+
+    Attributes:
+        fd: readable when there are records.
+        records: that have come.
+        overflows: times that a socket's buffer was full. What was lost then shows in `lost`, as soon as the same CPU
+            tells of the next task.
+
+    Raises:
+        BackendUnavailable: no right, or not in the machine's own user and process namespaces.
+    """
+
+    BUFFERS_BYTES = 512 << 20  # at most this for all CPUs; memory is taken only by what waits
+    BUFFER_BYTES = (2 << 20, 16 << 20)
+
+    def __init__(self, host: Host, inbox: netlink.Inbox, buffer_bytes: int | None = None) -> None:
+        self.records = 0
+        self.overflows = 0
+        self._inbox = inbox
+        self._form: Form | None = None
+        self._family = 0
+        self._sockets: dict[int, tuple[netlink.GenericSocket, SequenceCount]] = {}
+        self._epoll = select.epoll()
+        self.fd = self._epoll.fileno()
+        cpus = sorted(parse_cpu_list(host.read("/sys/devices/system/cpu/possible").decode()))
+        if buffer_bytes is None:
+            low, high = self.BUFFER_BYTES
+            buffer_bytes = min(max(self.BUFFERS_BYTES // max(1, len(cpus)), low), high)
+        try:
+            for cpu in cpus:
+                self._listen(cpu, buffer_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self, cpu: int, buffer_bytes: int) -> None:
+        listener = netlink.GenericSocket()
+        self._sockets[listener.fileno()] = (listener, SequenceCount())
+        listener.set_receive_buffer(buffer_bytes)
+        self._family = self._family or listener.family("TASKSTATS")
+        mask = netlink.pack_attribute(TASKSTATS_CMD_ATTR_REGISTER_CPUMASK, str(cpu).encode() + b"\0")
+        listener.send(netlink.pack_request(self._family, TASKSTATS_CMD_GET, 0, mask, netlink.NLM_F_ACK))
+        code = None
+        while code is None:  # a record may come before the answer
+            for kind, _, payload in netlink.messages(listener.receive()):
+                if kind == netlink.NLMSG_ERROR:
+                    code = netlink.error_code(payload)
+        if code == errno.EPERM:
+            raise BackendUnavailable("listening to the ends of tasks needs CAP_NET_ADMIN")
+        if code == errno.EINVAL:
+            raise BackendUnavailable("the kernel tells of the ends of tasks only outside of containers")
+        if code:
+            raise BackendUnavailable(f"cannot listen to the ends of tasks on CPU {cpu}: {os.strerror(code)}")
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+
+    @property
+    def lost(self) -> int:
+        """Records that did not arrive, by the gaps in each CPU's numbers."""
+        return max(0, sum(count.lost for _, count in self._sockets.values()))
+
+    def receive(self) -> Exits:
+        """What has come.
+
+        Raises:
+            ParseError: a record has another form; those before it are lost with it.
+        """
+        ids, values = [], []
+        for fd, _ in self._epoll.poll(0):
+            listener, count = self._sockets[fd]
+            while True:
+                try:
+                    lengths = listener.receive_many(self._inbox, len(self._inbox.slots))
+                except OSError as err:
+                    if err.errno != errno.ENOBUFS:
+                        raise
+                    self.overflows += 1  # told once; what is queued can be read on
+                    continue
+                if not len(lengths):
+                    break
+                slots = self._inbox.slots[: len(lengths)]
+                self.records += len(slots)
+                count.add(np.ndarray((len(slots),), "=u4", buffer=slots, offset=8, strides=(slots.strides[0],)).copy())
+                if self._form is None or not self._form.fits(slots):
+                    self._form = Form(slots[0, : lengths[0]].tobytes())
+                    if not self._form.fits(slots):
+                        raise ParseError("taskstats exit records", "records of different forms")
+                ids.append(self._form.ids(slots))
+                values.append(self._form.values(slots))
+                if len(slots) < len(self._inbox.slots):
+                    break
+        if len(ids) == 1:
+            return Exits(ids[0], values[0])
+        return Exits(np.concatenate([_NO_IDS, *ids]), np.concatenate([_NO_VALUES, *values]))
+
+    def close(self) -> None:
+        """Stop listening; also twice."""
+        for listener, _ in self._sockets.values():
+            listener.close()
+        self._sockets = {}
+        self._epoll.close()
+        self.fd = -1
