@@ -67,6 +67,8 @@ def start(tmp_path):
     started = []
 
     def run(module, *arguments):
+        if module == "colmet.node.main" and "--state-dir" not in arguments:
+            arguments = (*arguments, "--state-dir", "")  # not that of an agent that runs on this machine
         started.append(Daemon(module, tmp_path / f"log-{len(started)}", *arguments))
         return started[-1]
 
@@ -217,6 +219,7 @@ def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(sta
         send(frame.read_bytes())
     push.close()
     node = [sys.executable, "-m", "colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none"]
+    node += ["--state-dir", ""]
     with subprocess.Popen(node, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: any(f'"hostname":"{socket.gethostname()}"' in line for line in printed[-50:]), timeout=60)
         process.terminate()
@@ -287,7 +290,7 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     rows = rows_of(out)
     assert {row["metric_backend"] for row in rows} == {"procstats_default", "agent_default"}
     own = {row["backend"]: row["is_on"] for row in rows if row["metric_backend"] == "agent_default"}
-    assert own == {"agent": 1, "taskstats": 0, "procstats": 1}
+    assert own == {"agent": 1, "taskstats": 0, "cgroup": 1, "procstats": 1}
 
 
 def test_the_installed_commands_exist():

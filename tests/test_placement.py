@@ -291,6 +291,8 @@ def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
         "/none",
         "--nice",
         "12",
+        "--state-dir",
+        "",
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:

@@ -13,18 +13,11 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.node import netlink
-from colmet.node.backends import taskstats
-from colmet.node.backends.taskstats import (
-    DELAY_FIELDS,
-    SCHEMA,
-    Layout,
-    TaskstatsBackend,
-    TaskstatsClient,
-    decode_answers,
-)
+from colmet.node import netlink, taskstats
+from colmet.node.backends.taskstats import DELAY_FIELDS, TaskstatsBackend
 from colmet.node.host import Host
 from colmet.node.jobs import Job
+from colmet.node.taskstats import FIELDS, Layout, TaskstatsClient, decode_answers
 
 CAPTURE = Path(__file__).parent / "data/kernel/taskstats-v16-linux-6.18.bin"
 
@@ -96,8 +89,8 @@ def test_the_structures_have_the_sizes_that_kernels_answer_with():
 
 @pytest.mark.parametrize("version", [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17])
 def test_every_counter_is_found_in_every_version_of_the_structure(version):
-    first = {name: 1000 + n for n, name in enumerate(SCHEMA.names)}
-    second = {name: (1 << 40) + n for n, name in enumerate(SCHEMA.names)}
+    first = {name: 1000 + n for n, name in enumerate(FIELDS)}
+    second = {name: (1 << 40) + n for n, name in enumerate(FIELDS)}
     second["ac_btime"] = 0xF0000001
     decoded = decode_answers(*slots(answer(version, first), answer(version, second, pid=7, sequence=1)))
     assert decoded.tolist() == [list(first.values()), list(second.values())]
@@ -107,11 +100,11 @@ def test_the_captured_answer_of_a_kernel_decodes_to_what_it_says():
     expected = json.loads(CAPTURE.with_suffix(".json").read_text())
     message = CAPTURE.read_bytes()
     decoded = decode_answers(*slots(message))
-    assert dict(zip(SCHEMA.names, decoded[0].tolist())) == expected["values"]
+    assert dict(zip(FIELDS, decoded[0].tolist())) == expected["values"]
     offset, size = taskstats.stats_offset(message)
     stats = structure(16).from_buffer_copy(message, offset)
     assert size == ctypes.sizeof(stats) and stats.ac_pid == expected["pid"] and stats.ac_comm == b"sh"
-    assert {name: getattr(stats, name) for name in SCHEMA.names} == expected["values"]
+    assert {name: getattr(stats, name) for name in FIELDS} == expected["values"]
 
 
 def test_a_version_too_old_or_a_structure_too_short_is_a_parse_error():
@@ -198,8 +191,8 @@ def test_live_the_kernel_answers_for_each_task_in_order_and_leaves_ended_ones_ou
     tids = np.array(sorted([one.pid, two.pid, ended.pid, os.getpid()]))
     found, values = client.query(tids)
     assert found.tolist() == sorted([one.pid, two.pid, os.getpid()])
-    assert values.shape == (3, len(SCHEMA.fields))
-    begin = values[found.tolist().index(one.pid), SCHEMA.names.index("ac_btime")]
+    assert values.shape == (3, len(FIELDS))
+    begin = values[found.tolist().index(one.pid), FIELDS.index("ac_btime")]
     assert abs(begin - time.time()) < 60
     found, values = client.query(np.empty(0, dtype=np.int64))
     assert len(found) == len(values) == 0

@@ -1,7 +1,8 @@
 """From the values of tasks to totals of jobs that never go down.
 
 A task's counters live as long as the task. A job's counter is the sum over its tasks: the present values of the live
-ones, and of the ended ones the last that were seen. A gauge is the sum over the live ones alone.
+ones, and of the ended ones their final values or, where these are not told, the last that were seen. What a task had
+used before it came to the job is taken off. A gauge is the sum over the live ones alone.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ Place = Union[slice, npt.NDArray[np.intp]]  # where former tasks are among those
 
 
 class _JobTasks:
-    """What is known of one job: its live tasks as of the last tick, and what ended ones left."""
+    """What is known of one job.
 
-    __slots__ = ("ended", "keys", "values")
+    Attributes:
+        keys, values: its live tasks as of the last tick.
+        ended: what ended ones left, folded.
+        before: what its tasks had used before they came, summed.
+        floor: totals that were told once; they are not to go down.
+    """
+
+    __slots__ = ("before", "ended", "floor", "keys", "values")
 
     def __init__(self, width: int) -> None:
         self.keys: Ints = np.empty(0, dtype=np.int64)
         self.values: Ints = np.empty((0, width), dtype=np.int64)
         self.ended: Ints | None = None
+        self.before: Ints | None = None
+        self.floor: Ints | None = None
 
 
 class Accumulator:
@@ -47,9 +57,17 @@ class Accumulator:
         self._max = np.array([f.fold == "max" for f in schema.fields])
         self._min = np.array([f.fold == "min" for f in schema.fields])
         self._gauge = np.array([f.kind == "gauge" for f in schema.fields])
+        self._adds = self._sum & ~self._gauge
         self._jobs: dict[int, _JobTasks] = {}
 
-    def update(self, job: int, keys: Ints, values: Ints, inherited: Collection[int] = ()) -> Ints | None:
+    def update(
+        self,
+        job: int,
+        keys: Ints,
+        values: Ints,
+        inherited: Collection[int] = (),
+        reborn: Collection[int] = (),
+    ) -> Ints | None:
         """Take in one tick of one job; its totals.
 
         Args:
@@ -57,6 +75,7 @@ class Accumulator:
             keys: its live tasks, ascending, each once: shape (n,).
             values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
             inherited: ended tasks whose values a live task has taken over, and which are not to be counted twice.
+            reborn: live tasks of which `end` has told: another task goes on under their number.
 
         Returns:
             Totals, shape (fields,), -1 where no task has a value; None while the job has never had a task.
@@ -64,14 +83,81 @@ class Accumulator:
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = _JobTasks(self._width)
-        self._retire(known, keys, values, inherited)
+        self._retire(known, keys, values, inherited, reborn)
         known.keys, known.values = keys, values
         if not len(keys) and known.ended is None:
             return None
         totals = self._fold(values, known.ended)
         if not len(keys):
             totals[self._gauge] = 0  # known to use none, which is not the same as unknown
+        if known.before is not None:
+            has = self._adds & (totals != MISSING_INT)
+            totals[has] = np.maximum(totals[has] - known.before[has], 0)
+        if known.floor is not None:
+            totals = np.where(self._gauge | self._min, totals, np.maximum(totals, known.floor))
         return totals
+
+    def end(self, job: int, keys: Ints, values: Ints) -> None:
+        """Take in the final values of tasks that have ended; they are no longer live.
+
+        Args:
+            job: the job's id.
+            keys: the tasks, shape (n,).
+            values: shape (n, fields), -1 for a missing value.
+        """
+        known = self._jobs.get(job)
+        if known is None:
+            known = self._jobs[job] = _JobTasks(self._width)
+        if len(known.keys):
+            live = ~np.isin(known.keys, keys)
+            if not live.all():
+                values = self._not_below(known, ~live, keys, values)
+                known.keys, known.values = known.keys[live], known.values[live]
+        known.ended = self._fold(values, known.ended)
+
+    @staticmethod
+    def _not_below(known: _JobTasks, ended: npt.NDArray[np.bool_], keys: Ints, values: Ints) -> Ints:
+        """Final values, none lower than what was seen before: estimates may be."""
+        values = values.copy()
+        for key, seen in zip(known.keys[ended], known.values[ended]):
+            row = np.flatnonzero(keys == key)[-1]
+            values[row] = np.where(values[row] == MISSING_INT, MISSING_INT, np.maximum(values[row], seen))
+        return values
+
+    def came(self, job: int, values: Ints) -> None:
+        """Tasks have come to a job that have these values already, shape (n, fields): they are not the job's."""
+        known = self._jobs.get(job)
+        if known is None:
+            known = self._jobs[job] = _JobTasks(self._width)
+        used = np.where(values == MISSING_INT, 0, values).sum(axis=0)
+        known.before = used if known.before is None else known.before + used
+
+    def keep(self, job: int) -> tuple[Ints, Ints, Ints] | None:
+        """What is known of a job, for `restore`.
+
+        Returns:
+            What ended tasks left and what its tasks had used before they came, shape (2, fields), -1 and 0 where there
+            is nothing; keys, shape (n,), and values, shape (n, fields), of its tasks as of the last tick. None where it
+            never had a task.
+        """
+        known = self._jobs.get(job)
+        if known is None or (not len(known.keys) and known.ended is None):
+            return None
+        sums = np.zeros((2, self._width), dtype=np.int64)
+        sums[0] = MISSING_INT if known.ended is None else known.ended
+        if known.before is not None:
+            sums[1] = known.before
+        return sums, known.keys, known.values
+
+    def restore(self, job: int, sums: Ints, keys: Ints, values: Ints, floor: Ints | None = None) -> None:
+        """Go on where `keep` was called. `floor`: totals below which counters are not to fall."""
+        known = self._jobs[job] = _JobTasks(self._width)
+        known.keys, known.values = keys, values
+        if (sums[0] != MISSING_INT).any():
+            known.ended = sums[0].copy()
+        if sums[1].any():
+            known.before = sums[1].copy()
+        known.floor = floor
 
     def last_seen(self, job: int) -> tuple[Ints, Ints]:
         """Keys and values of a job's tasks as of the last tick."""
@@ -80,12 +166,22 @@ class Accumulator:
             known = _JobTasks(self._width)
         return known.keys, known.values
 
+    def knows(self, job: int) -> bool:
+        """Whether anything is known of a job."""
+        return job in self._jobs
+
+    def forget(self, job: int) -> None:
+        """Forget a job."""
+        self._jobs.pop(job, None)
+
     def keep_only(self, jobs: Collection[int]) -> None:
         """Forget every other job."""
         for job in [job for job in self._jobs if job not in jobs]:
             del self._jobs[job]
 
-    def _retire(self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int]) -> None:
+    def _retire(
+        self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int], reborn: Collection[int]
+    ) -> None:
         """Add the tasks that have ended since the last tick to what ended tasks left."""
         if not len(known.keys):
             return
@@ -98,7 +194,7 @@ class Accumulator:
                 lives = keys[place] == known.keys
             if self._age is not None:
                 lives &= values[place, self._age] >= known.values[:, self._age]
-                inherited = {*inherited, *self._taken_over(known, keys, values, place, lives)}
+                inherited = {*inherited, *self._taken_over(known, keys, values, place, lives, reborn)}
         else:
             lives = np.zeros(len(known.keys), dtype=bool)
         gone = ~lives
@@ -110,9 +206,15 @@ class Accumulator:
             known.ended = self._fold(left, known.ended)
 
     def _taken_over(
-        self, known: _JobTasks, keys: Ints, values: Ints, place: Place, lives: npt.NDArray[np.bool_]
+        self,
+        known: _JobTasks,
+        keys: Ints,
+        values: Ints,
+        place: Place,
+        lives: npt.NDArray[np.bool_],
+        reborn: Collection[int],
     ) -> set[int]:
-        """Tasks that live on under another one's number, which counters that have shrunk give away.
+        """Tasks that live on under another one's number, which counters that have shrunk give away, or its end.
 
         A thread that calls exec takes the number and the start time of its process's first thread, which ends, and
         keeps its own counters (kernel: fs/exec.c, de_thread). `lives` is corrected in place: the first one has ended.
@@ -121,12 +223,15 @@ class Accumulator:
         for column in self._steady:  # by column: gathering whole rows would cost more than all else here
             shrunk |= values[:, column][place] < known.values[:, column]
         shrunk &= lives
-        if not shrunk.any():
+        heirs = values[place][shrunk] if shrunk.any() else values[:0]
+        if reborn:
+            heirs = np.vstack((heirs, values[np.isin(keys, list(reborn))]))
+        if not len(heirs):
             return set()
         lives &= ~shrunk
         absent = ~np.isin(known.keys, keys)
         taken: set[int] = set()
-        for new in values[place][shrunk]:
+        for new in heirs:
             fits = absent & (known.values[:, self._steady] <= new[self._steady]).all(axis=1)
             fits &= ~np.isin(known.keys, list(taken))
             if fits.any():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from colmet.common.cli import Signals, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
@@ -24,13 +25,39 @@ FIRST_RETRY_S = 60.0
 LAST_RETRY_S = 3600.0
 
 
+class Pace:
+    """How often the agent may wake up between ticks: now and then at once, in a storm PER_S times a second.
+
+    What happens meanwhile waits in the kernel, and is cheaper by the dozen.
+    """
+
+    PER_S = 20
+    AT_ONCE = 10
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._wakes = float(self.AT_ONCE)
+        self._as_of = monotonic()
+
+    def rest_s(self) -> float:
+        """Seconds to rest before the next one; 0 for none."""
+        now = self._monotonic()
+        self._wakes = min(self.AT_ONCE, self._wakes + (now - self._as_of) * self.PER_S)
+        self._as_of = now
+        return max(0.0, 1 - self._wakes) / self.PER_S
+
+    def woken(self) -> None:
+        """It has woken up."""
+        self._wakes -= 1
+
+
 class Runner:
     """A backend with its state: open or waiting to be tried again, what it has cost and what has gone wrong with it.
 
     Attributes:
         meter: what its work has taken; every call into the backend is made within it.
         rows: measured.
-        failures: samples that failed.
+        failures: calls that failed.
         overruns: samples that took longer than the period.
     """
 
@@ -43,9 +70,7 @@ class Runner:
         self.backend = backend
         self.name = backend.name
         self.meter = Meter()
-        self.rows = 0
-        self.failures = 0
-        self.overruns = 0
+        self.rows = self.failures = self.overruns = 0
         self.is_open = False
         self._period_ns = period_s * 1e9
         self._monotonic = monotonic
@@ -74,31 +99,65 @@ class Runner:
         self._retry_at = self._monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
 
+    @property
+    def fd(self) -> int:
+        """Readable when `drain` has something to do; -1 where it never has, for now."""
+        return self.backend.fd if self.is_open else -1
+
     def sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
         """Its table at this tick; None where it has no rows."""
-        with self.meter:
-            table = self._sample(jobs, time_ns)
-        self.overruns += self.meter.last_wall_ns > self._period_ns
-        if table is not None:
-            self.rows += len(table)
-        return table
-
-    def _sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
         if not self.open():
             return None
+        table = None
+        with self._guarded():
+            table = self._table(list(self.backend.sample(jobs)), time_ns)
+        self.overruns += self.meter.last_wall_ns > self._period_ns
+        return table
+
+    def drain(self) -> list[int]:
+        """Have it take in what has come between ticks; the jobs that it thinks have no task left."""
+        if self.is_open:
+            with self._guarded():
+                return list(self.backend.drain())
+        return []
+
+    def notice(self, job: Job) -> None:
+        """Tell it that a job's tasks have changed."""
+        if self.is_open:
+            with self._guarded():
+                self.backend.notice(job)
+
+    def last(self, jobs: Iterable[Job], time_ns: int) -> Table | None:
+        """Its last rows of jobs whose cgroups have gone; None where it has none."""
         samples: list[Sample] = []
+        for job in jobs if self.is_open else ():
+            with self._guarded():
+                sample = self.backend.last(job)
+                if sample is not None:
+                    samples.append(sample)
+        with self._guarded():
+            return self._table(samples, time_ns)
+        return None
+
+    def _table(self, samples: list[Sample], time_ns: int) -> Table | None:
+        if not samples:
+            return None
+        table = Table.from_samples(self.backend.schema, time_ns, samples)
+        self.rows += len(samples)
+        return table
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Meter what the backend does, and let no failure of it through."""
         try:
-            samples.extend(self.backend.sample(jobs))
-            if not samples:
-                return None
-            return Table.from_samples(self.backend.schema, time_ns, samples)
+            with self.meter:
+                yield
         except BackendUnavailable as err:
             self._wait(err)
         except (ParseError, OSError) as err:
             self._failed(err)
         except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
             self._failed(err, defect=True)
-        return None
 
     def counters(self) -> Mapping[str, int]:
         """What the backend counts beside its rows."""
@@ -152,51 +211,46 @@ class Agent:
         # Unlike any earlier start on this host, and greater: the collector tells starts apart by it.
         self._epoch = time.time_ns()
         self._seq = 0
+        self._ticks = 0
+        self._jobs: dict[int, Job] = {}
 
     def tick(self) -> Batch:
         """Measure everything once."""
         with self._meter:
-            return self._tick()
+            time_ns = time.time_ns()
+            jobs = self._scan()
+            self._notice(self._source.take_changed())
+            tables = [runner.sample(jobs, time_ns) for runner in self._runners]
+            self._ticks += 1
+            return self._batch(time_ns, [*tables, self._own_table(time_ns)])
 
-    def _tick(self) -> Batch:
-        time_ns = time.time_ns()
-        jobs = self._source.scan()
-        if self._placement is not None:
-            self._placement.update(jobs)
-        tables = [runner.sample(jobs, time_ns) for runner in self._runners]
+    def _batch(self, time_ns: int, tables: Iterable[Table | None], ended: Iterable[Job] = ()) -> Batch:
         self._seq += 1
-        job_ids = tuple([job.id for job in jobs if job.id != NODE_JOB])
-        tables.append(self._own_table(time_ns, len(job_ids)))
-        return Batch(
-            self._host_name,
-            self._epoch,
-            self._seq,
-            time_ns,
-            job_ids,
-            tuple([table for table in tables if table is not None]),
-        )
+        ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
+        some = tuple([table for table in tables if table is not None])
+        return Batch(self._host_name, self._epoch, self._seq, time_ns, tuple(sorted(ids)), some)
 
-    def _own_table(self, time_ns: int, jobs: int) -> Table | None:
+    def _own_table(self, time_ns: int) -> Table | None:
         """What the agent itself costs, or None where that is not asked for."""
         if self._account is None:
             return None
         try:
-            return self._account.table(time_ns, self._runners, self._totals(jobs))
+            return self._account.table(time_ns, self._runners, self._totals())
         except Exception:  # a defect of ours here must not stop the measuring
             self._account_failures += 1
             if powers_of_ten(self._account_failures):
                 log.exception("no row of the agent itself failures=%d", self._account_failures)
             return None
 
-    def _totals(self, jobs: int) -> dict[str, int]:
+    def _totals(self) -> dict[str, int]:
         """What the agent as a whole counts, by column of `agent_default`."""
         totals = {
             "wall_time": self._meter.wall_ns // 1000,
             "overruns": self._schedule.overruns,
-            "ticks": self._seq,
+            "ticks": self._ticks,
             "batches_sent": self._spool.sent,
             "batches_dropped": self._spool.dropped,
-            "jobs": jobs,
+            "jobs": len(self._jobs.keys() - {NODE_JOB}),
             "jobs_started": self._source.started,
             "jobs_ended": self._source.ended,
             "discovery_failures": self._source.failures,
@@ -206,39 +260,85 @@ class Agent:
             totals["placement_failures"] = self._placement.failures
         return totals
 
+    def _scan(self) -> Sequence[Job]:
+        """Find the jobs; send the last rows of those that have gone."""
+        jobs = self._source.scan()
+        if self._placement is not None:
+            self._placement.update(jobs)
+        self._jobs = {job.id: job for job in jobs}
+        ended = self._source.take_ended()
+        if ended:
+            time_ns = time.time_ns()
+            tables = [runner.last(ended, time_ns) for runner in self._runners]
+            if any(tables):
+                self._spool.put(self._batch(time_ns, tables, ended))
+        return jobs
+
+    def _look_around(self) -> None:
+        """Between ticks: jobs have come or gone, or tasks were added to one."""
+        self._scan()
+        self._notice(self._source.take_changed())
+
+    def _notice(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            for runner in self._runners:
+                runner.notice(job)
+
+    def _drain(self) -> None:
+        """Between ticks: take in what has come; look once more at jobs that may be about to end."""
+        for runner in self._runners:
+            if runner.fd >= 0:
+                emptied = [self._jobs[job] for job in runner.drain() if job in self._jobs]
+                for job in emptied:
+                    job.forget_tasks()
+                self._notice(emptied)
+
     def run(self, signals: Signals) -> None:
-        """Tick until SIGTERM or SIGINT; in between, hear of jobs that come and go."""
+        """Tick until SIGTERM or SIGINT; in between, hear of jobs and tasks that come and go."""
         for runner in self._runners:
             runner.open()
-        self._source.scan()
-        poll = select.poll()
-        poll.register(self._source.fd, select.POLLIN)
-        poll.register(signals.fd, select.POLLIN)
+        self._notice(self._scan())
+        pace = Pace()
         while not signals.stop_wanted():
+            rest_s = pace.rest_s()
+            poll = select.poll()
+            poll.register(signals.fd, select.POLLIN)
+            if not rest_s:
+                for fd in (self._source.fd, *[runner.fd for runner in self._runners if runner.fd >= 0]):
+                    poll.register(fd, select.POLLIN)
+            delay_s = self._schedule.delay_s()
             # rounded up: a poll that ends early would only be called again
-            for fd, _ in poll.poll(self._schedule.delay_s() * 1000 + 0.5):
-                if fd == signals.fd:
-                    signals.drain()
-                else:
-                    self._source.scan()
-            if not signals.stop_wanted() and self._schedule.delay_s() == 0:
+            ready = {fd for fd, _ in poll.poll((min(delay_s, rest_s) if rest_s else delay_s) * 1000 + 0.5)}
+            if signals.fd in ready:
+                signals.drain()
+            if signals.stop_wanted():
+                break
+            if self._schedule.delay_s() == 0:
                 self._spool.put(self.tick())
-                skipped = self._schedule.done()
-                if skipped and powers_of_ten(self._schedule.overruns):
-                    log.warning(
-                        "tick took longer than the period, %d skipped, overruns=%d; is --sample-period %g s too short "
-                        "for what is measured?",
-                        skipped,
-                        self._schedule.overruns,
-                        self._schedule.period_s,
-                    )
+                self._note_overruns()
+            elif ready - {signals.fd}:
+                pace.woken()
+                if self._source.fd in ready:
+                    self._look_around()
+                self._drain()
         log.info(
             "stopping ticks=%d sent=%d dropped=%d overruns=%d",
-            self._seq,
+            self._ticks,
             self._spool.sent,
             self._spool.dropped,
             self._schedule.overruns,
         )
+
+    def _note_overruns(self) -> None:
+        skipped = self._schedule.done()
+        if skipped and powers_of_ten(self._schedule.overruns):
+            log.warning(
+                "tick took longer than the period, %d skipped, overruns=%d; is --sample-period %g s too short "
+                "for what is measured?",
+                skipped,
+                self._schedule.overruns,
+                self._schedule.period_s,
+            )
 
     def close(self) -> None:
         """Give everything back; also twice."""

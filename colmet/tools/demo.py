@@ -208,7 +208,10 @@ class Daemons:
             text=True,
         )
         self._node = subprocess.Popen(
-            [*python, "colmet.node.main", "-v", "--zeromq-uri", uri, "-s", "1", "--enable-jobproc", *node_options],
+            [
+                *(*python, "colmet.node.main", "-v", "--zeromq-uri", uri, "-s", "1", "--enable-jobproc"),
+                *("--state-dir", "", *node_options),
+            ],
             stderr=log,
         )
         log.close()

@@ -1,39 +1,36 @@
 """What the kernel's accounting knows of each task: CPU time, delays, faults, memory integrals, I/O.
 
-Live tasks are asked for over generic netlink, many in one send, and decoded together. A job's row is the fold of its
-tasks; what a task had when it was last seen stays in its job's totals after it ends.
+Live tasks are asked for at every tick, ended ones are told of by the kernel (exit records), so a job's row is the fold
+of all its tasks, however short they lived. Totals survive a restart of the agent.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
+import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from colmet.common.cli import Options
+from colmet.common.cli import Options, whole_number
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
-from colmet.node import netlink
 from colmet.node.accumulator import Accumulator, Ints, as_values
+from colmet.node.attribution import Attribution
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host
+from colmet.node.forks import ForkEvents
+from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job
+from colmet.node.reaped import Reaped
+from colmet.node.state import StateFile
+from colmet.node.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
 
 log = logging.getLogger(__name__)
-
-# include/uapi/linux/taskstats.h
-TASKSTATS_CMD_GET = 1
-TASKSTATS_CMD_NEW = 2
-TASKSTATS_CMD_ATTR_PID = 1
-TASKSTATS_TYPE_STATS = 3
-TASKSTATS_TYPE_AGGR_PID = 4
 
 
 def _counter(name: str, unit: str, text: str, fold: str = "sum") -> Field:
@@ -74,6 +71,14 @@ SCHEMA = Schema(
         _counter("cpu_scaled_run_real_total", "nsec", "CPU time, scaled by the CPU's frequency where the kernel can."),
         _counter("freepages_count", "count", "Waits for memory reclaim; needs kernel.task_delayacct=1."),
         _counter("freepages_delay_total", "nsec", "Time in these waits; needs kernel.task_delayacct=1."),
+        Field(
+            "cpu_total",
+            "nsec",
+            "counter",
+            "CPU time of all tasks, with what exit records leave out: the larger of cpu_run_virtual_total plus what "
+            "processes are charged with for children beyond the children's records, and of cpu_run_virtual_total of "
+            "long tasks plus cpu_run_real_total of short ones. Source: struct taskstats, /proc/<pid>/stat.",
+        ),
     ],
 )
 
@@ -86,249 +91,96 @@ DELAY_FIELDS = frozenset(
     }
 )
 
-# struct taskstats up to version 14, in units of 8 bytes; later versions add at the end, with one exception.
-_WORDS = {
-    **{"cpu_count": 2, "cpu_delay_total": 3, "blkio_count": 4, "blkio_delay_total": 5},
-    **{"swapin_count": 6, "swapin_delay_total": 7, "cpu_run_real_total": 8, "cpu_run_virtual_total": 9},
-    **{"ac_btime": 17, "ac_etime": 18, "ac_utime": 19, "ac_stime": 20, "ac_minflt": 21, "ac_majflt": 22},
-    **{"coremem": 23, "virtmem": 24, "read_char": 27, "write_char": 28, "read_syscalls": 29, "write_syscalls": 30},
-    **{"read_bytes": 31, "write_bytes": 32, "cancelled_write_bytes": 33, "nvcsw": 34, "nivcsw": 35},
-    **{"ac_utimescaled": 36, "ac_stimescaled": 37, "cpu_scaled_run_real_total": 38},
-    **{"freepages_count": 39, "freepages_delay_total": 40},
-}
-# Version 15 (Linux 6.14 and 6.15) put a delay_max and a delay_min behind cpu, blkio, swapin and freepages; version 16
-# moved them to the end.
-_V15_INSERTED = {"blkio_count": 2, "swapin_count": 4, "cpu_run_real_total": 6}
-# Version 1 ended after cpu_run_virtual_total; the rest is there since 2 and 3, the scaled times and freepages since
-# 5 and 6 (Linux 2.6.25): older kernels have never run Python 3.9.
-OLDEST_VERSION = 7
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the counters of `SCHEMA` are in one version of struct taskstats, in words of 8 bytes."""
-
-    columns: npt.NDArray[np.intp]
-    words: int  # at least this long
-
-    @classmethod
-    def of(cls, version: int) -> Layout:
-        """The layout of a version.
-
-        Raises:
-            ParseError: the version is too old.
-        """
-        if version < OLDEST_VERSION:
-            raise ParseError("struct taskstats", f"version {version}")
-        words = dict(_WORDS)
-        if version == 15:
-            shift = 0
-            for name in SCHEMA.names:
-                shift = _V15_INSERTED.get(name, shift)
-                words[name] += shift
-        columns = np.array([words[name] for name in SCHEMA.names], dtype=np.intp)
-        return cls(columns, int(columns.max()) + 1)
-
-
 _NO_TASKS: Ints = np.empty(0, dtype=np.int64)
-_NO_VALUES: Ints = np.empty((0, len(SCHEMA.fields)), dtype=np.int64)
-_BTIME = SCHEMA.names.index("ac_btime")
+_REAL, _VIRTUAL = SCHEMA.names.index("cpu_run_real_total"), SCHEMA.names.index("cpu_run_virtual_total")
+_CPU = SCHEMA.names.index("cpu_total")
+# Some clock ticks: what a task had run when it ended is known to the last tick, and by counted ticks only on average.
+_LONG_NS = 20_000_000
+_EXITING = 0x4  # PF_EXITING of the flags in /proc/<pid>/stat
+_HEAD = struct.Struct("<I")  # of the kept state: the length of the description that follows
+MAX_KEPT_TASKS = 16384  # about 4 MB of state
 
 
-def stats_offset(message: bytes) -> tuple[int, int]:
-    """Where struct taskstats starts in an answer, and its length in bytes.
+class _Kept(NamedTuple):
+    """What the agent knew of a job before its restart: see `Accumulator.keep` and `restore`."""
 
-    Raises:
-        ParseError: the answer holds none.
-    """
-    start = netlink.HEADER.size + netlink.GENERIC.size
-    for kind, offset, length in netlink.attributes(message, start):
-        if kind == TASKSTATS_TYPE_AGGR_PID:
-            for inner, inner_offset, inner_length in netlink.attributes(message, offset, offset + length):
-                if inner == TASKSTATS_TYPE_STATS:
-                    return inner_offset, inner_length
-    raise ParseError("taskstats answer", message[:64])
-
-
-def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
-    """The counters in answers of one form.
-
-    Args:
-        slots: one answer a row, shape (n, slot bytes).
-        lengths: bytes of each, shape (n,).
-
-    Returns:
-        Shape (n, fields), in the order of `SCHEMA`.
-
-    Raises:
-        ParseError: one is not an answer, or not of the same form as the first.
-    """
-    first = slots[0, : lengths[0]].tobytes()
-    offset, size = stats_offset(first)
-    version = int.from_bytes(first[offset : offset + 2], "little")
-    layout = Layout.of(version)
-    if size < 8 * layout.words:
-        raise ParseError("struct taskstats", f"version {version} of {size} bytes")
-    # the kernel builds all answers alike: what frames the numbers (and is not a pid or sequence) is the same in each
-    framing = [slots[:, :4], slots[:, 4:6], slots[:, 16:24], slots[:, offset - 4 : offset + 2]]
-    if (lengths != lengths[0]).any() or any((part != part[0]).any() for part in framing):
-        raise ParseError("taskstats answers", "answers of different forms to one request")
-    words: npt.NDArray[np.int64] = np.ndarray(
-        (len(slots), size // 8), dtype="<i8", buffer=slots, offset=offset, strides=(slots.strides[0], 8)
-    )
-    values = words[:, layout.columns]
-    values[:, _BTIME] &= 0xFFFFFFFF  # 4 bytes and 4 of padding
-    return values
-
-
-class TaskstatsClient:
-    """Asks the kernel for the counters of many tasks."""
-
-    BATCH = 512  # requests in one send
-    SLOT_BYTES = 1024  # an answer takes about 600 bytes
-    BUFFER_BYTES = 4 << 20  # room for the answers to one send, which take about 2.5 KiB each in the kernel
-
-    def __init__(self) -> None:
-        self._socket = netlink.GenericSocket()
-        self._socket.set_receive_buffer(self.BUFFER_BYTES)
-        try:
-            self._family = self._socket.family("TASKSTATS")
-        except BaseException:
-            self._socket.close()
-            raise
-        self._inbox = netlink.Inbox(self.BATCH, self.SLOT_BYTES)
-        self._requests = self._template()
-        self.lost = 0  # answers that did not arrive
-
-    def _template(self) -> npt.NDArray[Any]:
-        attribute = netlink.pack_attribute(TASKSTATS_CMD_ATTR_PID, b"\0\0\0\0")
-        request = netlink.pack_request(self._family, TASKSTATS_CMD_GET, 0, attribute)
-        dtype = np.dtype(
-            {
-                "names": ["sequence", "tid"],
-                "formats": ["=u4", "=u4"],
-                "offsets": [8, len(request) - 4],
-                "itemsize": len(request),
-            }
-        )
-        return np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
-
-    def query(self, tids: Ints) -> tuple[Ints, Ints]:
-        """The counters of live tasks.
-
-        Args:
-            tids: ascending, each once, shape (n,).
-
-        Returns:
-            The tids that answered, ascending, shape (m,), and their counters, shape (m, fields). A task that has
-            ended meanwhile is left out.
-
-        Raises:
-            PermissionError: the process lacks CAP_NET_ADMIN.
-            ParseError: an answer has another form.
-            OSError: answers were lost three times over.
-        """
-        found, values = [_NO_TASKS], [_NO_VALUES]
-        for start in range(0, len(tids), self.BATCH):
-            some = tids[start : start + self.BATCH]
-            for _ in range(3):
-                answered, counters, some = self._exchange(some)
-                found.append(answered)
-                values.append(counters)
-                if not len(some):
-                    break
-                self.lost += len(some)
-            else:
-                raise OSError(errno.ENOBUFS, f"the kernel's answers for {len(some)} tasks were lost, three times")
-        all_found, all_values = np.concatenate(found), np.concatenate(values)
-        if (np.diff(all_found) < 0).any():  # what was asked for twice comes last
-            order = np.argsort(all_found)
-            return all_found[order], all_values[order]
-        return all_found, all_values
-
-    def _exchange(self, tids: Ints) -> tuple[Ints, Ints, Ints]:
-        """Ask for at most BATCH tasks: those that answered, their counters, and those of whom nothing was heard."""
-        count = len(tids)
-        self._drain()
-        self._requests["tid"][:count] = tids
-        self._requests["sequence"][:count] = np.arange(count)
-        self._socket.send(self._requests[:count].tobytes())
-        try:
-            lengths = self._socket.receive_many(self._inbox, count)
-        except OSError as err:
-            if err.errno != errno.ENOBUFS:
-                raise
-            return _NO_TASKS, _NO_VALUES, tids
-        slots = self._inbox.slots[: len(lengths)]
-        headers = np.ndarray((len(slots), 3), dtype="=u4", buffer=slots, offset=0, strides=(self.SLOT_BYTES, 4))
-        kinds = headers[:, 1] & 0xFFFF
-        sequences = headers[:, 2]
-        if len(slots) and (sequences >= count).any():
-            raise ParseError("taskstats answer", f"sequence {int(sequences.max())} of {count} requests")
-        good = kinds == self._family
-        for index in np.flatnonzero(~good):
-            self._check_error(slots[index, : lengths[index]].tobytes())
-        heard = np.zeros(count, dtype=bool)
-        heard[sequences] = True
-        if not good.any():
-            return _NO_TASKS, _NO_VALUES, tids[~heard]
-        if not good.all():
-            slots, lengths, sequences = slots[good], lengths[good], sequences[good]
-        return tids[sequences], decode_answers(slots, lengths), tids[~heard]
-
-    def _drain(self) -> None:
-        """Forget answers that came late to an exchange that failed."""
-        while True:
-            try:
-                self._socket.receive()
-            except BlockingIOError:
-                return
-            except OSError as err:  # ENOBUFS is told once and then forgotten
-                if err.errno != errno.ENOBUFS:
-                    raise
-
-    @staticmethod
-    def _check_error(message: bytes) -> None:
-        for kind, _, payload in netlink.messages(message):
-            if kind != netlink.NLMSG_ERROR:
-                raise ParseError("taskstats answer", message[:64])
-            code = netlink.error_code(payload)
-            if code == errno.ESRCH:
-                continue  # ended between list and request
-            if code == errno.EPERM:
-                raise PermissionError(code, os.strerror(code))
-            raise OSError(code, f"taskstats: {os.strerror(code)}")
-
-    def close(self) -> None:
-        """Close; also twice."""
-        self._socket.close()
+    identity: str
+    sums: Ints
+    keys: Ints
+    values: Ints
+    floor: Ints | None
+    beyond: int
 
 
 class TaskstatsBackend(InputBackend):
-    """Rows of `SCHEMA`, one for each job that has or had a task."""
+    """Rows of `SCHEMA`, one for each job that has or had a task.
+
+    Args:
+        host: the machine.
+        state_dir: where totals are kept for a restart of the agent; "" for nowhere.
+        exit_buffer: bytes of the buffer for exit records of each CPU; None for the default.
+        follow_forks: whether to listen to forks.
+    """
 
     name = "taskstats"
     schema = SCHEMA
     DELAYACCT = "/proc/sys/kernel/task_delayacct"
 
-    def __init__(self, host: Host) -> None:
+    def __init__(
+        self, host: Host, state_dir: str = "", exit_buffer: int | None = None, follow_forks: bool = True
+    ) -> None:
         self._host = host
+        self._exit_buffer = exit_buffer
+        self._follow_forks = follow_forks
         self._client: TaskstatsClient | None = None
+        self._exits: ExitRecords | None = None
+        self._forks: ForkEvents | None = None
         self._totals = Accumulator(SCHEMA, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
+        self._owners = Attribution()
+        self._reaped = Reaped(host, self._owners.owner)
+        self._beyond: dict[int, int] = {}  # CPU time that no record told of, by job
+        self._listed: set[int] = set()  # jobs whose tasks have been looked at
+        self._finished: list[Ints] = []  # tasks of jobs that have ended since the last tick
+        self._dying: set[int] = set()  # that had, at the last tick, but were still listed
+        self._overflows = 0  # of forks, as of the last look
+        self._counted: Counter[str] = Counter()  # by sockets that were closed since
         self._delays = np.array([name in DELAY_FIELDS for name in SCHEMA.names])
-        self._told_of_delays = False
+        self._delayacct = host.keep(self.DELAYACCT)
+        self._told: set[str] = set()
+        self._told_totals: dict[int, Ints] = {}  # as of the last look, by job
+        self._state = StateFile(host, state_dir) if state_dir else None
+        self._restored: dict[int, _Kept] = {}
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """It has none: it is always on."""
+        """Where totals are kept, and how tasks that end are heard of. It is always on itself."""
+        parser.add_argument(
+            "--state-dir",
+            metavar="DIR",
+            default="/run/colmet",
+            help="where the jobs' totals are kept for a restart of the agent; '' for nowhere (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--exit-buffer",
+            metavar="KIB",
+            type=whole_number(1, 1 << 20),
+            help="room for the kernel's records of ended tasks, for each CPU; give more where agent_default says that "
+            "records are lost (default: 2048 to 16384, by the number of CPUs)",
+        )
+        parser.add_argument(
+            "--no-fork-events",
+            action="store_true",
+            help="do not listen to forks; ended tasks are then attributed by their parents alone",
+        )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> TaskstatsBackend:
         """Always on."""
-        return cls(host)
+        buffer = None if options.exit_buffer is None else options.exit_buffer * 1024
+        return cls(host, options.state_dir, buffer, not options.no_fork_events)
 
     def open(self) -> None:
-        """Connect to the kernel and ask for one task, so that what is missing shows now.
+        """Connect to the kernel and ask for one task, so that what is missing shows now; read what was kept.
 
         Raises:
             BackendUnavailable: no CAP_NET_ADMIN, or a kernel without taskstats.
@@ -343,44 +195,344 @@ class TaskstatsBackend(InputBackend):
             ) from err
         except OSError as err:
             raise BackendUnavailable(f"the kernel does not answer for a task: {err}") from err
+        self._listen(self._client)
+        if self._state is not None:
+            self._state.open()
+            self._restore(self._state.load())
+
+    def _listen(self, client: TaskstatsClient) -> None:
+        try:
+            self._exits = ExitRecords(self._host, client.inbox, self._exit_buffer)
+        except (BackendUnavailable, OSError) as err:
+            self._tell("no exit records, what starts and ends between two samples is not counted: %s", err)
+            return
+        self.fd = self._exits.fd
+        if not self._follow_forks:
+            return
+        try:
+            self._forks = ForkEvents(client.inbox)
+        except BackendUnavailable as err:
+            self._tell("no fork events, ended tasks are attributed by their parents alone: %s", err)
+
+    def _tell(self, text: str, *arguments: object) -> None:
+        """Warn once."""
+        if text not in self._told:
+            self._told.add(text)
+            log.warning(text, *arguments)
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """One row for each job that has or had a task."""
+        ids = {job.id for job in jobs}
+        self._totals.keep_only(ids)
+        self._listed &= ids
+        self._told_totals = {job: totals for job, totals in self._told_totals.items() if job in ids}
+        self._beyond = {job: beyond for job, beyond in self._beyond.items() if job in ids}
+        self._reaped.tick(ids)
+        self._recognize(jobs)
+        self._restored = {}  # the others ended while the agent was away
+        rows = self._look(jobs, tick=True)
+        self._keep(jobs)
+        return rows
+
+    def drain(self) -> Iterable[int]:
+        """Take in exit records; the jobs that had one, and of which no task is known to live."""
+        self._reaped.read()
+        ended = self._attribute(self._receive())
+        self._settle()
+        return [job for job in ended if not self._owners.alive(job)]
+
+    def notice(self, job: Job) -> None:
+        """Look at a job's tasks, so that those they fork are known."""
+        self._recognize([job])
+        self._look([job], tick=False)
+
+    def last(self, job: Job) -> Sample | None:
+        """The totals at its end."""
+        self._recognize([job])
+        rows = self._look([job], tick=False)
+        self._totals.forget(job.id)
+        self._listed.discard(job.id)
+        self._told_totals.pop(job.id, None)
+        self._beyond.pop(job.id, None)
+        return rows[0] if rows else None
+
+    def counters(self) -> Mapping[str, int]:
+        """Exit records by what became of them, and what was lost."""
+        counts = self._counted + Counter(
+            exits_known=self._owners.known,
+            exits_by_fork=self._owners.by_fork,
+            exits_by_parent=self._owners.by_parent,
+            exits_other=self._owners.other,
+        )
+        if self._client is not None:
+            counts.update(answers_lost=self._client.lost)
+        if self._exits is not None:
+            exits = self._exits
+            counts.update(exit_records=exits.records, exit_records_lost=exits.lost, exit_overflows=exits.overflows)
+        if self._state is not None:
+            counts.update(state_failures=self._state.failures)
+        if self._forks is not None:
+            counts.update(fork_events=self._forks.events, fork_overflows=self._forks.overflows)
+        return counts
+
+    def _look(self, jobs: Sequence[Job], tick: bool) -> list[Sample]:
+        """Bring the totals of jobs up to date: of all of them (a tick), or of some between ticks."""
         if self._client is None:
             raise BackendUnavailable("taskstats is not open")
-        delays = self._delays_are_counted()
-        self._totals.keep_only({job.id for job in jobs})
-        asked = [np.array(job.tids(), dtype=np.int64) for job in jobs]
-        # all jobs in one query: many tasks share the cost of a send
+        listed = [np.array(job.tids(), dtype=np.int64) for job in jobs]
+        # who is listed no more may have ended, or left; all in one query, as many tasks share the cost of a send
+        absent = [_without(self._totals.last_seen(job.id)[0], tids) for job, tids in zip(jobs, listed)]
+        asked = [tids for tids in (*listed, *absent) if len(tids)]
         wanted = asked[0] if len(asked) == 1 else np.unique(np.concatenate([_NO_TASKS, *asked]))
-        found, values = self._client.query(wanted)
-        if not delays:
-            values[:, self._delays] = MISSING_INT
-        for job, tids in zip(jobs, asked):
-            if len(tids) != len(found) or (tids != found).any():
-                place = np.searchsorted(found, tids)
-                place = place[np.append(found, -1)[place] == tids]
-                totals = self._totals.update(job.id, found[place], values[place])
-            else:
-                totals = self._totals.update(job.id, found, values)
+        if self._exits is not None:
+            self._reaped.read()
+        found, values = self._complete(*self._client.query(wanted))
+        exits = self._receive()  # after the query: of a task that no longer answers, the record has come
+        members = {job.id: tids.tolist() for job, tids in zip(jobs, listed)}
+        strangers = self._strangers(jobs, members, tick)
+        if tick:
+            self._owners.list_all(members, {job.id for job in jobs if not job.cgroups})
+        else:
+            for job_id, tids in members.items():
+                self._owners.list_one(job_id, tids)
+        self._attribute(exits)
+        self._end(self._owners.retry())
+        self._settle()
+        finished = np.concatenate([_NO_TASKS, *self._finished, np.array(list(self._dying), dtype=np.int64)])
+        if tick:
+            self._finished, self._dying = [], set()
+        rows = []
+        for job, tids_now, gone in zip(jobs, listed, absent):
+            self._note_who_left(gone[np.isin(gone, found)], finished)
+            keys, counters = _select(found, values, tids_now)
+            for tid in strangers.get(job.id, ()):
+                self._totals.came(job.id, counters[keys == tid])
+                self._reaped.watch(tid, job.id)
+            keys, counters, reborn = self._leave_out(keys, counters, finished)
+            totals = self._totals.update(job.id, keys, counters, reborn=reborn)
+            self._listed.add(job.id)
             if totals is not None:
-                yield Sample(job.id, as_values(SCHEMA, totals))
+                totals[_CPU] = max(totals[_CPU], totals[_VIRTUAL] + self._beyond.get(job.id, 0))
+                job.attributed_cpu_ns = int(totals[_CPU])
+                self._told_totals[job.id] = totals
+                rows.append(Sample(job.id, as_values(SCHEMA, totals)))
+        return rows
+
+    def _receive(self) -> Exits | None:
+        """The exit records that have come; the forks before them are taken in."""
+        if self._exits is None:
+            return None
+        exits = self._exits.receive()
+        if self._forks is not None:
+            self._owners.add_forks(self._forks.receive())
+        return Exits(*self._complete(*exits, ended=True))
+
+    def _complete(self, keys: Ints, values: Ints, ended: bool = False) -> tuple[Ints, Ints]:
+        """Tasks, and their values with our own column, and without what the kernel does not count."""
+        whole = np.empty((len(values), len(SCHEMA.fields)), dtype=np.int64)
+        whole[:, : len(FIELDS)] = values
+        cpu = values[:, _VIRTUAL]
+        whole[:, _CPU] = np.where(cpu >= _LONG_NS, cpu, values[:, _REAL]) if ended else cpu
+        if len(values) and not self._delays_are_counted():
+            whole[:, self._delays] = MISSING_INT
+        return keys, whole
+
+    def _attribute(self, exits: Exits | None) -> list[int]:
+        """Count ended tasks to their jobs; these jobs."""
+        return [] if exits is None else self._end(self._owners.take(exits))
+
+    def _end(self, shares: Iterable[tuple[int, Exits]]) -> list[int]:
+        jobs = []
+        for job, exits in shares:
+            tids = exits.ids[:, 0]
+            self._totals.end(job, tids, exits.values)
+            self._reaped.add(exits.ids.tolist(), exits.values[:, _VIRTUAL].tolist())
+            self._finished.append(tids)
+            jobs.append(job)
+        return jobs
+
+    def _settle(self) -> None:
+        """Count what processes are charged with beyond what the records of their descendants told."""
+        for job, beyond in self._reaped.settle().items():
+            self._beyond[job] = self._beyond.get(job, 0) + beyond
+
+    def _strangers(self, jobs: Sequence[Job], members: Mapping[int, Sequence[int]], tick: bool) -> dict[int, list[int]]:
+        """The tasks that have come to a job from elsewhere: what they have used by now, they used there.
+
+        Tasks that were there before the agent looked are no strangers, nor are children of the job's tasks, nor, at a
+        tick, those that may have come any time since the last.
+        """
+        overflows, self._overflows = self._overflows, 0 if self._forks is None else self._forks.overflows
+        forks_are_known = self._forks is not None and overflows == self._overflows
+        strangers: dict[int, list[int]] = {}
+        for job in jobs:
+            if job.id not in self._listed and not job.witnessed:
+                continue
+            tids = members[job.id]
+            for tid in self._owners.strangers(job.id, tids):
+                came_now = forks_are_known and not tick and self._parent(tid) not in tids
+                if came_now or self._owners.was_elsewhere(tid):
+                    strangers.setdefault(job.id, []).append(tid)
+        return strangers
+
+    def _note_who_left(self, tids: Ints, finished: Ints) -> None:
+        """Of tasks that answer, but that their job does not list any more: those that live on have left it."""
+        for tid in tids[~np.isin(tids, finished)].tolist():
+            if self._lives(tid):
+                self._owners.leave(tid)
+
+    def _leave_out(self, keys: Ints, values: Ints, finished: Ints) -> tuple[Ints, Ints, list[int]]:
+        """Without the tasks whose final values are counted already, though they are still being taken down.
+
+        Returns:
+            Keys, values, and those of the keys that are used again by a task that lives.
+        """
+        told = np.isin(keys, finished)
+        if not told.any():
+            return keys, values, []
+        reborn = []
+        for tid in keys[told].tolist():
+            if self._lives(tid):
+                reborn.append(tid)
+            else:
+                self._dying.add(tid)
+        if reborn:
+            told &= ~np.isin(keys, reborn)
+            self._finished = [tids[~np.isin(tids, reborn)] for tids in self._finished]
+        return keys[~told], values[~told], reborn
+
+    def _lives(self, tid: int) -> bool:
+        """Whether a task exists and is not about to end."""
+        fields = self._stat(tid)
+        return fields is not None and not int(fields[6]) & _EXITING
+
+    def _parent(self, tid: int) -> int | None:
+        """The parent process of a task; None where the task has ended."""
+        fields = self._stat(tid)
+        return None if fields is None else int(fields[1])
+
+    def _stat(self, tid: int) -> list[bytes] | None:
+        """What follows the name in /proc/<tid>/stat; None where the task has ended."""
+        path = f"/proc/{tid}/stat"
+        try:
+            data = self._host.read(path)
+        except OSError as err:
+            if not is_gone(err):
+                raise
+            return None
+        fields = data[data.rfind(b")") + 1 :].split()  # a name may hold anything
+        if len(fields) < 7 or not fields[1].isdigit() or not fields[6].isdigit():
+            raise ParseError(path, data[:80])
+        return fields
+
+    def _keep(self, jobs: Sequence[Job]) -> None:
+        """Keep all totals for a restart, before they are sent: so they are never lower after it."""
+        if self._state is None:
+            return
+        head, parts, tasks = [], [], 0
+        for job in jobs:
+            kept = self._totals.keep(job.id)
+            if kept is None:
+                continue
+            sums, keys, values = kept
+            floor = tasks + len(keys) > MAX_KEPT_TASKS
+            if floor:  # its totals will not go down, but are short of what its tasks use until they have caught up
+                keys, values = keys[:0], values[:0]
+                parts.append(self._told_totals[job.id])
+            tasks += len(keys)
+            parts += [sums, keys, values]
+            head.append({"job": job.id, "identity": job.identity, "tasks": len(keys), "floor": floor})
+            head[-1]["beyond"] = self._beyond.get(job.id, 0)
+        text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head}).encode()
+        self._state.save(b"".join([_HEAD.pack(len(text)), text, *[part.tobytes() for part in parts]]))
+
+    def _restore(self, data: bytes | None) -> None:
+        """Read what `_keep` wrote; it is used as its jobs are found again."""
+        self._restored = {}
+        if data is None:
+            return
+        try:
+            self._restored = _read_kept(data)
+        except (ValueError, KeyError, TypeError, struct.error) as err:
+            log.warning("kept totals are of another version of Colmet, and are not used: %s", err)
+
+    def _recognize(self, jobs: Sequence[Job]) -> None:
+        """Go on with the totals of jobs that were here before the agent's restart."""
+        for job in jobs if self._restored else ():
+            kept = self._restored.pop(job.id, None)
+            if kept is not None and kept.identity == job.identity and not self._totals.knows(job.id):
+                self._totals.restore(job.id, kept.sums, kept.keys, kept.values, kept.floor)
+                self._beyond[job.id] = kept.beyond
+                log.info("totals go on from before the agent's restart job=%d tasks=%d", job.id, len(kept.keys))
 
     def _delays_are_counted(self) -> bool:
         try:
-            counted = self._host.read(self.DELAYACCT).strip() != b"0"
+            counted = self._delayacct.read().strip() != b"0"
         except FileNotFoundError:  # before Linux 5.14 there was no switch: on where it is compiled in
             return True
-        if not counted and not self._told_of_delays:
-            log.warning(
+        if not counted:
+            self._tell(
                 "kernel.task_delayacct is 0: the delays for block I/O, swap and reclaim are missing; "
                 "set it with: sysctl kernel.task_delayacct=1 (it counts for tasks started from then on)"
             )
-            self._told_of_delays = True
         return counted
 
     def close(self) -> None:
-        """Close the socket; also twice."""
+        """Close the sockets; also twice."""
+        counted = Counter(self.counters())
+        self.fd = -1
         if self._client is not None:
             self._client.close()
             self._client = None
+        if self._exits is not None:
+            self._exits.close()
+            self._exits = None
+        if self._forks is not None:
+            self._forks.close()
+            self._forks = None
+        self._counted += counted - Counter(self.counters())
+        self._delayacct.close()
+        if self._state is not None:
+            self._state.close()
+
+
+def _without(keys: Ints, others: Ints) -> Ints:
+    """Those of the keys that are not among the others."""
+    if np.array_equal(keys, others):  # the usual tick
+        return _NO_TASKS
+    return keys[~np.isin(keys, others)]
+
+
+def _select(found: Ints, values: Ints, tids: Ints) -> tuple[Ints, Ints]:
+    """The answers of some tasks among all answers."""
+    if np.array_equal(found, tids):
+        return found, values
+    place = np.searchsorted(found, tids)
+    place = place[np.append(found, -1)[place] == tids]
+    return found[place], values[place]
+
+
+def _read_kept(data: bytes) -> dict[int, _Kept]:
+    """Read what `TaskstatsBackend._keep` wrote, by job.
+
+    Raises:
+        ValueError, KeyError, TypeError, struct.error: another form.
+    """
+    (length,) = _HEAD.unpack_from(data)
+    head = json.loads(data[_HEAD.size : _HEAD.size + length])
+    if head["schema"] != SCHEMA.digest.hex():
+        raise ValueError("other columns")
+    width, place = len(SCHEMA.fields), _HEAD.size + length
+
+    def take(rows: int, columns: int) -> Ints:
+        nonlocal place
+        array = np.frombuffer(data, "<i8", rows * columns, place).reshape(rows, columns)
+        place += array.nbytes
+        return array.astype(np.int64)
+
+    kept = {}
+    for one in head["jobs"]:
+        floor = take(1, width)[0] if one["floor"] else None
+        sums, keys, values = take(2, width), take(one["tasks"], 1)[:, 0], take(one["tasks"], width)
+        kept[int(one["job"])] = _Kept(str(one["identity"]), sums, keys, values, floor, int(one["beyond"]))
+    return kept

@@ -1,0 +1,242 @@
+"""Whose a task was, told after its end.
+
+A record of an ended task names its parent but no cgroup. So the tasks of jobs are kept in mind: those that a cgroup
+listed, and those that they are known to have forked since.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+
+from colmet.node.accumulator import Ints
+from colmet.node.taskstats import Exits
+
+NOBODY = -1
+
+
+class Attribution:
+    """Finds the jobs of ended tasks.
+
+    Attributes:
+        known: ended tasks that their job's cgroup had listed.
+        by_fork: that a task of the job was seen to fork.
+        by_parent: whose parent or process is or was of the job.
+        other: of no job, or of one that could not be found.
+    """
+
+    MAX_PARENTS = 8192  # ended tasks that are remembered as parents
+    MAX_WAITING = 8192  # records that may wait for their parent to be known
+    PATIENCE = 2  # ticks that a record waits
+
+    def __init__(self) -> None:
+        self.known = 0
+        self.by_fork = 0
+        self.by_parent = 0
+        self.other = 0
+        # by task: its job where a cgroup listed it, ~job where a fork told
+        self._owner: dict[int, int] = {}
+        self._former: dict[int, int] = {}  # as of the tick before
+        self._alive: dict[int, int] = {}  # tasks in _owner by job
+        self._forked: dict[int, int] = {}  # children that the last forks told of
+        self._parents: dict[int, int] = {}  # jobs of ended tasks
+        self._former_parents: dict[int, int] = {}
+        self._elsewhere: set[int] = set()
+        self._closed: frozenset[int] = frozenset()
+        self._waiting: deque[tuple[int, Exits]] = deque()
+        self._waiting_count = 0
+        self._tick = 0
+
+    def add_forks(self, forks: Ints) -> None:
+        """Take in forks: shape (n, 4), see `ForkEvents.receive`."""
+        owner, former = self._owner, self._former
+        self._forked = forked = {}
+        if not owner and not former:
+            return
+        for parent, parent_process, child, process in forks.tolist():
+            # the kernel names the process's parent as a thread's parent
+            first = parent if child == process else process
+            value = owner.get(first)
+            if value is None:
+                value = owner.get(parent_process) if child == process else former.get(first)
+                if value is None:
+                    continue
+            job = value if value >= 0 else ~value
+            if child != process or job not in self._closed:
+                forked[child] = job
+                self._add(child, ~job)
+
+    def strangers(self, job: int, tids: Iterable[int]) -> list[int]:
+        """Those of a job's tasks that are not known to be the job's yet."""
+        get = self._owner.get
+        return [tid for tid in tids if get(tid) not in (job, ~job)]
+
+    def was_elsewhere(self, tid: int) -> bool:
+        """Whether a task was seen to leave the cgroup of its job, and to live on."""
+        return tid in self._elsewhere
+
+    def leave(self, tid: int) -> None:
+        """A task has left the cgroup of its job, and lives on."""
+        if len(self._elsewhere) >= self.MAX_PARENTS:
+            self._elsewhere.pop()
+        self._elsewhere.add(tid)
+        self._remove(tid)
+
+    def list_all(self, tids: Mapping[int, Collection[int]], closed: Collection[int] = ()) -> None:
+        """A tick: the tasks of every job, as the cgroups list them, and nobody else's, are the jobs' now.
+
+        To be called after `add_forks`: children that are younger than the lists stay their jobs'. The processes that
+        tasks of a `closed` job start are not the job's; their threads are.
+        """
+        self._tick += 1
+        self._closed = frozenset(closed)
+        self._former, self._owner = self._owner, {}
+        self._former_parents, self._parents = self._parents, {}
+        self._alive = {}
+        for job, members in tids.items():
+            self.list_one(job, members)
+        for child, job in self._forked.items():
+            if job in tids and child not in self._owner:
+                self._add(child, ~job)
+        self._forked = {}
+
+    def list_one(self, job: int, tids: Iterable[int]) -> None:
+        """Between ticks: these tasks, as its cgroup lists them, are the job's."""
+        for tid in tids:
+            self._add(tid, job)
+            self._elsewhere.discard(tid)
+
+    def owner(self, tid: int) -> int | None:
+        """The job of a live task whose children are the job's, too; None where it is of none."""
+        value = self._owner.get(tid)
+        if value is None:
+            return None
+        job = value if value >= 0 else ~value
+        return None if job in self._closed else job
+
+    def alive(self, job: int) -> int:
+        """How many tasks of a job are known that have not ended."""
+        return self._alive.get(job, 0)
+
+    def take(self, exits: Exits) -> list[tuple[int, Exits]]:
+        """The jobs of ended tasks; a record whose parent is not known yet waits for `retry`."""
+        if not len(exits.ids):
+            return []
+        jobs = self._jobs_of(exits)
+        self._wait(exits, jobs, self._tick)
+        return _split(exits, jobs)
+
+    def retry(self) -> list[tuple[int, Exits]]:
+        """The jobs of those that waited, after more tasks have become known."""
+        found = []
+        waiting, self._waiting, self._waiting_count = self._waiting, deque(), 0
+        for tick, exits in waiting:
+            jobs = self._jobs_of(exits)
+            found += _split(exits, jobs)
+            if self._tick - tick < self.PATIENCE:
+                self._wait(exits, jobs, tick)
+            else:
+                self.other += jobs.count(NOBODY)
+        return found
+
+    def _add(self, tid: int, value: int) -> None:
+        job = value if value >= 0 else ~value
+        former = self._owner.get(tid)
+        if former is not None:
+            former = former if former >= 0 else ~former
+            if former != job:
+                self._alive[former] -= 1
+                self._alive[job] = self._alive.get(job, 0) + 1
+        else:
+            self._alive[job] = self._alive.get(job, 0) + 1
+        self._owner[tid] = value
+
+    def _remove(self, tid: int) -> int | None:
+        """Forget a task; what is known of whose it was."""
+        value = self._owner.pop(tid, None)
+        if value is None:
+            return self._former.pop(tid, None)
+        self._former.pop(tid, None)
+        self._alive[value if value >= 0 else ~value] -= 1
+        return value
+
+    def _jobs_of(self, exits: Exits) -> list[int]:
+        """The job of each, or NOBODY."""
+        jobs = []
+        unknown = []
+        for index, (tid, process, parent) in enumerate(exits.ids.tolist()):
+            value = self._remove(tid)
+            if value is None:
+                job = self._job_by_parent(tid, process, parent)
+                if job == NOBODY:
+                    unknown.append(index)
+            elif value >= 0:
+                job = value
+                self.known += 1
+            else:
+                job = ~value
+                self.by_fork += 1
+            if job != NOBODY:
+                self._remember(tid, job)
+            jobs.append(job)
+        while unknown:  # a child's record may come before its parent's, from another CPU
+            still = []
+            for index in unknown:
+                tid, process, parent = exits.ids[index].tolist()
+                job = jobs[index] = self._job_by_parent(tid, process, parent)
+                if job == NOBODY:
+                    still.append(index)
+                else:
+                    self._remember(tid, job)
+            if len(still) == len(unknown):
+                break
+            unknown = still
+        return jobs
+
+    def _job_by_parent(self, tid: int, process: int, parent: int) -> int:
+        if tid in self._elsewhere:
+            self._elsewhere.discard(tid)
+            return NOBODY
+        for relative in (process, parent) if process != tid else (parent,):
+            for known in (self._owner, self._former, self._parents, self._former_parents):
+                value = known.get(relative)
+                if value is not None:
+                    job = value if value >= 0 else ~value
+                    if relative == parent and job in self._closed:
+                        break
+                    self.by_parent += 1
+                    return job
+        return NOBODY
+
+    def _remember(self, tid: int, job: int) -> None:
+        if len(self._parents) >= self.MAX_PARENTS:
+            self._former_parents, self._parents = self._parents, {}
+        self._parents[tid] = job
+
+    def _wait(self, exits: Exits, jobs: list[int], tick: int) -> None:
+        unknown = [index for index, job in enumerate(jobs) if job == NOBODY]
+        if not unknown:
+            return
+        if not self._owner and not self._former and not self._parents:  # no job here: nobody's
+            self.other += len(unknown)
+            return
+        if len(unknown) < len(jobs):
+            exits = Exits(exits.ids[unknown], exits.values[unknown])
+        self._waiting.append((tick, exits))
+        self._waiting_count += len(unknown)
+        while self._waiting_count > self.MAX_WAITING:
+            _, oldest = self._waiting.popleft()
+            self._waiting_count -= len(oldest.ids)
+            self.other += len(oldest.ids)
+
+
+def _split(exits: Exits, jobs: list[int]) -> list[tuple[int, Exits]]:
+    """The records of each job."""
+    different = set(jobs) - {NOBODY}
+    if len(different) == 1 and NOBODY not in jobs:
+        return [(jobs[0], exits)]
+    parts = []
+    for job in different:
+        places = [index for index, one in enumerate(jobs) if one == job]
+        parts.append((job, Exits(exits.ids[places], exits.values[places])))
+    return parts

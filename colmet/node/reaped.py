@@ -1,0 +1,168 @@
+"""What ended tasks used beyond what their exit records say.
+
+The kernel makes a task's record before it takes the task down, and the CPU time in it may be as old as the last clock
+tick: of a process that lives half a millisecond, most is missing. When a process waits for its child, it is charged
+with all that the child, and whom the child had waited for, ever used (cutime and cstime, kernel/exit.c). So a living
+process tells what its ended descendants used, and what their records told is taken off.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from colmet.node.host import Host, is_gone
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_HOPS = 64  # ended ancestors that are looked through
+
+
+class _Parent:
+    """A process that has ended descendants.
+
+    Attributes:
+        job: whose it is.
+        told_ns: what their records told, and what was found beyond it, of those whose nearest living ancestor it is.
+        base_ns: what it had been charged with before its descendants' records were counted; None until it is read.
+        charged_ns: what it has been charged with; None while that has not been read again.
+    """
+
+    __slots__ = ("base_ns", "charged_ns", "job", "told_ns")
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+        self.told_ns = 0
+        self.base_ns: int | None = None
+        self.charged_ns: int | None = None
+
+
+class Reaped:
+    """Compares what processes are charged with for their children with what the children's records told.
+
+    Call `read` before the records are received, `add` with those that are a job's, then `settle`: everything that a
+    process had been charged with when it was read has been told of by then, so nothing is counted twice.
+
+    Args:
+        host: the machine.
+        owner: the job of a process that lives, None where it is of none.
+        now_ns: time since boot; what began before that is not known to have been listened to from its start.
+    """
+
+    AT_ONCE = 8  # processes that are read at once, those first of which the most was told
+    MAX_PARENTS = 16384
+
+    def __init__(self, host: Host, owner: Callable[[int], int | None], now_ns: int | None = None) -> None:
+        self._host = host
+        self._owner = owner
+        self._since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if now_ns is None else now_ns
+        self._parents: dict[int, _Parent] = {}
+        self._fresh: set[int] = set()  # with more told than when they were read
+        self._vanished: set[int] = set()
+        self._read: list[_Parent] = []
+        self._heirs: dict[int, int] = {}  # parents of ended processes
+        self._former_heirs: dict[int, int] = {}
+        self._debts: dict[int, int] = {}  # told to processes of a job that have vanished
+
+    def watch(self, pid: int, job: int) -> None:
+        """A process has come to a job: whom it has waited for until now was not of the job."""
+        parent = self._parents[pid] = _Parent(job)
+        found = self._charged(pid)
+        if found is None:
+            del self._parents[pid]
+        else:
+            parent.base_ns = found[0]
+
+    def read(self) -> None:
+        """See what processes have been charged with, of those whose descendants' records have come since."""
+        parents = self._parents
+        self._fresh &= parents.keys()
+        for pid in heapq.nlargest(self.AT_ONCE, self._fresh, key=lambda pid: parents[pid].told_ns):
+            self._fresh.discard(pid)
+            parent = parents[pid]
+            found = self._charged(pid)
+            if found is None:  # its own record is on its way, or lost
+                self._vanished.add(pid)
+                continue
+            charged, began_ns = found
+            if parent.base_ns is None:
+                parent.base_ns = 0 if began_ns > self._since_ns else charged
+            parent.charged_ns = charged
+            self._read.append(parent)
+
+    def add(self, ids: Sequence[Sequence[int]], cpu_ns: Iterable[int]) -> None:
+        """Take in exit records of jobs: thread, process and parent process of each, and its CPU time."""
+        heirs = self._heirs
+        for tid, process, ppid in ids:  # first, as a parent's record may come before or after its child's
+            if tid == process:
+                heirs[tid] = ppid
+        for (tid, process, ppid), told in zip(ids, cpu_ns):
+            ended = self._parents.pop(tid, None) if tid == process else None
+            self._tell(ppid, told if ended is None else told + ended.told_ns)
+
+    def _tell(self, ppid: int, told: int) -> None:
+        """Count what was told of a child of a process to its nearest ancestor that lives."""
+        heir = ppid
+        job = self._owner(heir)
+        for _ in range(_HOPS):
+            if job is not None:
+                break
+            heir = self._heirs.get(heir) or self._former_heirs.get(heir, 0)
+            if not heir:
+                return
+            job = self._owner(heir)
+        if job is None:  # whom it waited for may have been anybody's
+            return
+        parent = self._parents.get(heir)
+        if parent is None:
+            parent = self._parents[heir] = _Parent(job)
+        parent.told_ns += told
+        self._fresh.add(heir)
+
+    def settle(self) -> dict[int, int]:
+        """What was found beyond the records, by job, in ns, since the last call."""
+        found: dict[int, int] = {}
+        for parent in self._read:
+            if parent.charged_ns is None or parent.base_ns is None:
+                continue
+            beyond = parent.charged_ns - parent.base_ns - parent.told_ns
+            if beyond > 0:
+                found[parent.job] = found.get(parent.job, 0) + self._pay(parent.job, beyond)
+                parent.told_ns += beyond
+            parent.charged_ns = None
+        self._read = []
+        return found
+
+    def tick(self, jobs: Collection[int]) -> None:
+        """Forget other jobs, processes that have vanished without a record, and parents of the long ended."""
+        self._former_heirs, self._heirs = self._heirs, {}
+        for pid in [pid for pid, parent in self._parents.items() if parent.job not in jobs]:
+            del self._parents[pid]
+        vanished, self._vanished = self._vanished, set()
+        if len(self._parents) > self.MAX_PARENTS:
+            vanished = {pid for pid in self._parents if self._charged(pid) is None}
+        for pid in vanished & self._parents.keys():
+            parent = self._parents.pop(pid)
+            self._debts[parent.job] = self._debts.get(parent.job, 0) + parent.told_ns
+        self._debts = {job: debt for job, debt in self._debts.items() if job in jobs}
+
+    def _pay(self, job: int, amount: int) -> int:
+        """Less what was told of descendants of which it is not known to whom they are charged."""
+        debt = self._debts.get(job, 0)
+        if debt:
+            self._debts[job] = max(0, debt - amount)
+        return max(0, amount - debt)
+
+    def _charged(self, pid: int) -> tuple[int, int] | None:
+        """With what a process has been charged for its children, and when it began, in ns; None where it has ended."""
+        try:
+            data = self._host.read(f"/proc/{pid}/stat")
+        except OSError as err:
+            if not is_gone(err):
+                raise
+            return None
+        fields = data[data.rfind(b")") + 1 :].split()  # a name may hold anything
+        if len(fields) < 20:
+            return None
+        return (int(fields[13]) + int(fields[14])) * _TICK_NS, int(fields[19]) * _TICK_NS
