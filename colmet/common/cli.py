@@ -175,25 +175,25 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
 def run_daemon(
     names: Mapping[str, str],
     build_parser: Callable[[Sequence[type[Any]]], argparse.ArgumentParser],
-    run: Callable[[argparse.Namespace, Sequence[type[Any]]], None],
+    run: Callable[[argparse.Namespace, Sequence[type[Any]]], int | None],
     argv: Sequence[str] | None,
 ) -> int:
     """What an entry point does: load the backends, read the command line, run; the exit status.
 
+    It is what `run` says, 0 where it says nothing.
     An error raised on purpose is one line on stderr.
     """
     classes = load(names)
     options = build_parser(classes).parse_args(argv)
     set_up_logging(options.verbose)
     try:
-        run(options, classes)
+        return run(options, classes) or 0
     except ConfigError as err:
         log.error("%s", err)
         return EXIT_CONFIG
     except ColmetError as err:
         log.error("%s", err)
         return 1
-    return 0
 
 
 def powers_of_ten(count: int) -> bool:

@@ -14,7 +14,7 @@ from colmet.common import cli
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Push
 from colmet.common.wire import ENCODERS
-from colmet.node import account, placement
+from colmet.node import account, once, placement
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
@@ -45,6 +45,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         "Start it as root: reading other users' jobs takes the rights to.",
     )
     cli.add_common_options(parser)
+    once.add_options(parser)
     parser.add_argument(
         "-s",
         "--sample-period",
@@ -128,14 +129,32 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
     return Job(host, NODE_JOB, cgroups=cgroups, pids=options.pid, tids=options.tid)
 
 
-def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
-    """Build the agent and run it until a signal ends it.
+def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
+    """Print what there is to measure, and one sample; the exit status.
+
+    Raises:
+        ConfigError: the options ask for what cannot be done.
+    """
+    roots = options.cpuset_rootpath or [DEFAULT_ROOT]
+    patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
+    source = JobSource(host, roots, patterns, find_unit(options, host))
+    try:
+        text, status = once.report(options, classes, host, socket.gethostname(), source, roots)
+    finally:
+        source.close()
+    return status if once.show(text) else 1
+
+
+def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> int:
+    """Build the agent and run it until a signal ends it, or print one sample; the exit status.
 
     Raises:
         ConfigError: the options ask for what cannot be done; nothing was started.
     """
     cli.raise_open_file_limit()
     host = Host()
+    if options.once:
+        return run_once(options, classes, host)
     patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
     unit = find_unit(options, host)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
@@ -156,6 +175,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> N
             agent.close()
     finally:
         push.close()
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,341 @@
+"""What ``colmet-node --once`` prints: what there is to measure on this node, what can be, and one sample of all of it.
+
+It contacts no collector, and leaves priority, CPUs and state as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from colmet import __version__
+from colmet.common import cli
+from colmet.common.errors import BackendUnavailable
+from colmet.common.schema import Field, Sample, Table, Value
+from colmet.node.account import SCHEMA as ACCOUNT
+from colmet.node.account import Account
+from colmet.node.agent import Runner
+from colmet.node.backend import InputBackend
+from colmet.node.host import Host
+from colmet.node.jobs import NODE_JOB, Job, JobSource
+
+log = logging.getLogger(__name__)
+
+WIDTH = 100
+MAX_LABEL = 24
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+# seconds, name; and below how many seconds the next larger one is not used yet
+_TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
+_SECONDS = {"nsec": 1e-9, "usec": 1e-6, "sec": 1.0}
+_SUFFIXES = {"celsius": " C", "watts": " W", "percent": " %"}
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --once."""
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="print what is found on this node, what of it can be measured, and one sample; then exit (0; or 1 where "
+        "nothing can be measured). Nothing is sent",
+    )
+
+
+# -- values for people --
+
+
+def _number(value: float) -> str:
+    """Whole numbers whole, with thousands told apart; others with three digits or more."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    power = 0
+    while abs(value) >= 1024 and power < len(_BINARY) - 1:
+        value /= 1024
+        power += 1
+    return f"{value:.0f} B" if not power else f"{value:.1f} {_BINARY[power]}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0 s"
+    for unit, name, below in _TIMES:
+        if abs(seconds) < below:
+            return f"{_number(seconds / unit)} {name}"
+    return f"{seconds / 86400:,.1f} d"
+
+
+def humanise(field: Field, value: Value) -> str:
+    """A value as people read it; ``-`` where it is missing."""
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        return printable(value.decode("utf-8", "replace"))
+    if field.unit in ("bytes", "kbytes"):
+        return _bytes(value * (1024 if field.unit == "kbytes" else 1))
+    if field.unit in _SECONDS:
+        return _duration(value * _SECONDS[field.unit])
+    if field.unit == "jiffies":
+        return _duration(value / os.sysconf("SC_CLK_TCK"))
+    if field.unit == "ts_date":
+        try:
+            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        except (OverflowError, ValueError, OSError):  # beyond any calendar
+            return _number(value)
+    if field.unit == "mbytes-usec":
+        return f"{value / 1e6:,.1f} MiB s"
+    if field.unit == "ujoules":
+        return f"{value / 1e6:,.1f} J"
+    return _number(value) + _SUFFIXES.get(field.unit, "")
+
+
+def printable(text: str) -> str:
+    """Text without what could steer a terminal, or what not every terminal can show."""
+    return text if text.isascii() and text.isprintable() else text.encode("unicode_escape").decode()
+
+
+# -- text in columns --
+
+
+def columns(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str = "  ") -> list[str]:
+    """Rows of cells as aligned lines; the columns named in `right` end alike, the others begin alike."""
+    widths = [max([len(row[n]) for row in rows]) for n in range(len(rows[0]))]
+    ends = set(right)
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if n in ends else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths))]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def _heading(table: Table, sample: Sample, label: Field | None) -> str:
+    """What stands above a row's values."""
+    words = [f"job {sample.job_id}"] if table.schema.scope == "job" else []
+    value = None if label is None else sample.values[label.name]
+    if label is not None and value is not None:
+        words.append(humanise(label, value)[:MAX_LABEL])
+    return " ".join(words) or "node"
+
+
+def format_table(table: Table, width: int = WIDTH, only_known: bool = False) -> Iterator[str]:
+    """Metrics below each other, one column a row; in blocks where they do not fit side by side.
+
+    Args:
+        table: what to show.
+        width: of the terminal.
+        only_known: leave out metrics that no row has.
+    """
+    samples = list(table.samples())
+    label = next((field for field in table.schema.fields if field.kind == "label"), None)
+    fields = [
+        field
+        for field in table.schema.fields
+        if field is not label and not (only_known and all(one.values[field.name] is None for one in samples))
+    ]
+    names = ["", *[field.name for field in fields]]
+    cells = [
+        [_heading(table, sample, label), *[humanise(field, sample.values[field.name]) for field in fields]]
+        for sample in samples
+    ]
+    yield table.schema.name
+    room = width - 2 - max(map(len, names))
+    start = 0
+    while start < len(cells):
+        end, used = start, 0
+        while end < len(cells) and (end == start or used + 2 + max(map(len, cells[end])) <= room):
+            used += 2 + max(map(len, cells[end]))
+            end += 1
+        block = [names, *cells[start:end]]
+        yield from columns(list(zip(*block)), right=range(1, len(block)))
+        yield ""
+        start = end
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    """A name, and a text beside it."""
+    first = f"  {name.ljust(width)}  "
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False
+    ) or [first.rstrip()]
+
+
+# -- the parts of the report --
+
+
+def _about(host_name: str) -> Iterator[str]:
+    system = os.uname()
+    yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
+    if os.geteuid() != 0:
+        yield from textwrap.wrap(
+            f"Started as user {os.geteuid()}, not root: what this leaves out is said below. Started as root it "
+            "measures the jobs of all users.",
+            WIDTH,
+        )
+
+
+def _layouts(source: JobSource, host: Host, roots: Sequence[str]) -> Iterator[str]:
+    yield ""
+    yield "Where jobs' cgroups are looked for"
+    describe = getattr(source, "describe", None)
+    if describe is not None:
+        found = [(printable(str(layout)), printable(str(root)), str(state)) for layout, root, state in describe()]
+    else:
+        found = [
+            ("cgroup v1", printable(root), "there" if host.is_directory(root.rstrip("/") or "/") else "not there yet")
+            for root in roots
+        ]
+    yield from columns(found) if found else ["  nowhere"]
+
+
+def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
+    yield ""
+    yield "Jobs"
+    if not jobs:
+        yield from textwrap.wrap(
+            "none found. A job is a directory in one of these places whose name ends in _<job id>; --cpuset_rootpath "
+            "and --regex_job_id say otherwise.",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
+        return
+    rows = [("job", "user", "processes", "tasks", "cgroups")]
+    for job in jobs:
+        numbers = []
+        for read in (job.pids, job.tids):
+            try:
+                numbers.append(f"{len(read()):,}")
+            except OSError as err:
+                numbers.append("-")
+                log.warning("cannot read the tasks of job=%d: %s", job.id, err)
+        name = "-c -p -t" if job.id == NODE_JOB else str(job.id)
+        first, *others = [printable(path) for path in job.cgroups] or [""]
+        rows.append((name, printable(job.user), numbers[0], numbers[1], first))
+        rows.extend([("", "", "", "", path) for path in others])
+    yield from columns(rows, right=(0, 2, 3))
+
+
+def switch_of(cls: type[InputBackend]) -> str:
+    """Why a backend was not asked for, with the option that changes it."""
+    scratch = argparse.ArgumentParser(add_help=False)
+    cls.add_options(scratch)
+    names = [name for action in scratch._actions for name in action.option_strings]
+    for name in names:
+        if name.startswith("--disable"):
+            return f"turned off by {name}"
+    for name in names:
+        if name.startswith("--enable"):
+            return f"not asked for; {name} turns it on"
+    return f"not asked for; see {', '.join(names)} in --help" if names else "not asked for"
+
+
+class _Tried:
+    """A backend of this build, and whether it can measure here.
+
+    Attributes:
+        name: of the backend.
+        runner: of the backend, None where it was not asked for.
+        text: ``on``, or ``off`` and why.
+    """
+
+    def __init__(self, cls: type[InputBackend], options: argparse.Namespace, host: Host) -> None:
+        self.name = cls.name
+        self.runner: Runner | None = None
+        backend = cls.from_options(options, host)
+        if backend is None:
+            self.text = f"off: {switch_of(cls)}"
+            return
+        self.runner = Runner(backend)
+        try:
+            with self.runner.meter:
+                backend.open()
+        except (BackendUnavailable, OSError) as err:
+            self.text = f"off: {err}"
+            backend.close()
+        else:
+            self.text = "on"
+            self.runner.is_open = True
+
+    def sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
+        """Its table, None where it is off or has no rows."""
+        if self.runner is None or not self.runner.is_open:
+            return None
+        table = self.runner.sample(jobs, time_ns)
+        if self.runner.failures:
+            self.text = "on, but this sample failed: see the log"
+        elif not self.runner.is_open:
+            self.text = "off: see the log"
+        return table
+
+
+def report(
+    options: argparse.Namespace,
+    classes: Sequence[type[InputBackend]],
+    host: Host,
+    host_name: str,
+    source: JobSource,
+    roots: Sequence[str],
+) -> tuple[str, int]:
+    """What --once prints, and the exit status: 0, or 1 where no backend is on.
+
+    Args:
+        options: the command line.
+        classes: the backends of this build.
+        host: the machine.
+        host_name: its name.
+        source: of the jobs.
+        roots: where it looks for them.
+
+    Raises:
+        ConfigError: the options ask a backend for what cannot be done.
+    """
+    tried: list[_Tried] = []
+    account = None if options.disable_agent_stats else Account(host)
+    try:
+        for cls in classes:
+            tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
+        time_ns = time.time_ns()
+        jobs = source.scan()
+        tables = [table for one in tried if (table := one.sample(jobs, time_ns)) is not None]
+        runners = [one.runner for one in tried if one.runner is not None]
+        if account is not None:
+            totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}
+            tables.append(account.table(time_ns, runners, totals))
+        lines = [*_about(host_name), *_layouts(source, host, roots), *_jobs(jobs), "", "What is measured"]
+        width = max([len(one.name) for one in tried], default=0)
+        for one in tried:
+            lines += _wrapped(one.name, one.text, width)
+        lines += ["", "One sample; a counter is the total so far, - is a value that is missing", ""]
+        for table in tables:
+            lines += format_table(table, only_known=table.schema is ACCOUNT)
+        return "\n".join(lines).rstrip() + "\n", 0 if any(runner.is_open for runner in runners) else 1
+    finally:
+        if account is not None:
+            account.close()
+        for one in tried:
+            if one.runner is not None:
+                one.runner.close()
+
+
+def show(text: str) -> bool:
+    """Write to standard output; whether that was done, or its reader wanted no more."""
+    data = text.encode()
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        while data:  # beneath sys.stdout: what a pipe did not take would be tried again at exit
+            data = data[os.write(sys.stdout.fileno(), data) :]
+    except BrokenPipeError:
+        return True
+    except OSError as err:
+        log.error("cannot write to standard output: %s", err.strerror)
+        return False
+    return True

@@ -1,0 +1,286 @@
+"""colmet-node --once: an administrator's first command on a node."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from colmet.common.cli import load
+from colmet.common.errors import BackendUnavailable, ConfigError
+from colmet.common.schema import Field, Sample, Schema, Table
+from colmet.node import once
+from colmet.node.backend import InputBackend
+from colmet.node.backends import NAMES
+from colmet.node.host import Host
+from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.main import build_parser
+
+COMMAND = [sys.executable, "-m", "colmet.node.main", "--once"]
+
+
+def run(*arguments, **options):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+class Fake(InputBackend):
+    """A backend that does what its class attributes say."""
+
+    name = "fake"
+    schema = Schema("fake_default", "job", [Field("cpu", "nsec", "counter"), Field("mem", "kbytes", "gauge")])
+    why_not = ""
+    wanted = True
+    rows = 1
+    closed = 0
+
+    @classmethod
+    def add_options(cls, parser):
+        parser.add_argument("--enable-fake", action="store_true")
+
+    @classmethod
+    def from_options(cls, options, host):
+        return cls() if cls.wanted else None
+
+    def open(self):
+        if self.why_not:
+            raise BackendUnavailable(self.why_not)
+
+    def sample(self, jobs):
+        return [Sample(job.id, {"cpu": 1_250_000_000}) for job in jobs] * self.rows
+
+    def close(self):
+        type(self).closed += 1
+
+
+def fake_class(name, **attributes):
+    return type("Fake", (Fake,), {"name": name, "closed": 0, **attributes})
+
+
+def report(fake, *classes, arguments=()):
+    options = build_parser([]).parse_args(["--once", *arguments])
+    source = JobSource(fake.host, ["/oar", "/none"], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        return once.report(options, classes, fake.host, "dahu-3", source, ["/oar/", "/none"])
+    finally:
+        source.close()
+
+
+def job(fake, name, pids="", tids=""):
+    fake.write(f"/oar/{name}/cgroup.procs", pids)
+    fake.write(f"/oar/{name}/tasks", tids)
+
+
+def test_it_says_what_it_finds_and_shows_one_sample(fake):
+    job(fake, "bob_42", "10\n", "10\n11\n12\n")
+    job(fake, "eve_7")
+    text, status = report(fake, fake_class("one"))
+    assert status == 0
+    assert text.startswith("colmet-node ") and " on dahu-3, Linux " in text
+    assert re.search(r"cgroup v1 +/oar/ +there\n +cgroup v1 +/none +not there yet", text)
+    assert re.search(r" 42 +bob +1 +3 +/oar/bob_42\n", text) and re.search(r" 7 +eve +0 +0 +/oar/eve_7\n", text)
+    assert re.search(r"^  one +on$", text, re.M)
+    assert re.search(r"^fake_default\n +job 7 +job 42\n  cpu +1\.25 s +1\.25 s\n  mem +- +-\n", text, re.M)
+    assert re.search(r"^agent_default\n +agent +one\n", text, re.M) and "exit_records" not in text
+
+
+def test_a_backend_that_is_off_says_why_and_what_to_do(fake):
+    classes = [
+        fake_class("able"),
+        fake_class("absent", why_not="no such device; modprobe it " + "and so on " * 12),
+        fake_class("unasked", wanted=False),
+    ]
+    text, status = report(fake, *classes)
+    assert status == 0
+    assert re.search(r"^  able +on\n  absent +off: no such device; modprobe it and so on", text, re.M)
+    assert re.search(r"^  unasked +off: not asked for; --enable-fake turns it on$", text, re.M)
+    assert max(map(len, text.splitlines())) <= 100
+    assert [cls.closed for cls in classes] == [1, 2, 0]
+
+
+def test_the_status_is_1_where_nothing_can_be_measured(fake):
+    text, status = report(fake, fake_class("absent", why_not="no"), fake_class("unasked", wanted=False))
+    assert status == 1 and "fake_default" not in text
+    assert report(fake)[1] == 1
+
+
+def test_a_backend_that_fails_is_said_to(fake, caplog):
+    def sample(self, jobs):
+        raise OSError(5, "I/O error")
+
+    text, status = report(fake, fake_class("broken", sample=sample), fake_class("one"))
+    assert re.search(r"^  broken +on, but this sample failed: see the log$", text, re.M) and status == 0
+    assert "I/O error" in caplog.text
+
+
+def test_backends_before_one_that_refuses_the_options_are_closed(fake):
+    def refuse(cls, options, host):
+        raise ConfigError("no")
+
+    one = fake_class("one")
+    with pytest.raises(ConfigError):
+        report(fake, one, fake_class("two", from_options=classmethod(refuse)))
+    assert one.closed == 1
+
+
+def test_without_jobs_it_says_what_a_job_is(fake):
+    text, _ = report(fake, fake_class("one", rows=0), arguments=["--disable-agent-stats"])
+    assert "none found" in text and "--cpuset_rootpath" in text and "agent_default" not in text
+
+
+def test_names_that_could_steer_a_terminal_are_shown_harmless(fake):
+    job(fake, "b\x1b[31m\né_42")
+    text, _ = report(fake, fake_class("one"))
+    assert "\x1b" not in text and text.isascii() and "b\\x1b[31m\\n\\xe9" in text
+
+
+def test_many_jobs_stand_in_blocks_that_fit_a_terminal():
+    schema = Fake.schema
+    samples = [Sample(1_000_000 + n, {"cpu": 10**9 * n}) for n in range(40)]
+    lines = list(once.format_table(Table.from_samples(schema, 1, samples)))
+    assert max(map(len, lines)) <= 100 and lines.count("") >= 4
+    headings = [word for line in lines if "job 1" in line for word in re.findall(r"job (\d+)", line)]
+    assert headings == [str(1_000_000 + n) for n in range(40)]
+    assert len([line for line in lines if line.startswith("  cpu ")]) == lines.count("")
+
+
+def test_a_column_wider_than_the_terminal_stands_alone():
+    schema = Schema("wide_default", "job", [Field("x" * 120, "count", "counter")])
+    lines = list(once.format_table(Table.from_samples(schema, 1, [Sample(1, {}), Sample(2, {})])))
+    assert lines.count("") == 2
+
+
+def test_rows_of_the_node_are_told_apart_by_their_label():
+    schema = Schema("card_default", "node", [Field("card", "none", "label", dtype="S40"), Field("n", "count", "gauge")])
+    samples = [Sample(0, {"card": b"a\x1b", "n": 1}), Sample(0, {"n": 2}), Sample(0, {"card": b"x" * 40, "n": 3})]
+    lines = list(once.format_table(Table.from_samples(schema, 1, samples)))
+    assert lines[1].split() == ["a\\x1b", "node", "x" * 24] and lines[2].split() == ["n", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("count", 1234567, "1,234,567"),
+        ("count", 0, "0"),
+        ("count", None, "-"),
+        ("none", 0.44, "0.44"),
+        ("none", 999.7, "1,000"),
+        ("none", 12345.6, "12,346"),
+        ("bytes", 0, "0 B"),
+        ("bytes", 1023, "1023 B"),
+        ("bytes", 36175872, "34.5 MiB"),
+        ("bytes", 2**63 - 1, "8.0 EiB"),
+        ("kbytes", 2048, "2.0 MiB"),
+        ("nsec", 0, "0 s"),
+        ("nsec", 12, "12 ns"),
+        ("nsec", 1_250_000_000, "1.25 s"),
+        ("nsec", 999_900_000, "1,000 ms"),
+        ("usec", 1500, "1.5 ms"),
+        ("sec", 90, "90 s"),
+        ("sec", 750, "12.5 min"),
+        ("sec", 45000, "12.5 h"),
+        ("sec", 864000, "10.0 d"),
+        ("jiffies", 125, "1.25 s"),
+        ("mbytes-usec", 90_400_000, "90.4 MiB s"),
+        ("ujoules", 1_500_000, "1.5 J"),
+        ("celsius", 45, "45 C"),
+        ("watts", 212.5, "212 W"),
+        ("percent", 12.25, "12.2 %"),
+        ("ts_date", 2**62, "4,611,686,018,427,387,904"),
+    ],
+)
+def test_values_are_for_people(unit, value, text):
+    if unit == "jiffies" and os.sysconf("SC_CLK_TCK") != 100:
+        value = value * os.sysconf("SC_CLK_TCK") // 100
+    dtype = "f8" if isinstance(value, float) else "i8"
+    assert once.humanise(Field("x", unit, "gauge", dtype=dtype), value) == text
+
+
+def test_a_date_is_one():
+    assert re.fullmatch(
+        r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", once.humanise(Field("x", "ts_date", "gauge"), 1_700_000_000)
+    )
+
+
+def test_every_backend_that_can_be_left_out_names_the_option_that_turns_it_on():
+    for cls in load(NAMES):
+        options = build_parser(load(NAMES)).parse_args(["--disable-procstats"])
+        if cls.from_options(options, Host()) is None:
+            assert re.search(r"(turned off by|;) --(en|dis)able-", once.switch_of(cls)), cls.name
+
+
+@pytest.mark.live
+def test_the_command_measures_a_real_job(cgroups):
+    work = cgroups.job("bob_42")
+    work.start("sleep", "60")
+    done = run("--cpuset_rootpath", str(cgroups.path), "--enable-jobproc")
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf" 42 +bob +1 +1 +{cgroups.path}/bob_42\n", done.stdout)
+    for name in ("taskstats", "procstats", "jobproc"):
+        assert re.search(rf"^  {name} +on$", done.stdout, re.M)
+    for table in ("taskstats_default\n +job 42\n", "procstats_default\n +node\n", "jobprocstats_default\n +job 42\n"):
+        assert re.search(f"^{table}", done.stdout, re.M)
+    assert "ERROR" not in done.stderr and "Traceback" not in done.stderr and "\x1b" not in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if str(cgroups.path) not in line) <= 100
+
+
+@pytest.mark.live
+def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
+    code = (
+        "import os, socket, sys, zmq\nimport colmet.node.main as main\n"
+        "def refuse(*args, **kwargs):\n    raise AssertionError('a ZeroMQ socket')\n"
+        "zmq.Context.socket = refuse\nos.setpriority = os.sched_setaffinity = refuse\n"
+        "sys.exit(main.main(['--once', '--cpuset_rootpath', '/none']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("arguments", [[], ["--disable-procstats"]])
+def test_without_root_it_says_what_is_missing(root, arguments):
+    code = (
+        "import os, sys\nimport colmet.node.main as main\nfrom colmet.common import cli\n"
+        "from colmet.node.backends import NAMES\ncli.load(NAMES)\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"sys.exit(main.main(['--once', '--cpuset_rootpath', '/none', *{arguments!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if arguments else 0), done.stderr
+    assert "not root" in done.stdout and "CAP_NET_ADMIN" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert ("procstats_default" in done.stdout) == (not arguments)
+
+
+@pytest.mark.live
+def test_a_reader_that_stops_reading_is_no_error():
+    line = f"{' '.join(COMMAND)} --cpuset_rootpath /none | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("colmet-node ")
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+@pytest.mark.live
+def test_a_reader_that_has_gone_before_the_first_line_is_no_error_either():
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    with os.fdopen(write_fd) as out:
+        command = [*COMMAND, "--cpuset_rootpath", "/none"]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])
+def test_an_output_that_takes_nothing_is_one_line_and_status_1(redirect):
+    line = f"{' '.join(COMMAND)} --cpuset_rootpath /none {redirect}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "cannot write to standard output" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_options_are_refused_as_ever():
+    done = run("--regex_job_id", "nogroup")
+    assert done.returncode == 2 and not done.stdout
