@@ -63,7 +63,7 @@ def report(fake, *classes, arguments=()):
     options = build_parser([]).parse_args(["--once", *arguments])
     source = JobSource(fake.host, ["/oar", "/none"], compile_patterns([DEFAULT_PATTERN]))
     try:
-        return once.report(options, classes, fake.host, "dahu-3", source, ["/oar/", "/none"])
+        return once.report(options, classes, fake.host, "dahu-3", source)
     finally:
         source.close()
 
@@ -79,7 +79,7 @@ def test_it_says_what_it_finds_and_shows_one_sample(fake):
     text, status = report(fake, fake_class("one"))
     assert status == 0
     assert text.startswith("colmet-node ") and " on dahu-3, Linux " in text
-    assert re.search(r"cgroup v1 +/oar/ +there\n +cgroup v1 +/none +not there yet", text)
+    assert re.search(r" +/oar +found, 2 jobs\n", text) and re.search(r" +/none +not here\n", text)
     assert re.search(r" 42 +bob +1 +3 +/oar/bob_42\n", text) and re.search(r" 7 +eve +0 +0 +/oar/eve_7\n", text)
     assert re.search(r"^  one +on$", text, re.M)
     assert re.search(r"^fake_default\n +job 7 +job 42\n  cpu +1\.25 s +1\.25 s\n  mem +- +-\n", text, re.M)
@@ -239,7 +239,7 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("arguments", [[], ["--disable-procstats"]])
+@pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup"]])
 def test_without_root_it_says_what_is_missing(root, arguments):
     code = (
         "import os, sys\nimport colmet.node.main as main\nfrom colmet.common import cli\n"

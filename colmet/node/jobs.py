@@ -271,6 +271,9 @@ class Job:
             return kept.read()
 
 
+ABSENT = "not here"
+
+
 class State(NamedTuple):
     """What was found at one place.
 
@@ -400,7 +403,7 @@ class JobSource:
         states = []
         for place in self._places:
             count = sum(found.place is place for found in self._found.values())
-            state = f"found, {count} job{'s' * (count != 1)}" if count or place.here else "not here"
+            state = f"found, {count} job{'s' * (count != 1)}" if count or place.here else ABSENT
             sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
             if sluid and self._finder.sluids.waiting:
                 state += f", {len(self._finder.sluids.waiting)} whose job id cannot be told"

@@ -129,17 +129,27 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
     return Job(host, NODE_JOB, cgroups=cgroups, pids=options.pid, tids=options.tid)
 
 
+def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
+    """What finds the jobs that the command line asks for.
+
+    Raises:
+        ConfigError: an expression or a unit cannot be used.
+    """
+    patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
+    roots = options.cpuset_rootpath or (OAR2_ROOTS if options.regex_job_id else ())
+    return JobSource(host, roots, patterns, find_unit(options, host))
+
+
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
     """Print what there is to measure, and one sample; the exit status.
 
     Raises:
         ConfigError: the options ask for what cannot be done.
     """
-    roots = options.cpuset_rootpath or [DEFAULT_ROOT]
-    patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
-    source = JobSource(host, roots, patterns, find_unit(options, host))
+    options.state_dir = ""
+    source = find_jobs(options, host)
     try:
-        text, status = once.report(options, classes, host, socket.gethostname(), source, roots)
+        text, status = once.report(options, classes, host, socket.gethostname(), source)
     finally:
         source.close()
     return status if once.show(text) else 1
@@ -155,15 +165,12 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> i
     host = Host()
     if options.once:
         return run_once(options, classes, host)
-    patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
-    unit = find_unit(options, host)
+    source = find_jobs(options, host)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     place = placement.Placement(host, options.nice, not options.no_affinity)
     place.lower_priority()  # before there are sockets, whose threads take after this one
     push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
     try:
-        roots = options.cpuset_rootpath or (OAR2_ROOTS if options.regex_job_id else ())
-        source = JobSource(host, roots, patterns, unit)
         spool = Spool(ENCODERS[options.wire], push.send)
         own = None if options.disable_agent_stats else account.Account(host)
         schedule = Schedule(options.sample_period)

@@ -23,7 +23,8 @@ from colmet.node.account import Account
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host
-from colmet.node.jobs import NODE_JOB, Job, JobSource
+from colmet.node.jobs import ABSENT, NODE_JOB, Job, JobSource, State
+from colmet.node.places import NAMED
 
 log = logging.getLogger(__name__)
 
@@ -181,18 +182,17 @@ def _about(host_name: str) -> Iterator[str]:
         )
 
 
-def _layouts(source: JobSource, host: Host, roots: Sequence[str]) -> Iterator[str]:
+def _places(source: JobSource) -> Iterator[str]:
     yield ""
     yield "Where jobs' cgroups are looked for"
-    describe = getattr(source, "describe", None)
-    if describe is not None:
-        found = [(printable(str(layout)), printable(str(root)), str(state)) for layout, root, state in describe()]
-    else:
-        found = [
-            ("cgroup v1", printable(root), "there" if host.is_directory(root.rstrip("/") or "/") else "not there yet")
-            for root in roots
-        ]
-    yield from columns(found) if found else ["  nowhere"]
+    states = source.describe()
+    here = {state.name for state in states if state.state != ABSENT}
+    shown: list[State] = []
+    for state in states:
+        # of a layout, the places where it is, or one where it could be: all would only fill the page
+        if state.name == NAMED or state.state != ABSENT or state.name not in here | {one.name for one in shown}:
+            shown.append(state)
+    yield from columns([(one.help.partition(":")[0], printable(one.path), one.state) for one in shown])
 
 
 def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
@@ -282,7 +282,6 @@ def report(
     host: Host,
     host_name: str,
     source: JobSource,
-    roots: Sequence[str],
 ) -> tuple[str, int]:
     """What --once prints, and the exit status: 0, or 1 where no backend is on.
 
@@ -292,7 +291,6 @@ def report(
         host: the machine.
         host_name: its name.
         source: of the jobs.
-        roots: where it looks for them.
 
     Raises:
         ConfigError: the options ask a backend for what cannot be done.
@@ -309,7 +307,7 @@ def report(
         if account is not None:
             totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}
             tables.append(account.table(time_ns, runners, totals))
-        lines = [*_about(host_name), *_layouts(source, host, roots), *_jobs(jobs), "", "What is measured"]
+        lines = [*_about(host_name), *_places(source), *_jobs(jobs), "", "What is measured"]
         width = max([len(one.name) for one in tried], default=0)
         for one in tried:
             lines += _wrapped(one.name, one.text, width)

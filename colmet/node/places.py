@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 _MOST_NAMES_TOLD = 1000
 
+NAMED = "root"  # the name of a place that no layout, but the command line names
+
 
 class Place(ABC):
     """One place that holds job directories.
@@ -87,7 +89,7 @@ class NamedRoot(Place):
     """
 
     def __init__(self, host: Host, mounts: Mounts, path: str, patterns: Sequence[re.Pattern[str]]) -> None:
-        super().__init__("root", "directories of a root that the command line names", path.rstrip("/") or "/", None)
+        super().__init__(NAMED, "directories of a root that the command line names", path.rstrip("/") or "/", None)
         self._host = host
         self._mounts = mounts
         self._patterns = patterns
