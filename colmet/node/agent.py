@@ -26,25 +26,28 @@ LAST_RETRY_S = 3600.0
 
 
 class Pace:
-    """How often the agent may wake up between ticks: now and then at once, in a storm PER_S times a second.
+    """How often the agent may wake up between ticks for one reason.
 
     What happens meanwhile waits in the kernel, and is cheaper by the dozen.
+
+    Args:
+        per_s: times a second, in a storm.
+        at_once: times without a rest, where nothing happened before.
     """
 
-    PER_S = 20
-    AT_ONCE = 10
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_s: float, at_once: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._at_once = at_once
         self._monotonic = monotonic
-        self._wakes = float(self.AT_ONCE)
+        self._wakes = float(at_once)
         self._as_of = monotonic()
 
     def rest_s(self) -> float:
         """Seconds to rest before the next one; 0 for none."""
         now = self._monotonic()
-        self._wakes = min(self.AT_ONCE, self._wakes + (now - self._as_of) * self.PER_S)
+        self._wakes = min(self._at_once, self._wakes + (now - self._as_of) * self._per_s)
         self._as_of = now
-        return max(0.0, 1 - self._wakes) / self.PER_S
+        return max(0.0, 1 - self._wakes) / self._per_s
 
     def woken(self) -> None:
         """It has woken up."""
@@ -298,17 +301,21 @@ class Agent:
         for runner in self._runners:
             runner.open()
         self._notice(self._scan())
-        pace = Pace()
+        looks, drains = Pace(20, 20), Pace(4, 10)
         while not signals.stop_wanted():
-            rest_s = pace.rest_s()
             poll = select.poll()
             poll.register(signals.fd, select.POLLIN)
-            if not rest_s:
-                for fd in (self._source.fd, *[runner.fd for runner in self._runners if runner.fd >= 0]):
-                    poll.register(fd, select.POLLIN)
             delay_s = self._schedule.delay_s()
+            for pace, fds in ((looks, [self._source.fd]), (drains, [runner.fd for runner in self._runners])):
+                rest_s = pace.rest_s()
+                if rest_s:
+                    delay_s = min(delay_s, rest_s)
+                else:
+                    for fd in fds:
+                        if fd >= 0:
+                            poll.register(fd, select.POLLIN)
             # rounded up: a poll that ends early would only be called again
-            ready = {fd for fd, _ in poll.poll((min(delay_s, rest_s) if rest_s else delay_s) * 1000 + 0.5)}
+            ready = {fd for fd, _ in poll.poll(delay_s * 1000 + 0.5)}
             if signals.fd in ready:
                 signals.drain()
             if signals.stop_wanted():
@@ -316,10 +323,12 @@ class Agent:
             if self._schedule.delay_s() == 0:
                 self._spool.put(self.tick())
                 self._note_overruns()
-            elif ready - {signals.fd}:
-                pace.woken()
-                if self._source.fd in ready:
-                    self._look_around()
+                continue
+            if self._source.fd in ready:
+                looks.woken()
+                self._look_around()
+            if ready - {signals.fd, self._source.fd}:
+                drains.woken()
                 self._drain()
         log.info(
             "stopping ticks=%d sent=%d dropped=%d overruns=%d",

@@ -54,7 +54,7 @@ class ForkEvents:
         BackendUnavailable: a kernel without the connector (CONFIG_PROC_EVENTS), or no right to it.
     """
 
-    BUFFER_BYTES = 16 << 20
+    BUFFER_BYTES = 64 << 20
 
     def __init__(self, inbox: Inbox) -> None:
         self.events = 0

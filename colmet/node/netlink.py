@@ -132,20 +132,21 @@ class Inbox:
         self._receive.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
         self._receive.restype = ctypes.c_int
 
-    def fill(self, fd: int, count: int) -> npt.NDArray[np.int64]:
-        """Take at most `count` datagrams that are there; the length of each.
+    def fill(self, fd: int, count: int, start: int = 0) -> npt.NDArray[np.int64]:
+        """Take at most `count` datagrams that are there, into the slots from `start` on; the length of each.
 
         Raises:
             OSError: ENOBUFS where the receive buffer was too small and answers were lost.
         """
-        got = self._receive(fd, ctypes.addressof(self._headers), count, socket.MSG_DONTWAIT, None)
+        address = ctypes.addressof(self._headers) + start * ctypes.sizeof(_MMsgHdr)
+        got = self._receive(fd, address, min(count, len(self.slots) - start), socket.MSG_DONTWAIT, None)
         if got < 0:
             code = ctypes.get_errno()
             if code in (errno.EAGAIN, errno.EINTR):
                 got = 0
             else:
                 raise OSError(code, os.strerror(code))
-        lengths: npt.NDArray[np.int64] = self._lengths[:got].astype(np.int64)
+        lengths: npt.NDArray[np.int64] = self._lengths[start : start + got].astype(np.int64)
         return lengths
 
 
@@ -196,9 +197,9 @@ class NetlinkSocket:
         """Send requests, one after the other in `data`."""
         self._socket.send(data)
 
-    def receive_many(self, inbox: Inbox, count: int) -> npt.NDArray[np.int64]:
+    def receive_many(self, inbox: Inbox, count: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Fill an inbox with at most `count` datagrams that are there; see `Inbox.fill`."""
-        return inbox.fill(self._socket.fileno(), count)
+        return inbox.fill(self._socket.fileno(), count, start)
 
     def receive(self) -> bytes:
         """One datagram.

@@ -3,7 +3,8 @@
 The kernel makes a task's record before it takes the task down, and the CPU time in it may be as old as the last clock
 tick: of a process that lives half a millisecond, most is missing. When a process waits for its child, it is charged
 with all that the child, and whom the child had waited for, ever used (cutime and cstime, kernel/exit.c). So a living
-process tells what its ended descendants used, and what their records told is taken off.
+process tells what its ended descendants used, and what their records told is taken off. Until it has told, and of those
+for whom nobody waits, there is an estimate.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ class _Parent:
     Attributes:
         job: whose it is.
         told_ns: what their records told, and what was found beyond it, of those whose nearest living ancestor it is.
+        estimated_ns: what is thought to be beyond, and was not found yet; of single ones it may be less than nothing.
         base_ns: what it had been charged with before its descendants' records were counted; None until it is read.
         charged_ns: what it has been charged with; None while that has not been read again.
     """
 
-    __slots__ = ("base_ns", "charged_ns", "job", "told_ns")
+    __slots__ = ("base_ns", "charged_ns", "estimated_ns", "job", "told_ns")
 
     def __init__(self, job: int) -> None:
         self.job = job
         self.told_ns = 0
+        self.estimated_ns = 0
         self.base_ns: int | None = None
         self.charged_ns: int | None = None
 
@@ -50,7 +53,7 @@ class Reaped:
         now_ns: time since boot; what began before that is not known to have been listened to from its start.
     """
 
-    AT_ONCE = 8  # processes that are read at once, those first of which the most was told
+    AT_ONCE = 4  # processes that are read at once, those first of which the most was told
     MAX_PARENTS = 16384
 
     def __init__(self, host: Host, owner: Callable[[int], int | None], now_ns: int | None = None) -> None:
@@ -91,18 +94,34 @@ class Reaped:
             parent.charged_ns = charged
             self._read.append(parent)
 
-    def add(self, ids: Sequence[Sequence[int]], cpu_ns: Iterable[int]) -> None:
-        """Take in exit records of jobs: thread, process and parent process of each, and its CPU time."""
-        heirs = self._heirs
+    def add(self, ids: Sequence[Sequence[int]], told_ns: Iterable[int], beyond_ns: Iterable[int]) -> None:
+        """Take in exit records of jobs.
+
+        Args:
+            ids: thread, process and parent process of each.
+            told_ns: CPU time that it tells.
+            beyond_ns: an estimate of what it leaves out.
+        """
+        heirs, parents = self._heirs, self._parents
         for tid, process, ppid in ids:  # first, as a parent's record may come before or after its child's
             if tid == process:
                 heirs[tid] = ppid
-        for (tid, process, ppid), told in zip(ids, cpu_ns):
-            ended = self._parents.pop(tid, None) if tid == process else None
-            self._tell(ppid, told if ended is None else told + ended.told_ns)
+        children: dict[int, list[int]] = {}
+        for (tid, process, ppid), told, beyond in zip(ids, told_ns, beyond_ns):
+            sums = children.get(ppid)
+            if sums is None:
+                sums = children[ppid] = [0, 0]
+            sums[0] += told
+            sums[1] += beyond
+            if tid == process and tid in parents:
+                ended = parents.pop(tid)
+                sums[0] += ended.told_ns
+                sums[1] += ended.estimated_ns
+        for ppid, (told, beyond) in children.items():
+            self._tell(ppid, told, beyond)
 
-    def _tell(self, ppid: int, told: int) -> None:
-        """Count what was told of a child of a process to its nearest ancestor that lives."""
+    def _tell(self, ppid: int, told: int, beyond: int) -> None:
+        """Count what was told of children of a process to itself, or to its nearest ancestor that lives."""
         heir = ppid
         job = self._owner(heir)
         for _ in range(_HOPS):
@@ -118,19 +137,24 @@ class Reaped:
         if parent is None:
             parent = self._parents[heir] = _Parent(job)
         parent.told_ns += told
+        parent.estimated_ns += beyond
         self._fresh.add(heir)
 
     def settle(self) -> dict[int, int]:
-        """What was found beyond the records, by job, in ns, since the last call."""
+        """What was found beyond the records and the estimates, by job, in ns, since the last call."""
         found: dict[int, int] = {}
         for parent in self._read:
             if parent.charged_ns is None or parent.base_ns is None:
                 continue
             beyond = parent.charged_ns - parent.base_ns - parent.told_ns
-            if beyond > 0:
-                found[parent.job] = found.get(parent.job, 0) + self._pay(parent.job, beyond)
-                parent.told_ns += beyond
             parent.charged_ns = None
+            if beyond <= 0:
+                continue
+            parent.told_ns += beyond
+            more = beyond - parent.estimated_ns
+            parent.estimated_ns = max(0, -more)
+            if more > 0:
+                found[parent.job] = found.get(parent.job, 0) + self._pay(parent.job, more)
         self._read = []
         return found
 

@@ -325,17 +325,16 @@ class SequenceCount:
         self._expected: int | None = None
         self._jump: tuple[int, int] | None = None  # where the last gap began, and its length
 
-    def add(self, numbers: npt.NDArray[np.uint32]) -> None:
+    def add(self, numbers: list[int]) -> None:
         """Take in the numbers of some records, at least one, as they came."""
-        first = int(numbers[0])
+        first, count = numbers[0], len(numbers)
         if self._expected is None:
             self._expected = first
-        count = len(numbers)
-        if first == self._expected and int(numbers[-1]) - first == count - 1 and (np.diff(numbers) == 1).all():
+        if first == self._expected and numbers == list(range(first, first + count)):
             self._expected = (first + count) & 0xFFFFFFFF
             self._jump = None
             return
-        for number in numbers.tolist():
+        for number in numbers:
             self._add_one(number)
 
     def _add_one(self, number: int) -> None:
@@ -375,7 +374,7 @@ class ExitRecords:
         BackendUnavailable: no right, or not in the machine's own user and process namespaces.
     """
 
-    BUFFERS_BYTES = 512 << 20  # at most this for all CPUs; memory is taken only by what waits
+    BUFFERS_BYTES = 1 << 30  # at most this for all CPUs; memory is taken only by what waits
     BUFFER_BYTES = (2 << 20, 16 << 20)
 
     def __init__(self, host: Host, inbox: netlink.Inbox, buffer_bytes: int | None = None) -> None:
@@ -429,33 +428,46 @@ class ExitRecords:
         Raises:
             ParseError: a record has another form; those before it are lost with it.
         """
-        ids, values = [], []
+        ids, values = [_NO_IDS], [_NO_VALUES]
+        room, used = len(self._inbox.slots), 0
+        parts: list[tuple[SequenceCount, int]] = []  # whose records fill the inbox, and up to where
         for fd, _ in self._epoll.poll(0):
             listener, count = self._sockets[fd]
             while True:
                 try:
-                    lengths = listener.receive_many(self._inbox, len(self._inbox.slots))
+                    got = len(listener.receive_many(self._inbox, room, used))
                 except OSError as err:
                     if err.errno != errno.ENOBUFS:
                         raise
                     self.overflows += 1  # told once; what is queued can be read on
                     continue
-                if not len(lengths):
+                used += got
+                if got:
+                    parts.append((count, used))
+                if used < room:
                     break
-                slots = self._inbox.slots[: len(lengths)]
-                self.records += len(slots)
-                count.add(np.ndarray((len(slots),), "=u4", buffer=slots, offset=8, strides=(slots.strides[0],)).copy())
-                if self._form is None or not self._form.fits(slots):
-                    self._form = Form(slots[0, : lengths[0]].tobytes())
-                    if not self._form.fits(slots):
-                        raise ParseError("taskstats exit records", "records of different forms")
-                ids.append(self._form.ids(slots))
-                values.append(self._form.values(slots))
-                if len(slots) < len(self._inbox.slots):
-                    break
-        if len(ids) == 1:
-            return Exits(ids[0], values[0])
-        return Exits(np.concatenate([_NO_IDS, *ids]), np.concatenate([_NO_VALUES, *values]))
+                self._decode(parts, ids, values)
+                parts, used = [], 0
+        if used:
+            self._decode(parts, ids, values)
+        return Exits(np.concatenate(ids), np.concatenate(values))
+
+    def _decode(self, parts: list[tuple[SequenceCount, int]], ids: list[Ints], values: list[Ints]) -> None:
+        """Read what is in the inbox: at once, as each CPU may have sent but a few."""
+        used = parts[-1][1]
+        slots = self._inbox.slots[:used]
+        numbers = np.ndarray((used,), "=u4", buffer=slots, offset=8, strides=(slots.strides[0],)).tolist()
+        start = 0
+        for count, end in parts:
+            count.add(numbers[start:end])
+            start = end
+        self.records += used
+        if self._form is None or not self._form.fits(slots):
+            self._form = Form(slots[0].tobytes())
+            if not self._form.fits(slots):
+                raise ParseError("taskstats exit records", "records of different forms")
+        ids.append(self._form.ids(slots))
+        values.append(self._form.values(slots))
 
     def close(self) -> None:
         """Stop listening; also twice."""

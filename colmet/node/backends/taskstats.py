@@ -75,9 +75,9 @@ SCHEMA = Schema(
             "cpu_total",
             "nsec",
             "counter",
-            "CPU time of all tasks, with what exit records leave out: the larger of cpu_run_virtual_total plus what "
-            "processes are charged with for children beyond the children's records, and of cpu_run_virtual_total of "
-            "long tasks plus cpu_run_real_total of short ones. Source: struct taskstats, /proc/<pid>/stat.",
+            "CPU time of all tasks, with what exit records leave out: cpu_run_virtual_total, and what processes are "
+            "charged with for children beyond the children's records; before they are, the difference to "
+            "cpu_run_real_total of those that ran for less than 20 ms. Source: struct taskstats, /proc/<pid>/stat.",
         ),
     ],
 )
@@ -92,8 +92,8 @@ DELAY_FIELDS = frozenset(
 )
 
 _NO_TASKS: Ints = np.empty(0, dtype=np.int64)
-_REAL, _VIRTUAL = SCHEMA.names.index("cpu_run_real_total"), SCHEMA.names.index("cpu_run_virtual_total")
-_CPU = SCHEMA.names.index("cpu_total")
+_TASK = Schema(SCHEMA.name, "job", SCHEMA.fields[: len(FIELDS)])  # what the kernel tells of a task
+_REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virtual_total")
 # Some clock ticks: what a task had run when it ended is known to the last tick, and by counted ticks only on average.
 _LONG_NS = 20_000_000
 _EXITING = 0x4  # PF_EXITING of the flags in /proc/<pid>/stat
@@ -135,7 +135,7 @@ class TaskstatsBackend(InputBackend):
         self._client: TaskstatsClient | None = None
         self._exits: ExitRecords | None = None
         self._forks: ForkEvents | None = None
-        self._totals = Accumulator(SCHEMA, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
+        self._totals = Accumulator(_TASK, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
         self._owners = Attribution()
         self._reaped = Reaped(host, self._owners.owner)
         self._beyond: dict[int, int] = {}  # CPU time that no record told of, by job
@@ -144,7 +144,7 @@ class TaskstatsBackend(InputBackend):
         self._dying: set[int] = set()  # that had, at the last tick, but were still listed
         self._overflows = 0  # of forks, as of the last look
         self._counted: Counter[str] = Counter()  # by sockets that were closed since
-        self._delays = np.array([name in DELAY_FIELDS for name in SCHEMA.names])
+        self._delays = np.array([name in DELAY_FIELDS for name in FIELDS])
         self._delayacct = host.keep(self.DELAYACCT)
         self._told: set[str] = set()
         self._told_totals: dict[int, Ints] = {}  # as of the last look, by job
@@ -286,7 +286,8 @@ class TaskstatsBackend(InputBackend):
         wanted = asked[0] if len(asked) == 1 else np.unique(np.concatenate([_NO_TASKS, *asked]))
         if self._exits is not None:
             self._reaped.read()
-        found, values = self._complete(*self._client.query(wanted))
+        found, values = self._client.query(wanted)
+        self._leave_out_delays(values)
         exits = self._receive()  # after the query: of a task that no longer answers, the record has come
         members = {job.id: tids.tolist() for job, tids in zip(jobs, listed)}
         strangers = self._strangers(jobs, members, tick)
@@ -312,10 +313,11 @@ class TaskstatsBackend(InputBackend):
             totals = self._totals.update(job.id, keys, counters, reborn=reborn)
             self._listed.add(job.id)
             if totals is not None:
-                totals[_CPU] = max(totals[_CPU], totals[_VIRTUAL] + self._beyond.get(job.id, 0))
-                job.attributed_cpu_ns = int(totals[_CPU])
+                # estimates may go down a little
+                cpu = max(int(totals[_VIRTUAL]) + self._beyond.get(job.id, 0), job.attributed_cpu_ns or 0)
+                job.attributed_cpu_ns = cpu
                 self._told_totals[job.id] = totals
-                rows.append(Sample(job.id, as_values(SCHEMA, totals)))
+                rows.append(Sample(job.id, {**as_values(_TASK, totals), "cpu_total": cpu}))
         return rows
 
     def _receive(self) -> Exits | None:
@@ -325,17 +327,13 @@ class TaskstatsBackend(InputBackend):
         exits = self._exits.receive()
         if self._forks is not None:
             self._owners.add_forks(self._forks.receive())
-        return Exits(*self._complete(*exits, ended=True))
+        self._leave_out_delays(exits.values)
+        return exits
 
-    def _complete(self, keys: Ints, values: Ints, ended: bool = False) -> tuple[Ints, Ints]:
-        """Tasks, and their values with our own column, and without what the kernel does not count."""
-        whole = np.empty((len(values), len(SCHEMA.fields)), dtype=np.int64)
-        whole[:, : len(FIELDS)] = values
-        cpu = values[:, _VIRTUAL]
-        whole[:, _CPU] = np.where(cpu >= _LONG_NS, cpu, values[:, _REAL]) if ended else cpu
+    def _leave_out_delays(self, values: Ints) -> None:
+        """Of tasks' values, those that the kernel does not count."""
         if len(values) and not self._delays_are_counted():
-            whole[:, self._delays] = MISSING_INT
-        return keys, whole
+            values[:, self._delays] = MISSING_INT
 
     def _attribute(self, exits: Exits | None) -> list[int]:
         """Count ended tasks to their jobs; these jobs."""
@@ -346,7 +344,10 @@ class TaskstatsBackend(InputBackend):
         for job, exits in shares:
             tids = exits.ids[:, 0]
             self._totals.end(job, tids, exits.values)
-            self._reaped.add(exits.ids.tolist(), exits.values[:, _VIRTUAL].tolist())
+            told = exits.values[:, _VIRTUAL]
+            beyond = np.where(told < _LONG_NS, exits.values[:, _REAL] - told, 0)
+            self._reaped.add(exits.ids.tolist(), told.tolist(), beyond.tolist())
+            self._beyond[job] = self._beyond.get(job, 0) + int(beyond.sum())
             self._finished.append(tids)
             jobs.append(job)
         return jobs
@@ -442,7 +443,8 @@ class TaskstatsBackend(InputBackend):
             tasks += len(keys)
             parts += [sums, keys, values]
             head.append({"job": job.id, "identity": job.identity, "tasks": len(keys), "floor": floor})
-            head[-1]["beyond"] = self._beyond.get(job.id, 0)
+            cpu = job.attributed_cpu_ns or 0
+            head[-1]["beyond"] = cpu - int(self._told_totals[job.id][_VIRTUAL])
         text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head}).encode()
         self._state.save(b"".join([_HEAD.pack(len(text)), text, *[part.tobytes() for part in parts]]))
 
@@ -522,7 +524,7 @@ def _read_kept(data: bytes) -> dict[int, _Kept]:
     head = json.loads(data[_HEAD.size : _HEAD.size + length])
     if head["schema"] != SCHEMA.digest.hex():
         raise ValueError("other columns")
-    width, place = len(SCHEMA.fields), _HEAD.size + length
+    width, place = len(FIELDS), _HEAD.size + length
 
     def take(rows: int, columns: int) -> Ints:
         nonlocal place
