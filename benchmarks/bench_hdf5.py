@@ -22,7 +22,7 @@ import numpy as np
 
 from colmet.collector.backends import hdf5
 from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.main import tune_garbage_collector
+from colmet.common import cli
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
@@ -146,7 +146,7 @@ def compare(folder: Path, complevel: int, burst: Sequence[bytes], ready: dict[st
 def run() -> list[tuple[str, float, str, str]]:
     """Figures as (name, value, unit, target)."""
     warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
-    tune_garbage_collector()
+    cli.tune_garbage_collector()
     figures: list[tuple[str, float, str, str]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import signal
 import sys
@@ -72,16 +71,6 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentPar
         for names in options:
             parser.add_argument(*names, action=cli.Later, part=f"the {part} output")
     return parser
-
-
-def tune_garbage_collector() -> None:
-    """Have Python look for cycles seldom: there are thousands of live batches between two bursts and none is in one.
-
-    With the default thresholds half of the CPU time from bytes to HDF5 goes into looking at them again and again.
-    """
-    gc.collect()
-    gc.freeze()  # modules and code, which stay
-    gc.set_threshold(50_000, 20, 100)
 
 
 class Collector:
@@ -182,7 +171,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> 
             try:
                 for output in outputs:
                     output.open()
-                tune_garbage_collector()
+                cli.tune_garbage_collector()
                 log.info("listening uri=%s outputs=%s", pull.uri, ",".join(output.name for output in outputs))
                 Collector(pull, outputs, options.buffer_size, options.sample_period).run(signals)
             finally:

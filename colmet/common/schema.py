@@ -129,6 +129,11 @@ class Schema:
         return np.dtype([("job_id", "<i8"), *kinds])
 
     @cached_property
+    def missing(self) -> tuple[tuple[str, int | float | bytes], ...]:
+        """Each field's name, and what stands in a packed row for a value that was not measured."""
+        return tuple([(field.name, field.missing) for field in self.fields])
+
+    @cached_property
     def text(self) -> str:
         """The canonical description: a line for the table, then one for each field."""
         lines = [f"{self.name} {self.scope}"]
@@ -211,15 +216,17 @@ class Table:
     @classmethod
     def from_samples(cls, schema: Schema, time_ns: int, samples: Sequence[Sample]) -> Table:
         """Pack samples; a name that the schema does not have raises ValueError."""
-        rows = schema.empty_rows(len(samples))
-        for row, sample in zip(rows, samples):
-            row["job_id"] = sample.job_id
-            if not sample.values.keys() <= schema.name_set:
-                raise ValueError(f"table {schema.name} has no {sorted(sample.values.keys() - schema.name_set)}")
-            for name, value in sample.values.items():
-                if value is not None:
-                    row[name] = value
-        return cls(schema, time_ns, rows)
+        packed = []
+        for sample in samples:
+            values = sample.values
+            if not values.keys() <= schema.name_set:
+                raise ValueError(f"table {schema.name} has no {sorted(values.keys() - schema.name_set)}")
+            row: list[Value] = [sample.job_id]
+            for name, missing in schema.missing:
+                value = values.get(name)
+                row.append(missing if value is None else value)
+            packed.append(tuple(row))
+        return cls(schema, time_ns, np.array(packed, dtype=schema.dtype))
 
     def samples(self) -> Iterable[Sample]:
         """The rows as samples, missing values as None. For people and tests; outputs work on `rows`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from colmet.common import cli
@@ -131,22 +131,41 @@ class Accounted(Protocol):
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare --disable-agent-stats."""
+    """Declare --agent-stats-period and --disable-agent-stats."""
     parser.add_argument(
-        "--disable-agent-stats", action="store_true", help="do not send what colmet-node itself uses, agent_default"
+        "--agent-stats-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=60.0,
+        help="seconds between two samples of what colmet-node itself uses and counts, agent_default; they go with the "
+        "next sample of the jobs (default: %(default)g)",
     )
+    parser.add_argument("--disable-agent-stats", action="store_true", help="do not send agent_default")
 
 
 class Account:
-    """Builds the table of one tick.
+    """Builds the table, at the first tick and then at most once a period.
 
     Args:
         host: the machine.
+        period_s: seconds between two tables; 0 for one at every tick.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, period_s: float = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host = host
+        self._period_s = period_s
+        self._monotonic = monotonic
+        self._due_at = monotonic()
         self._statm = host.keep("/proc/self/statm")
+
+    def is_due(self) -> bool:
+        """Whether the period has passed since the last table; then the next period begins."""
+        now = self._monotonic()
+        # a tick that comes a little early, as ticks do, is not to make the period one tick longer
+        if now < self._due_at - min(1.0, self._period_s / 10):
+            return False
+        self._due_at = max(self._due_at + self._period_s, now)
+        return True
 
     def table(self, time_ns: int, runners: Iterable[Accounted], totals: Mapping[str, int]) -> Table:
         """A row for the agent, then one for each backend.

@@ -235,7 +235,7 @@ class Agent:
 
     def _own_table(self, time_ns: int) -> Table | None:
         """What the agent itself costs, or None where that is not asked for."""
-        if self._account is None:
+        if self._account is None or not self._account.is_due():
             return None
         try:
             return self._account.table(time_ns, self._runners, self._totals())
@@ -330,6 +330,9 @@ class Agent:
             if ready - {signals.fd, self._source.fd}:
                 drains.woken()
                 self._drain()
+        for runner in self._runners:
+            counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
+            log.info("stopping backend=%s %s", runner.name, " ".join(f"{name}={n}" for name, n in counts.items() if n))
         log.info(
             "stopping ticks=%d sent=%d dropped=%d overruns=%d",
             self._ticks,

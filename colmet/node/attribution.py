@@ -45,6 +45,7 @@ class Attribution:
         self._closed: frozenset[int] = frozenset()
         self._waiting: deque[tuple[int, Exits]] = deque()
         self._waiting_count = 0
+        self._news = False  # whether tasks were listed that were not known
         self._tick = 0
 
     def add_forks(self, forks: Ints) -> None:
@@ -102,7 +103,10 @@ class Attribution:
 
     def list_one(self, job: int, tids: Iterable[int]) -> None:
         """Between ticks: these tasks, as its cgroup lists them, are the job's."""
+        known = (job, ~job)
         for tid in tids:
+            if self._owner.get(tid) not in known and self._former.get(tid) not in known:
+                self._news = True
             self._add(tid, job)
             self._elsewhere.discard(tid)
 
@@ -127,17 +131,23 @@ class Attribution:
         return _split(exits, jobs)
 
     def retry(self) -> list[tuple[int, Exits]]:
-        """The jobs of those that waited, after more tasks have become known."""
+        """The jobs of those that waited, where more tasks have become known since."""
         found = []
-        waiting, self._waiting, self._waiting_count = self._waiting, deque(), 0
-        for tick, exits in waiting:
-            jobs = self._jobs_of(exits)
-            found += _split(exits, jobs)
-            if self._tick - tick < self.PATIENCE:
+        if self._news:
+            waiting, self._waiting, self._waiting_count = self._waiting, deque(), 0
+            for tick, exits in waiting:
+                jobs = self._jobs_of(exits)
+                found += _split(exits, jobs)
                 self._wait(exits, jobs, tick)
-            else:
-                self.other += jobs.count(NOBODY)
+            self._news = False
+        while self._waiting and self._tick - self._waiting[0][0] >= self.PATIENCE:
+            self._give_up()
         return found
+
+    def _give_up(self) -> None:
+        _, oldest = self._waiting.popleft()
+        self._waiting_count -= len(oldest.ids)
+        self.other += len(oldest.ids)
 
     def _add(self, tid: int, value: int) -> None:
         job = value if value >= 0 else ~value
@@ -225,9 +235,7 @@ class Attribution:
         self._waiting.append((tick, exits))
         self._waiting_count += len(unknown)
         while self._waiting_count > self.MAX_WAITING:
-            _, oldest = self._waiting.popleft()
-            self._waiting_count -= len(oldest.ids)
-            self.other += len(oldest.ids)
+            self._give_up()
 
 
 def _split(exits: Exits, jobs: list[int]) -> list[tuple[int, Exits]]:

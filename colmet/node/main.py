@@ -172,10 +172,11 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> i
     push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
     try:
         spool = Spool(ENCODERS[options.wire], push.send)
-        own = None if options.disable_agent_stats else account.Account(host)
+        own = None if options.disable_agent_stats else account.Account(host, options.agent_stats_period)
         schedule = Schedule(options.sample_period)
         agent = Agent(socket.gethostname(), source, backends, spool, schedule, place, own)
         try:
+            cli.tune_garbage_collector()
             with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
                 agent.run(signals)
         finally:

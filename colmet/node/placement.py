@@ -14,6 +14,7 @@ from colmet.node.jobs import Job
 log = logging.getLogger(__name__)
 
 THREADS = "/proc/self/task"
+LOOKS = 20  # at a job whose CPUs may not have been set yet
 # By controller, as Job.directory names them: what the kernel lets the job use, then, on old kernels, what it was given.
 CPU_FILES = {"cpuset": ("cpuset.effective_cpus", "cpuset.cpus"), "unified": ("cpuset.cpus.effective",)}
 
@@ -72,7 +73,7 @@ class Placement:
         self._set_nice = set_nice
         self._set_cpus = set_cpus
         self._jobs: list[Job] = []
-        self._unsettled: set[Job] = set()  # jobs to look at again
+        self._unsettled: dict[Job, int] = {}  # jobs to look at again, and how often
         self._cpus_of: dict[Job, frozenset[int]] = {}
         self._told: set[str] = set()
         self.failures = 0
@@ -103,8 +104,12 @@ class Placement:
                 self._cpus_of[job] = cpus
         self._jobs = list(jobs)
         # A cpuset is made first and filled some milliseconds later: until then it is empty, or has all that the one
-        # above it has.
-        self._unsettled = {job for job, cpus in self._cpus_of.items() if not cpus or cpus >= self._all}
+        # above it has. So has that of a job which was given the whole node.
+        self._unsettled = {
+            job: looks
+            for job, cpus in self._cpus_of.items()
+            if (not cpus or cpus >= self._all) and (looks := self._unsettled.get(job, LOOKS) - (job in former)) > 0
+        }
         self._run_on(self._all.difference(*self._cpus_of.values()) or self._all)
 
     def _run_on(self, cpus: frozenset[int]) -> None:

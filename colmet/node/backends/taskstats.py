@@ -299,12 +299,13 @@ class TaskstatsBackend(InputBackend):
         self._attribute(exits)
         self._end(self._owners.retry())
         self._settle()
-        finished = np.concatenate([_NO_TASKS, *self._finished, np.array(list(self._dying), dtype=np.int64)])
+        finished = np.concatenate([_NO_TASKS, *self._finished, np.fromiter(self._dying, dtype=np.int64)])
         if tick:
             self._finished, self._dying = [], set()
         rows = []
         for job, tids_now, gone in zip(jobs, listed, absent):
-            self._note_who_left(gone[np.isin(gone, found)], finished)
+            if len(gone):
+                self._note_who_left(gone[np.isin(gone, found)], finished)
             keys, counters = _select(found, values, tids_now)
             for tid in strangers.get(job.id, ()):
                 self._totals.came(job.id, counters[keys == tid])
@@ -388,6 +389,8 @@ class TaskstatsBackend(InputBackend):
         Returns:
             Keys, values, and those of the keys that are used again by a task that lives.
         """
+        if not len(finished):
+            return keys, values, []
         told = np.isin(keys, finished)
         if not told.any():
             return keys, values, []
