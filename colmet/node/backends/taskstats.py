@@ -7,6 +7,7 @@ of all its tasks, however short they lived. Totals survive a restart of the agen
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -150,6 +151,7 @@ class TaskstatsBackend(InputBackend):
         self._told_totals: dict[int, Ints] = {}  # as of the last look, by job
         self._state = StateFile(host, state_dir) if state_dir else None
         self._restored: dict[int, _Kept] = {}
+        self._sampled: Sequence[Job] = ()  # at the last tick
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -231,6 +233,7 @@ class TaskstatsBackend(InputBackend):
         self._recognize(jobs)
         self._restored = {}  # the others ended while the agent was away
         rows = self._look(jobs, tick=True)
+        self._sampled = jobs
         self._keep(jobs)
         return rows
 
@@ -483,7 +486,12 @@ class TaskstatsBackend(InputBackend):
         return counted
 
     def close(self) -> None:
-        """Close the sockets; also twice."""
+        """Keep what has come since the last tick, and close the sockets; also twice."""
+        if self._client is not None and self._sampled:
+            with contextlib.suppress(OSError, ParseError):
+                self.drain()
+            self._keep(self._sampled)
+        self._sampled = ()
         counted = Counter(self.counters())
         self.fd = -1
         if self._client is not None:
