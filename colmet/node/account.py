@@ -66,6 +66,10 @@ SCHEMA = Schema(
         _counter("jobs_started", "count", "Jobs that came, those that the start found included."),
         _counter("jobs_ended", "count", "Jobs that went."),
         _counter("discovery_failures", "count", "Times that jobs' cgroups could not be listed."),
+        _counter("jobs_unmapped", "count", "Cgroups of jobs whose id could not be told (text ids of Slurm)."),
+        _counter("job_conflicts", "count", "Cgroups left out as another layout has a job of that id."),
+        _counter("groups_left_out", "count", "Cgroups inside jobs', too many or too deep to be looked at."),
+        _counter("watch_overflows", "count", "Times that inotify lost events, so that all was listed again."),
         _gauge("cpus", "count", "CPUs that it may run on."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
         # of the row of a backend that fills them through InputBackend.counters()

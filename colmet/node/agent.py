@@ -257,6 +257,10 @@ class Agent:
             "jobs_started": self._source.started,
             "jobs_ended": self._source.ended,
             "discovery_failures": self._source.failures,
+            "jobs_unmapped": self._source.unmapped,
+            "job_conflicts": self._source.conflicts,
+            "groups_left_out": self._source.left_out,
+            "watch_overflows": self._source.overflows,
         }
         if self._placement is not None:
             totals["cpus"] = len(self._placement.cpus)
