@@ -1,0 +1,243 @@
+"""What the tests against real batch systems share: the bed, Colmet beside it, and a watcher that is not Colmet."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from conftest import cannot_run
+from test_daemons import Daemon, free_port
+
+HERE = Path(__file__).parent
+CANNOT = 77  # a bed's exit status where the machine cannot have it
+
+
+def burn(seconds):
+    """A command that computes for so many seconds of CPU time; perl, since both batch systems bring it."""
+    return f"perl -e '1 while (times)[0] + (times)[1] < {seconds}'"
+
+
+class Bed:
+    """A batch system, brought up and taken down by the script of its name."""
+
+    def __init__(self, name, **environment):
+        self._script = str(HERE / f"{name}.sh")
+        self._directory = tempfile.mkdtemp(prefix=f"colmet-{name}-")
+        self._environment = {**os.environ, **environment, "BED": self._directory}
+
+    def _run(self, *arguments, timeout=180):
+        command = [self._script, *arguments]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+    def _must(self, *arguments):
+        status, out, said = self._run(*arguments)
+        assert status == 0, said
+        return out
+
+    def up(self):
+        status, _, said = self._run("up", timeout=900)  # with packages to install
+        if status == CANNOT:
+            cannot_run(said.splitlines()[-1])
+        assert status == 0, said
+        return said
+
+    def submit(self, *arguments):
+        """Submit a command, the last argument, with the batch system's own options; the jobs' ids."""
+        return [int(line) for line in self._must("submit", *arguments).splitlines()]
+
+    def delete(self, job):
+        self._must("delete", str(job))
+
+    def wait(self, job):
+        """Wait for the job's end; the state that it ended in."""
+        return self._must("wait", str(job))
+
+    def logs(self):
+        return self._run("logs")[1]
+
+    def down(self):
+        said = self._run("down")[2]
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return said
+
+
+class Seen:
+    """What the watcher knows of a job."""
+
+    def __init__(self):
+        self.appeared = time.time()
+        self.gone = None
+        self.cpu_s = None
+
+
+class Watcher:
+    """Looks for job cgroups fifty times a second, with nothing of Colmet's.
+
+    Args:
+        pattern: where they are, but for the `_<job id>` that their names end in.
+        controller: whose they are; those of cpuacct, where there are any, tell the kernel's account of CPU time.
+    """
+
+    def __init__(self, pattern, controller):
+        self.jobs = {}
+        self._pattern = pattern
+        self._controller = controller
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self):
+        while not self._stop.wait(0.02):
+            found = {int(path.rpartition("_")[2]): path for path in glob.glob(f"{self._pattern}_[0-9]*")}
+            for job, path in found.items():
+                seen = self.jobs.setdefault(job, Seen())
+                with contextlib.suppress(OSError):
+                    usage = Path(path.replace(f"/{self._controller}/", "/cpuacct/", 1), "cpuacct.usage")
+                    seen.cpu_s = int(usage.read_text()) / 1e9
+            for job, seen in self.jobs.items():
+                if job not in found and seen.gone is None:
+                    seen.gone = time.time()
+
+    def close(self):
+        self._stop.set()
+        self._thread.join()
+
+
+class Colmet:
+    """The agent, at its defaults, and the collector; what they logged and what was stored."""
+
+    def __init__(self, directory, *node_options):
+        uri = f"tcp://127.0.0.1:{free_port()}"
+        output = ("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1")
+        self.collector = Daemon("colmet.collector.main", directory / "collector.log", "--zeromq-bind-uri", uri, *output)
+        self._lines = []
+        self._reader = threading.Thread(target=lambda: self._lines.extend(self.collector.process.stdout))
+        self._reader.start()
+        self.collector.said("listening")
+        self.node = Daemon("colmet.node.main", directory / "node.log", "--zeromq-uri", uri, *node_options)
+        self.node.said("backend on backend=taskstats")
+
+    def when(self, event, job):
+        """When the agent logged that a job started or ended, in seconds since 1970; None where it has not."""
+        line = re.search(rf"^(\S+ \S+) .* job {event} job={job}\b", self.node.log.read_text(), re.M)
+        if line is None:
+            return None
+        return datetime.datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
+
+    def rows(self, job):
+        rows = [json.loads(line) for line in list(self._lines)]
+        return [row for row in rows if row["job_id"] == job and row["metric_backend"] == "taskstats_default"]
+
+    def cpu_s(self, job):
+        """CPU time in the job's last row; 0 where it has none."""
+        rows = self.rows(job)
+        return rows[-1]["cpu_run_virtual_total"] / 1e9 if rows else 0.0
+
+    def close(self):
+        """End both as an operator does; their exit statuses."""
+        for daemon in (self.node, self.collector):
+            if daemon.process.poll() is None:
+                daemon.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    daemon.process.wait(timeout=20)
+            daemon.process.kill()
+        self._reader.join(timeout=20)
+        self.node.process.stdout.close()
+        self.collector.process.stdout.close()
+        return [daemon.process.wait(timeout=20) for daemon in (self.node, self.collector)]
+
+
+def eventually(condition, timeout_s=60):
+    """Wait until the condition holds; whether it came to."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Site:
+    """A batch system, the watcher and Colmet, together."""
+
+    def __init__(self, bed, watcher, colmet):
+        self.bed, self.watcher, self.colmet = bed, watcher, colmet
+
+    def seen(self, job):
+        """What the watcher saw of the job, as soon as it saw anything."""
+        assert eventually(lambda: job in self.watcher.jobs), f"job {job} got no cgroup; {self.bed.logs()}"
+        return self.watcher.jobs[job]
+
+    def at_end(self, job):
+        """Wait for the end of the job's cgroup, and of what Colmet has to say of it; what the watcher saw of it."""
+        seen = self.seen(job)
+        assert eventually(lambda: seen.gone is not None, 120), f"job {job} does not end; {self.bed.logs()}"
+        assert eventually(lambda: self.colmet.when("ended", job), 6), self.colmet.node.log.read_text()
+        eventually(lambda: self.colmet.cpu_s(job) >= 0.9 * (seen.cpu_s or 0) > 0, 1)  # the row is on its way
+        return seen
+
+    def report(self):
+        """What was measured: one line a job."""
+        for job, seen in sorted(self.watcher.jobs.items()):
+            found = self.colmet.when("started", job)
+            told = f"found after {(found - seen.appeared) * 1000:.0f} ms" if found else "not found"
+            ended = f"{seen.gone - seen.appeared:.1f} s" if seen.gone else "unknown"
+            kernel = "unknown" if seen.cpu_s is None else f"{seen.cpu_s:.2f} s"
+            yield (
+                f"job {job}: {told}, lived {ended}, {len(self.colmet.rows(job))} rows, "
+                f"CPU time {self.colmet.cpu_s(job):.2f} s of {kernel}"
+            )
+
+
+@contextlib.contextmanager
+def running(request, directory, bed, pattern, controller, *node_options):
+    """Bring all of it up, and take it down again. What happens is told on the terminal, as it happens."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def tell(text):
+        with capture.global_and_fixture_disabled():
+            print(f"\n{text}", end="", file=sys.stderr, flush=True)
+
+    if os.geteuid() != 0:
+        cannot_run("needs root")
+    failed_before = request.session.testsfailed
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: tell(bed.down()))
+        tell(bed.up())
+        watcher = Watcher(pattern, controller)
+        stack.callback(watcher.close)
+        colmet = Colmet(directory, *node_options)
+        stack.callback(colmet.close)
+        site = Site(bed, watcher, colmet)
+        yield site
+        tell("\n".join(site.report()))
+        if request.session.testsfailed > failed_before:
+            tell(f"---- {colmet.node.log}\n{colmet.node.log.read_text()}")
+            tell(bed.logs())
+
+
+def assert_found_at_once(site, job):
+    """The agent logged the job within a second of its cgroup's appearance, and before it was gone."""
+    found = site.colmet.when("started", job)
+    assert found is not None, f"job {job} was not found; {site.colmet.node.log.read_text()}"
+    assert found - site.seen(job).appeared < 1.0
+
+
+def assert_whole(site, job, cpu_s):
+    """The job has rows, and the last one holds all of the CPU time that it is known to have used."""
+    assert site.colmet.rows(job), f"job {job} has no row; {site.colmet.node.log.read_text()}"
+    assert 0.9 * cpu_s <= site.colmet.cpu_s(job) <= 1.1 * cpu_s + 0.1

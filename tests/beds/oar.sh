@@ -1,0 +1,109 @@
+#!/bin/bash
+# A real OAR on this machine: Debian's packages, one node with four resources, PostgreSQL. As root; needs cgroup v1.
+#
+#   oar.sh up                            install what is missing, start; prints the directory of all its state
+#   oar.sh submit [OARSUB OPTION...] COMMAND    as an ordinary user; prints the id of the job, or of each in an array
+#   oar.sh state ID                      Waiting, Running, Terminated, Error, ...
+#   oar.sh wait ID [SECONDS]             until it is over; prints its state
+#   oar.sh delete ID                     oardel
+#   oar.sh logs                          the ends of all logs
+#   oar.sh down                          delete jobs, stop all, leave nothing but the packages
+#
+# All but `up` find that directory in BED; `up` makes one where BED is not set. The jobs' cgroups are where OAR always
+# makes them: /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
+
+source "$(dirname "$0")/common.sh"
+links=/dev/oar_cgroups_links
+
+# The one configuration file that OAR knows is replaced in the bed's namespace alone.
+configure() {
+    local key value
+    cp -p /etc/oar/oar.conf "$BED/oar.conf"
+    while read -r key value; do
+        sed -i -E "/^#?$key=/d" "$BED/oar.conf"
+        echo "$key=\"$value\"" >>"$BED/oar.conf"
+    done <<<"DB_TYPE Pg
+DB_HOSTNAME 127.0.0.1
+DB_PORT 5432
+DB_BASE_PASSWD oar
+DB_BASE_PASSWD_RO oar_ro
+SERVER_HOSTNAME localhost
+LOG_FILE $BED/oar.log
+JOB_RESOURCE_MANAGER_PROPERTY_DB_FIELD cpuset
+SCHEDULER_MIN_TIME_BETWEEN_2_CALLS 0"
+    install -o oar -g oar /dev/null "$BED/oar.log"
+    cp -a /var/lib/oar "$BED/home" # keys, known hosts, locks
+    make_namespaces 'mount --bind "$BED/oar.conf" /etc/oar/oar.conf; mount --bind "$BED/home" /var/lib/oar'
+}
+
+start_database() {
+    local bin
+    bin=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
+    install -d -o postgres "$BED/database"
+    inside install -d -o postgres /run/postgresql
+    inside runuser -u postgres -- "$bin/initdb" --auth trust --no-sync "$BED/database" >"$BED/initdb.log" 2>&1
+    daemon postgresql runuser -u postgres -- "$bin/postgres" -D "$BED/database" -c fsync=off
+    until_true 30 inside "$bin/pg_isready" -h 127.0.0.1 || die "PostgreSQL does not start"
+    inside oar-database --create --db-host=127.0.0.1 --db-admin-user=postgres --db-admin-pass=any \
+        >"$BED/oar-database.log" 2>&1 || die "no database"
+}
+
+start_node() {
+    inside mkdir /run/sshd
+    daemon sshd /usr/sbin/sshd -D -e -f /etc/oar/sshd_config
+    until_true 20 inside runuser -u oar -- ssh -p 6667 localhost true || die "user oar has no ssh to localhost"
+}
+
+alive() { inside oarnodes -s | grep -q ': Alive'; }
+start_server() {
+    local core
+    daemon server oar-server
+    until_true 30 inside bash -c ': </dev/tcp/localhost/6666' || die "the server does not start"
+    for core in 0 1 2 3; do
+        inside oarnodesetting -a -h localhost -p cpuset=$((core % $(nproc))) >>"$BED/resources.log" 2>&1
+    done
+    until_true 60 alive || die "the node does not come alive"
+}
+
+up() {
+    prepare oar-server oar-server-pgsql oar-user oar-user-pgsql oar-node postgresql openssh-server taktuk \
+        iproute2 util-linux
+    ! compgen -G "/sys/fs/cgroup/cpuset/oar/*_*/" || die "another OAR has jobs here"
+    compgen -G "/sys/fs/cgroup/*/oar" >"$BED/found" || true # which `down` leaves
+    configure
+    start_database
+    start_node
+    start_server
+    ready
+}
+
+job_submit() {
+    local said
+    said=$(cd / && as_user oarsub -O /dev/null -E /dev/null "$@" 2>&1) || die "oarsub: $said"
+    sed -n 's/^OAR_JOB_ID=//p' <<<"$said" | grep . || die "oarsub: $said"
+}
+job_state() { inside oarstat -s -j "$1" | sed 's/.*: *//'; }
+job_over() { [[ $(job_state "$1") =~ ^(Terminated|Error)$ ]]; }
+job_wait() {
+    until_true "${2:-120}" job_over "$1" || die "job $1 is $(job_state "$1") still"
+    job_state "$1"
+}
+job_delete() { as_user oardel "$1"; }
+
+idle() { ! inside oarstat | grep -q '^ *[0-9]'; }
+down() {
+    if is_up && ! idle; then
+        # shellcheck disable=SC2046
+        inside oardel $(inside oarstat | grep -oE '^ *[0-9]+') >/dev/null || true
+        until_true 30 idle || say "jobs are left, and are killed"
+    fi
+    stop
+    if [[ -e $BED/found && ! -s $BED/found ]]; then
+        remove_cgroups /sys/fs/cgroup/*/oar
+        rm -rf "$links" /dev/cpuset
+    fi
+    rm -rf "$BED"
+    say "down"
+}
+
+main "$@"
