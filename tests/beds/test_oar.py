@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
+from bed import Bed, assert_found_at_once, assert_whole, burn, running
 
 pytestmark = pytest.mark.live
+COMPUTES_THEN_SLEEPS = f"{burn(2)}; sleep 60"
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +16,8 @@ def site(request, tmp_path_factory):
     """The agent is there before the first job, and so before OAR has made any cgroup."""
     directory = tmp_path_factory.mktemp("oar")
     with running(request, directory, Bed("oar"), "/sys/fs/cgroup/cpuset/oar/*", "cpuset") as site:
+        # beside all the others, since OAR takes half a minute to end a job at its walltime
+        (site.late,) = site.bed.submit("-l", "/resource_id=1,walltime=0:0:10", COMPUTES_THEN_SLEEPS)
         yield site
 
 
@@ -35,7 +38,7 @@ def test_the_shortest_job_is_found_and_has_a_row(site):
 
 def test_two_jobs_at_once_are_kept_apart(site):
     (busy,) = site.bed.submit(burn(3))
-    (idle,) = site.bed.submit("sleep 8")
+    (idle,) = site.bed.submit("sleep 6")
     busy_seen, idle_seen = assert_measured(site, busy), assert_measured(site, idle)
     assert idle_seen.appeared + 2 < busy_seen.gone, "they did not run at once"
     assert 3 <= site.colmet.cpu_s(busy) < 4
@@ -51,17 +54,21 @@ def test_every_job_of_an_array_is_measured(site):
         assert 0.9 <= site.colmet.cpu_s(job) < 2
 
 
-def test_jobs_that_oardel_and_their_walltime_end_are_whole(site):
-    command = f"{burn(2)}; sleep 60"
-    (late,) = site.bed.submit("-l", "/resource_id=1,walltime=0:0:10", command)
-    (deleted,) = site.bed.submit(command)
-    assert eventually(lambda: (site.seen(deleted).cpu_s or 0) > 2)
-    time.sleep(1)
-    site.bed.delete(deleted)
-    for job in (deleted, late):
-        assert_measured(site, job)
-        assert site.bed.wait(job) == "Error"
-        assert 2 <= site.colmet.cpu_s(job) < 3
+def test_a_job_that_oardel_ends_is_whole(site):
+    (job,) = site.bed.submit(COMPUTES_THEN_SLEEPS)
+    site.seen(job)
+    time.sleep(4)
+    site.bed.delete(job)
+    assert_measured(site, job)
+    assert site.bed.wait(job) == "Error"
+    assert 2 <= site.colmet.cpu_s(job) < 3
+
+
+def test_a_job_that_its_walltime_ends_is_whole(site):
+    seen = assert_measured(site, site.late)
+    assert site.bed.wait(site.late) == "Error"
+    assert 10 <= seen.gone - seen.appeared < 50
+    assert 2 <= site.colmet.cpu_s(site.late) < 3
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):
