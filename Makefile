@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all lint format bench demo clean
+.PHONY: help venv clibs test test-all test-beds lint format bench demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -24,6 +24,9 @@ test: venv clibs ## run the test suite; ARGS goes to pytest
 
 test-all: clibs ## run it on every Python from 3.9 to 3.13 that this machine has (VERSIONS="3.9 3.13": on these)
 	@scripts/test-all.sh $(ARGS)
+
+test-beds: venv clibs ## run Colmet against a real OAR and a real Slurm, which this installs with apt; as root
+	@$(PY) -m pytest -v tests/beds $(ARGS)
 
 lint: venv ## check style, format and types
 	@$(PY) -m ruff check .

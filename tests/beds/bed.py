@@ -48,12 +48,18 @@ class Bed:
         assert status == 0, said
         return out
 
-    def up(self):
-        status, _, said = self._run("up", timeout=900)  # with packages to install
-        if status == CANNOT:
-            cannot_run(said.splitlines()[-1])
-        assert status == 0, said
-        return said
+    def up(self, tell):
+        """Bring it up; what it says goes to `tell` as it comes, since there may be packages to install."""
+        said = []
+        with subprocess.Popen(
+            [self._script, "up"], env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            for line in process.stderr:
+                tell(line.rstrip())
+                said.append(line)
+        if process.returncode == CANNOT:
+            cannot_run(said[-1].strip())
+        assert process.returncode == 0, "".join(said)
 
     def submit(self, *arguments):
         """Submit a command, the last argument, with the batch system's own options; the jobs' ids."""
@@ -182,12 +188,13 @@ class Site:
         assert eventually(lambda: job in self.watcher.jobs), f"job {job} got no cgroup; {self.bed.logs()}"
         return self.watcher.jobs[job]
 
-    def at_end(self, job):
-        """Wait for the end of the job's cgroup, and of what Colmet has to say of it; what the watcher saw of it."""
+    def at_end(self, job, at_least_s=0.0):
+        """Wait until the job has ended and has a row of so much CPU time, or ought to; what the watcher saw of it."""
         seen = self.seen(job)
         assert eventually(lambda: seen.gone is not None, 120), f"job {job} does not end; {self.bed.logs()}"
         assert eventually(lambda: self.colmet.when("ended", job), 6), self.colmet.node.log.read_text()
-        eventually(lambda: self.colmet.cpu_s(job) >= 0.9 * (seen.cpu_s or 0) > 0, 1)  # the row is on its way
+        enough = max(at_least_s, 0.9 * (seen.cpu_s or 0))
+        eventually(lambda: self.colmet.rows(job) and self.colmet.cpu_s(job) >= enough, 2)  # it may be on its way
         return seen
 
     def report(self):
@@ -217,7 +224,7 @@ def running(request, directory, bed, pattern, controller, *node_options):
     failed_before = request.session.testsfailed
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: tell(bed.down()))
-        tell(bed.up())
+        bed.up(tell)
         watcher = Watcher(pattern, controller)
         stack.callback(watcher.close)
         colmet = Colmet(directory, *node_options)

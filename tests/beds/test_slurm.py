@@ -22,7 +22,7 @@ def site(request, tmp_path_factory):
 
 def assert_measured(site, job, at_least_s):
     """Held against the kernel's account where Slurm asks for it, and against what the job computed."""
-    seen = site.at_end(job)
+    seen = site.at_end(job, at_least_s)
     assert_found_at_once(site, job)
     if site.accounts:
         assert_whole(site, job, seen.cpu_s)
