@@ -54,9 +54,12 @@ class Bed:
         with subprocess.Popen(
             [self._script, "up"], env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
-            for line in process.stderr:
-                tell(line.rstrip())
-                said.append(line)
+            try:
+                for line in process.stderr:
+                    tell(line.rstrip())
+                    said.append(line)
+            finally:
+                process.wait()  # interrupted, it cleans up
         if process.returncode == CANNOT:
             cannot_run(said[-1].strip())
         assert process.returncode == 0, "".join(said)
@@ -217,13 +220,14 @@ def running(request, directory, bed, pattern, controller, *node_options):
 
     def tell(text):
         with capture.global_and_fixture_disabled():
-            print(f"\n{text}", end="", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     if os.geteuid() != 0:
         cannot_run("needs root")
     failed_before = request.session.testsfailed
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: tell(bed.down()))
+        tell("")  # ends the line that pytest has begun
         bed.up(tell)
         watcher = Watcher(pattern, controller)
         stack.callback(watcher.close)
@@ -231,7 +235,7 @@ def running(request, directory, bed, pattern, controller, *node_options):
         stack.callback(colmet.close)
         site = Site(bed, watcher, colmet)
         yield site
-        tell("\n".join(site.report()))
+        tell("\n" + "\n".join(site.report()))
         if request.session.testsfailed > failed_before:
             tell(f"---- {colmet.node.log}\n{colmet.node.log.read_text()}")
             tell(bed.logs())

@@ -5,6 +5,7 @@ export LANG=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bed=$(basename "$0" .sh)
 user=colmet-$bed # whose jobs they are
+lock=/run/$user.lock
 
 say() { printf '%s bed: %s\n' "$bed" "$*" >&2; }
 die() { say "$@"; exit 1; }
@@ -38,21 +39,26 @@ prepare() {
     [[ $EUID -eq 0 ]] || cannot "needs root"
     [[ -w /sys/fs/cgroup/cpuset/tasks ]] || cannot "needs cgroup v1: no cpuset hierarchy in /sys/fs/cgroup/cpuset"
     unshare --net --mount true || cannot "needs namespaces of its own, and unshare is refused here"
-    if is_up; then
+    if is_up && [[ -e $BED/ready ]]; then
         say "is up already"
         echo "$BED"
         exit 0
     fi
-    [[ -z $(ls -A "${BED:-/none}" 2>/dev/null) ]] || die "BED=$BED is not empty; if a bed died there, 'down' removes it"
-    # The cgroups' names are the same for every bed of a kind. The bed's processes keep the lock.
-    exec 9>>"/run/$user.lock"
-    flock --wait 300 9 || die "another one is up (BED=$(<"/run/$user.lock")), and has not ended in 5 minutes"
+    [[ ! -e ${BED:-}/bed ]] || down # it did not come up, or died
+    [[ -z $(ls -A "${BED:-/none}" 2>/dev/null) ]] || die "BED=$BED is not empty"
+    # The cgroups of all beds of a kind have the same names, so there is one at a time. Its processes keep the lock.
+    until [[ $lock -ef /dev/fd/9 ]]; do
+        exec 9>>"$lock"
+        flock --wait 300 9 || die "another one is up (BED=$(<"$lock")), and has not ended in 5 minutes"
+    done
     export BED=${BED:-$(mktemp -d "/tmp/$bed-bed.XXXXXX")}
-    echo "$BED" >"/run/$user.lock"
-    trap failed EXIT
-    install_packages "$@"
+    echo "$BED" >"$lock"
     mkdir -p "$BED"
     chmod 755 "$BED" # daemons under their own users read here
+    touch "$BED/bed" # it is ours, and may be removed
+    trap failed EXIT
+    trap 'exit 130' INT TERM
+    install_packages "$@"
     if ! id "$user" >/dev/null 2>&1; then
         useradd --system --no-create-home --home-dir / --shell /bin/bash "$user"
         touch "$BED/user-made"
@@ -64,12 +70,13 @@ failed() {
     down
 }
 ready() {
-    trap - EXIT
+    touch "$BED/ready"
+    trap - EXIT INT TERM
     say "up after $SECONDS s"
     echo "$BED"
 }
 
-is_up() { [[ -n ${BED:-} && -e $BED/ns.pid && -d /proc/$(<"$BED/ns.pid")/ns ]]; }
+is_up() { [[ -n ${BED:-} && -e $BED/ns.pid ]] && readlink "/proc/$(<"$BED/ns.pid")/ns/mnt" >/dev/null; }
 need_up() { is_up || die "is not up; 'up' first, and set BED to the directory that it names"; }
 
 # Makes the namespaces, with a /run of their own, and runs a script in them that mounts what else the bed wants private.
@@ -106,6 +113,7 @@ stop() {
         members "$keeper" | xargs -r kill 2>/dev/null || true
         until_true 10 alone "$keeper" || members "$keeper" | xargs -r kill -9
         until_true 10 alone "$keeper" || say "processes are left: $(members "$keeper" | xargs)"
+        rm -f "$lock"
         kill -9 "$keeper"
     fi
     [[ ! -e $BED/user-made ]] || userdel "$user" || true
@@ -132,7 +140,7 @@ main() {
     shift || usage
     case $command in
         up) up ;;
-        down) if [[ -d ${BED:-} ]]; then down; fi ;;
+        down) [[ ! -e ${BED:-}/bed ]] || down ;;
         submit | state | wait | delete) need_up; "job_$command" "$@" ;;
         logs) logs ;;
         *) usage ;;

@@ -90,11 +90,11 @@ job_wait() {
 }
 job_delete() { as_user oardel "$1"; }
 
-idle() { ! inside oarstat | grep -q '^ *[0-9]'; }
+idle() { ! inside timeout 10 oarstat | grep -q '^ *[0-9]'; }
 down() {
-    if is_up && ! idle; then
+    if is_up && [[ -e $BED/ready ]] && ! idle; then
         # shellcheck disable=SC2046
-        inside oardel $(inside oarstat | grep -oE '^ *[0-9]+') >/dev/null || true
+        inside timeout 20 oardel $(inside oarstat | grep -oE '^ *[0-9]+') >/dev/null || true
         until_true 30 idle || say "jobs are left, and are killed"
     fi
     stop

@@ -86,10 +86,10 @@ job_wait() {
 }
 job_delete() { as_user scancel "$1"; }
 
-idle() { [[ -z $(inside squeue -h) ]]; }
+idle() { [[ -z $(inside timeout 10 squeue -h) ]]; }
 down() {
-    if is_up && ! idle; then
-        inside scancel -u "$user" || true
+    if is_up && [[ -e $BED/ready ]] && ! idle; then
+        inside timeout 20 scancel -u "$user" || true
         until_true 30 idle || say "jobs are left, and are killed"
     fi
     stop
