@@ -222,8 +222,6 @@ def running(request, directory, bed, pattern, controller, *node_options):
         with capture.global_and_fixture_disabled():
             print(text, file=sys.stderr, flush=True)
 
-    if os.geteuid() != 0:
-        cannot_run("needs root")
     failed_before = request.session.testsfailed
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: tell(bed.down()))
@@ -242,7 +240,7 @@ def running(request, directory, bed, pattern, controller, *node_options):
 
 
 def assert_found_at_once(site, job):
-    """The agent logged the job within a second of its cgroup's appearance, and before it was gone."""
+    """The agent logged the job within a second of its cgroup's appearance."""
     found = site.colmet.when("started", job)
     assert found is not None, f"job {job} was not found; {site.colmet.node.log.read_text()}"
     assert found - site.seen(job).appeared < 1.0

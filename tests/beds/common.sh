@@ -85,6 +85,8 @@ make_namespaces() {
         ip link set lo up
         ip address add 127.0.0.2/8 dev lo  # with 127.0.0.1 alone, getaddrinfo takes IPv4 for absent
         mount -t tmpfs -o mode=755 tmpfs /run
+        echo "127.0.0.1 localhost $(hostname) $(hostname -s)" >"$BED/hosts"
+        mount --bind "$BED/hosts" /etc/hosts
         eval "$1"
         echo $$ >"$BED/ns.pid.new"; mv "$BED/ns.pid.new" "$BED/ns.pid"
         exec sleep infinity' sh "$1" </dev/null >"$BED/namespaces.log" 2>&1 &

@@ -9,8 +9,8 @@
 #   oar.sh logs                          the ends of all logs
 #   oar.sh down                          delete jobs, stop all, leave nothing but the packages
 #
-# All but `up` find that directory in BED; `up` makes one where BED is not set. The jobs' cgroups are where OAR always
-# makes them: /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
+# All but `up` find that directory in BED: export BED=$(oar.sh up). The jobs' cgroups are where OAR always makes them:
+# /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
 
 source "$(dirname "$0")/common.sh"
 links=/dev/oar_cgroups_links
@@ -67,9 +67,9 @@ start_server() {
 
 up() {
     prepare oar-server oar-server-pgsql oar-user oar-user-pgsql oar-node postgresql openssh-server taktuk \
-        iproute2 util-linux
-    ! compgen -G "/sys/fs/cgroup/cpuset/oar/*_*/" || die "another OAR has jobs here"
-    compgen -G "/sys/fs/cgroup/*/oar" >"$BED/found" || true # which `down` leaves
+        iproute2 procps
+    ! pgrep -f 'oar/(sshd_config|Almighty)' >/dev/null || die "an OAR runs on this machine already"
+    touch "$BED/alone" # so the cgroups are this one's
     configure
     start_database
     start_node
@@ -93,12 +93,11 @@ job_delete() { as_user oardel "$1"; }
 idle() { ! inside timeout 10 oarstat | grep -q '^ *[0-9]'; }
 down() {
     if is_up && [[ -e $BED/ready ]] && ! idle; then
-        # shellcheck disable=SC2046
         inside timeout 20 oardel $(inside oarstat | grep -oE '^ *[0-9]+') >/dev/null || true
         until_true 30 idle || say "jobs are left, and are killed"
     fi
     stop
-    if [[ -e $BED/found && ! -s $BED/found ]]; then
+    if [[ -e $BED/alone ]]; then
         remove_cgroups /sys/fs/cgroup/*/oar
         rm -rf "$links" /dev/cpuset
     fi

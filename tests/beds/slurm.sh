@@ -9,8 +9,8 @@
 #   slurm.sh logs                        the ends of all logs
 #   slurm.sh down                        cancel jobs, stop all, leave nothing but the packages
 #
-# All but `up` find that directory in BED; `up` makes one where BED is not set. GATHER=cgroup has Slurm
-# account jobs itself, through cgroups of cpuacct and memory beside those of freezer and cpuset; without, it does not.
+# All but `up` find that directory in BED: export BED=$(slurm.sh up). GATHER=cgroup has Slurm account jobs itself, through
+# cgroups of cpuacct and memory beside those of freezer and cpuset; without, it does not.
 # The jobs' cgroups: /sys/fs/cgroup/<controller>/slurm_<node>/uid_<uid>/job_<id>, and step_<step> below.
 
 source "$(dirname "$0")/common.sh"
@@ -26,7 +26,6 @@ ClusterName=colmet
 SlurmctldHost=$node(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation=$BED/state
 SlurmdSpoolDir=$BED/spool
 SlurmctldPidFile=$BED/slurmctld.pid
@@ -65,9 +64,9 @@ start() {
 }
 
 up() {
-    prepare slurmctld slurmd slurm-client munge iproute2 util-linux
-    ! compgen -G '/sys/fs/cgroup/*/slurm*/uid_*/job_*' || die "another Slurm has jobs here"
-    compgen -G '/sys/fs/cgroup/*/slurm*' >"$BED/found" || true # which `down` leaves
+    prepare slurmctld slurmd slurm-client munge iproute2 procps
+    ! pgrep -x slurmd >/dev/null || die "a Slurm runs on this machine already"
+    touch "$BED/alone" # so the cgroups are this one's
     export SLURM_CONF=$BED/slurm.conf
     configure
     start
@@ -93,9 +92,7 @@ down() {
         until_true 30 idle || say "jobs are left, and are killed"
     fi
     stop
-    if [[ -e $BED/found && ! -s $BED/found ]]; then
-        remove_cgroups /sys/fs/cgroup/*/slurm*
-    fi
+    [[ ! -e $BED/alone ]] || remove_cgroups /sys/fs/cgroup/*/slurm*
     rm -rf "$BED"
     say "down"
 }
