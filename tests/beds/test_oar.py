@@ -41,7 +41,7 @@ def test_two_jobs_at_once_are_kept_apart(site):
     (idle,) = site.bed.submit("sleep 6")
     busy_seen, idle_seen = assert_measured(site, busy), assert_measured(site, idle)
     assert idle_seen.appeared + 2 < busy_seen.gone, "they did not run at once"
-    assert 3 <= site.colmet.cpu_s(busy) < 4
+    assert 2.9 <= site.colmet.cpu_s(busy) < 4
     assert site.colmet.cpu_s(idle) < 1
 
 
@@ -61,14 +61,14 @@ def test_a_job_that_oardel_ends_is_whole(site):
     site.bed.delete(job)
     assert_measured(site, job)
     assert site.bed.wait(job) == "Error"
-    assert 2 <= site.colmet.cpu_s(job) < 3
+    assert 1.9 <= site.colmet.cpu_s(job) < 3
 
 
 def test_a_job_that_its_walltime_ends_is_whole(site):
     seen = assert_measured(site, site.late)
     assert site.bed.wait(site.late) == "Error"
     assert 10 <= seen.gone - seen.appeared < 50
-    assert 2 <= site.colmet.cpu_s(site.late) < 3
+    assert 1.9 <= site.colmet.cpu_s(site.late) < 3
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):
