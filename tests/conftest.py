@@ -13,6 +13,8 @@ import pytest
 
 from colmet.node.host import Host
 
+pytest.register_assert_rewrite("bed")  # what the tests in beds/ share: its assertions tell the values, too
+
 
 def cannot_run(reason: str) -> None:
     """Skip a test that this machine cannot run; in CI, which runs as root with all it needs, that is a failure."""
