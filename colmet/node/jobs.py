@@ -101,6 +101,7 @@ class Job:
         self._unified: dict[str, bool] = {}
         self._identity = ""
         self._misses: dict[str, int] = {}
+        self._within: list[str] = []
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.user!r}, {list(self.cgroups)})"
@@ -139,21 +140,28 @@ class Job:
             self._mounts.close()
         point = self._mounts.unified if controller == "unified" else self._mounts.v1.get(controller)
         if point is not None:
-            for top in self.tops:
-                real = self._host.resolve(top)
-                mount = self._mounts.of(real)
-                if mount is None:
-                    continue
-                path = point.rstrip("/") + real[len(mount.point.rstrip("/")) :]
+            for within in self._within_mounts(self._mounts):
+                path = point.rstrip("/") + within
                 if self._host.is_directory(path):
                     self._misses.pop(controller, None)
                     return path
         self._misses[controller] = asked + 1
         return None
 
+    def _within_mounts(self, mounts: Mounts) -> Sequence[str]:
+        """Its own directories, each from the mount point of its hierarchy on."""
+        if not self._within:
+            for real in map(self._host.resolve, self.tops):
+                mount = mounts.of(real)
+                if mount is not None:
+                    self._within.append(real[len(mount.point.rstrip("/")) :])
+        return self._within
+
     def regroup(self, tops: Sequence[str], cgroups: Sequence[str]) -> bool:
         """Take note of its directories now, its own and all; whether they are others than before."""
-        self.tops = tuple(tops)
+        if tuple(tops) != self.tops:
+            self.tops = tuple(tops)
+            self._within = []
         if tuple(cgroups) == self.cgroups:
             return False
         self.cgroups = tuple(cgroups)
@@ -181,6 +189,7 @@ class Job:
         """Have it read the cgroups in these mounts as what they are."""
         self._mounts = mounts
         self._unified.clear()
+        self._within = []
 
     def forget_tasks(self) -> None:
         """A new tick: read the tasks again when they are asked for."""

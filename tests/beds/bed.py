@@ -137,7 +137,8 @@ class Colmet:
         self._reader = threading.Thread(target=lambda: self._lines.extend(self.collector.process.stdout))
         self._reader.start()
         self.collector.said("listening")
-        self.node = Daemon("colmet.node.main", directory / "node.log", "--zeromq-uri", uri, *node_options)
+        options = ("--state-dir", str(directory / "state"), *node_options)
+        self.node = Daemon("colmet.node.main", directory / "node.log", "--zeromq-uri", uri, *options)
         self.node.said("backend on backend=taskstats")
 
     def when(self, event, job):
