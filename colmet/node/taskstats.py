@@ -323,7 +323,9 @@ class SequenceCount:
     def __init__(self) -> None:
         self.lost = 0
         self._expected: int | None = None
-        self._jump: tuple[int, int] | None = None  # where the last gap began, and its length
+        # where the CPU's own numbers may go on: before the last gap, and after the last number that was out of place
+        self._before_gap: int | None = None
+        self._after_stray: int | None = None
 
     def add(self, numbers: list[int]) -> None:
         """Take in the numbers of some records, at least one, as they came."""
@@ -332,26 +334,22 @@ class SequenceCount:
             self._expected = first
         if first == self._expected and numbers == list(range(first, first + count)):
             self._expected = (first + count) & 0xFFFFFFFF
-            self._jump = None
             return
         for number in numbers:
             self._add_one(number)
 
     def _add_one(self, number: int) -> None:
         expected = self._expected or 0
-        ahead = (number - expected) & 0xFFFFFFFF
-        if ahead == 0:
-            self._jump = None
-        elif ahead < 1 << 31:
-            self.lost += ahead
-            self._jump = (expected, ahead)
-        elif self._jump is not None and number == self._jump[0]:
-            self.lost -= self._jump[1] + 1  # the jump was another CPU's number, and there it is missing
-            self._jump = None
-        else:
+        ahead = ((number - expected + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+        following = (number + 1) & 0xFFFFFFFF
+        if ahead < 0 and number not in (self._before_gap, self._after_stray):
             self.lost -= 1
+            self._after_stray = following
             return
-        self._expected = (number + 1) & 0xFFFFFFFF
+        self.lost += ahead  # back, where the gap was another CPU's number, and there it is missing
+        if ahead > 0:
+            self._before_gap = expected
+        self._expected = following
 
 
 class ExitRecords:
