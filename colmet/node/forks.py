@@ -1,6 +1,7 @@
 """Forks as the kernel's process events connector tells of them: which task comes from which.
 
-Source: Linux include/uapi/linux/cn_proc.h and connector.h. Needs CAP_NET_ADMIN, outside of containers.
+Source: Linux include/uapi/linux/cn_proc.h and connector.h. Only outside of containers; needs CAP_NET_ADMIN before
+Linux 6.6.
 """
 
 from __future__ import annotations
