@@ -101,8 +101,10 @@ class Attribution:
                 self._add(child, ~job)
         self._forked = {}
 
-    def list_one(self, job: int, tids: Iterable[int]) -> None:
-        """Between ticks: these tasks, as its cgroup lists them, are the job's."""
+    def list_one(self, job: int, tids: Collection[int], closed: bool = False) -> None:
+        """Between ticks: these tasks, as its cgroup lists them, are the job's; `closed`: see `list_all`."""
+        if closed and tids:  # a job that has ended has no cgroups either
+            self._closed |= {job}
         known = (job, ~job)
         for tid in tids:
             if self._owner.get(tid) not in known and self._former.get(tid) not in known:
@@ -148,6 +150,7 @@ class Attribution:
         _, oldest = self._waiting.popleft()
         self._waiting_count -= len(oldest.ids)
         self.other += len(oldest.ids)
+        self._elsewhere.difference_update(oldest.ids[:, 0].tolist())
 
     def _add(self, tid: int, value: int) -> None:
         job = value if value >= 0 else ~value
@@ -205,7 +208,6 @@ class Attribution:
 
     def _job_by_parent(self, tid: int, process: int, parent: int) -> int:
         if tid in self._elsewhere:
-            self._elsewhere.discard(tid)
             return NOBODY
         for relative in (process, parent) if process != tid else (parent,):
             for known in (self._owner, self._former, self._parents, self._former_parents):

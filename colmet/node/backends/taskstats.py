@@ -297,8 +297,8 @@ class TaskstatsBackend(InputBackend):
         if tick:
             self._owners.list_all(members, {job.id for job in jobs if not job.cgroups})
         else:
-            for job_id, tids in members.items():
-                self._owners.list_one(job_id, tids)
+            for job in jobs:
+                self._owners.list_one(job.id, members[job.id], closed=not job.cgroups)
         self._attribute(exits)
         self._end(self._owners.retry())
         self._settle()
