@@ -126,6 +126,16 @@ def test_the_records_that_wait_are_bounded_and_the_oldest_go_first(owners, monke
     assert counts(owners) == (0, 0, 3, 6)
 
 
+def test_records_that_wait_again_and_again_are_counted_among_the_waiting_once(owners, monkeypatch):
+    monkeypatch.setattr(Attribution, "MAX_WAITING", 4)
+    owners.take(records(process(40, 39), process(41, 39)))
+    for _ in range(5):
+        owners.retry()
+    assert owners.other == 0
+    owners.list_all({1: [39]})
+    assert given_to(owners.retry()) == {40: 1, 41: 1}
+
+
 def test_the_ended_parents_that_are_remembered_are_bounded_and_the_newest_stay(owners, monkeypatch):
     monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
     for pid in range(100, 135):
@@ -185,6 +195,7 @@ def test_a_process_younger_than_the_lists_is_still_the_jobs_after_them(owners):
 
 
 def test_a_task_number_that_a_stranger_uses_again_is_the_strangers(owners):
+    owners.list_all({1: [10, 11], 2: [20]})
     assert given_to(owners.take(records(process(10, 1)))) == {10: 1}
     assert owners.take(records(process(10, 1))) == [], "the next one of this number was not seen in the job"
     owners.list_all({1: [11], 2: [10]})
@@ -225,6 +236,14 @@ def test_a_task_that_comes_back_is_the_jobs_again(owners):
     assert owners.strangers(1, [10, 11]) == [] and not owners.was_elsewhere(11)
     assert given_to(owners.take(records(process(11, 10)))) == {11: 1}
     assert owners.known == 1
+
+
+def test_a_task_moved_to_another_job_is_that_jobs(owners):
+    owners.list_one(2, [11])
+    assert (owners.alive(1), owners.alive(2), owners.alive(3)) == (1, 2, 0)
+    assert owners.strangers(1, [11]) == [11]
+    assert given_to(owners.take(records(process(11, 10)))) == {11: 2}
+    assert (owners.alive(1), owners.alive(2)) == (1, 1)
 
 
 def test_strangers_are_those_that_the_job_has_neither_listed_nor_forked(owners):
