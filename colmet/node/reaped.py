@@ -115,6 +115,7 @@ class Reaped:
             sums[1] += beyond
             if tid == process and tid in parents:
                 ended = parents.pop(tid)
+                ended.charged_ns = None  # children that are told of from now on, and all beyond, are its parent's
                 sums[0] += ended.told_ns
                 sums[1] += ended.estimated_ns
         for ppid, (told, beyond) in children.items():
