@@ -66,7 +66,7 @@ class Reaped:
         self._read: list[_Parent] = []
         self._heirs: dict[int, int] = {}  # parents of ended processes
         self._former_heirs: dict[int, int] = {}
-        self._debts: dict[int, int] = {}  # told to processes of a job that have vanished
+        self._debts: dict[int, int] = {}  # counted, but told to no process of the job that lives
 
     def watch(self, pid: int, job: int) -> None:
         """A process has come to a job: whom it has waited for until now was not of the job."""
@@ -165,12 +165,17 @@ class Reaped:
         for pid in [pid for pid, parent in self._parents.items() if parent.job not in jobs]:
             del self._parents[pid]
         vanished, self._vanished = self._vanished, set()
+        vanished |= {pid for pid in self._parents if self._owner(pid) is None}
         if len(self._parents) > self.MAX_PARENTS:
-            vanished = {pid for pid in self._parents if self._charged(pid) is None}
+            vanished |= {pid for pid in self._parents if self._charged(pid) is None}
         for pid in vanished & self._parents.keys():
             parent = self._parents.pop(pid)
-            self._debts[parent.job] = self._debts.get(parent.job, 0) + parent.told_ns
+            self.owe(parent.job, parent.told_ns)
         self._debts = {job: debt for job, debt in self._debts.items() if job in jobs}
+
+    def owe(self, job: int, cpu_ns: int) -> None:
+        """CPU time is counted that processes are or will be charged with, and it is not known which."""
+        self._debts[job] = self._debts.get(job, 0) + cpu_ns
 
     def _pay(self, job: int, amount: int) -> int:
         """Less what was told of descendants of which it is not known to whom they are charged."""
