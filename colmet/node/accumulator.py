@@ -92,7 +92,7 @@ class Accumulator:
         self._retire(known, keys, values, inherited, reborn)
         known.keys, known.values = keys, values
         if not len(keys) and known.ended is None:
-            return None
+            return None if known.floor is None else np.where(self._gauge, 0, known.floor)
         totals = self._fold(values, known.ended)
         if not len(keys):
             totals[self._gauge] = 0  # known to use none, which is not the same as unknown
@@ -130,6 +130,8 @@ class Accumulator:
         if known.told:
             values = known.told[0] if len(known.told) == 1 else np.concatenate(known.told)
             known.told, known.told_count = [], 0
+            if self._gauge.any():
+                values = np.where(self._gauge, MISSING_INT, values)
             known.ended = self._fold(values, known.ended)
 
     @staticmethod
@@ -149,24 +151,24 @@ class Accumulator:
         used = np.where(values == MISSING_INT, 0, values).sum(axis=0)
         known.before = used if known.before is None else known.before + used
 
-    def keep(self, job: int) -> tuple[Ints, Ints, Ints] | None:
+    def keep(self, job: int) -> tuple[Ints, Ints, Ints, Ints | None] | None:
         """What is known of a job, for `restore`.
 
         Returns:
             What ended tasks left and what its tasks had used before they came, shape (2, fields), -1 and 0 where there
-            is nothing; keys, shape (n,), and values, shape (n, fields), of its tasks as of the last tick. None where it
-            never had a task.
+            is nothing; keys, shape (n,), and values, shape (n, fields), of its tasks as of the last tick; its floor.
+            None where it never had a task.
         """
         known = self._jobs.get(job)
         if known is not None:
             self._fold_told(known)
-        if known is None or (not len(known.keys) and known.ended is None):
+        if known is None or (not len(known.keys) and known.ended is None and known.floor is None):
             return None
         sums = np.zeros((2, self._width), dtype=np.int64)
         sums[0] = MISSING_INT if known.ended is None else known.ended
         if known.before is not None:
             sums[1] = known.before
-        return sums, known.keys, known.values
+        return sums, known.keys, known.values, known.floor
 
     def restore(self, job: int, sums: Ints, keys: Ints, values: Ints, floor: Ints | None = None) -> None:
         """Go on where `keep` was called. `floor`: totals below which counters are not to fall."""

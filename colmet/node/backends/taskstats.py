@@ -441,14 +441,15 @@ class TaskstatsBackend(InputBackend):
             kept = self._totals.keep(job.id)
             if kept is None:
                 continue
-            sums, keys, values = kept
-            floor = tasks + len(keys) > MAX_KEPT_TASKS
-            if floor:  # its totals will not go down, but are short of what its tasks use until they have caught up
-                keys, values = keys[:0], values[:0]
+            sums, keys, values, floor = kept
+            if tasks + len(keys) > MAX_KEPT_TASKS:
+                # its totals will not go down, but are short of what its tasks use until they have caught up
+                keys, values, floor = keys[:0], values[:0], self._told_totals[job.id]
+            if floor is not None:
                 parts.append(self._told_totals[job.id])
             tasks += len(keys)
             parts += [sums, keys, values]
-            head.append({"job": job.id, "identity": job.identity, "tasks": len(keys), "floor": floor})
+            head.append({"job": job.id, "identity": job.identity, "tasks": len(keys), "floor": floor is not None})
             cpu = job.attributed_cpu_ns or 0
             head[-1]["beyond"] = cpu - int(self._told_totals[job.id][_VIRTUAL])
         text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head}).encode()
