@@ -106,3 +106,161 @@ def test_counters_never_go_down_and_end_as_the_sum_over_all_tasks_last_values(li
         if row is not None:
             assert row[0] == expected + sum(seen.values()) >= before
             before = row[0]
+
+
+# Tasks whose end is told, tasks that come from elsewhere, and totals that are restored
+
+
+def end(totals, tasks, job=1):
+    keys = np.array(list(tasks), dtype=np.int64)
+    totals.end(job, keys, np.array(list(tasks.values()), dtype=np.int64).reshape(len(tasks), 4))
+
+
+def test_final_values_take_the_place_of_those_that_were_seen(totals):
+    update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
+    end(totals, {7: (15, 6, 100, 31)})
+    assert update(totals, {9: (20, 4, 90, 4)}) == [35, 6, 90, 4]
+    assert update(totals, {}) == [35, 6, 90, 0]
+
+
+def test_a_task_that_no_tick_saw_counts_when_it_ends(totals):
+    end(totals, {7: (15, 6, 100, 31), 8: (1, 1, 90, 1)})
+    assert update(totals, {}) == [16, 6, 90, 0]
+
+
+def test_final_values_that_are_lower_than_those_that_were_seen_do_not_take_any_back(totals):
+    update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
+    end(totals, {8: (1, 1, 100, 1), 9: (19, 4, 90, 4), 7: (12, 4, 100, 1)})
+    assert update(totals, {}) == [12 + 20 + 1, 5, 90, 0]
+
+
+def test_a_missing_final_value_stays_missing(totals):
+    update(totals, {7: (-1, 5, 100, -1)})
+    end(totals, {7: (-1, 6, 100, -1)})
+    assert update(totals, {}) == [-1, 6, 100, 0]
+
+
+def test_what_tasks_had_used_before_they_came_is_taken_off(totals):
+    update(totals, {7: (10, 5, 100, 30)})
+    totals.came(1, np.array([[500, 70, 20, 9], [300, 1, 20, 9]]))
+    assert update(totals, {7: (10, 6, 100, 30), 8: (500, 71, 20, 9), 9: (301, 2, 20, 9)}) == [11, 71, 20, 48]
+    end(totals, {8: (510, 72, 20, 9)})
+    assert update(totals, {7: (10, 7, 100, 30), 9: (301, 3, 20, 9)})[0] == 21
+    totals.came(2, np.array([[50, 1, 1, 1]]))
+    assert update(totals, {}, job=2) is None, "it has ended, and nothing is known of what it used here"
+    totals.came(2, np.array([[-1, 1, 1, 1]]))
+    assert update(totals, {8: (-1, 1, 1, 1)}, job=2)[0] == -1
+
+
+def test_less_than_nothing_was_never_used(totals):
+    totals.came(1, np.array([[50, 1, 1, 1]]))
+    assert update(totals, {8: (40, 1, 1, 1)})[0] == 0
+
+
+def test_a_task_that_goes_on_under_the_number_of_one_that_was_told_to_have_ended_is_counted_once():
+    """Another thread than the first has called exec: the first one's end is told, the thread's never is."""
+    for heir, first in ((200, 1500), (1500, 200)):
+        totals = Accumulator(SCHEMA, age="age", steady=("cpu",))
+        update(totals, {10: (first, 50, 100, 1), 12: (heir, 40, 100, 1), 13: (3, 40, 100, 1)})
+        end(totals, {10: (first + 1, 51, 100, 1), 13: (4, 41, 100, 1)})
+        keys, values = np.array([10]), np.array([[heir + 10, 52, 100, 1]])
+        assert totals.update(1, keys, values, reborn=[10])[0] == first + 1 + 4 + heir + 10
+        assert update(totals, {10: (heir + 20, 53, 100, 1)})[0] == first + 1 + 4 + heir + 20
+        assert update(totals, {})[0] == first + 1 + 4 + heir + 20
+
+
+def test_what_is_kept_goes_on_where_it_was(totals):
+    assert totals.keep(1) is None and not totals.knows(1)
+    update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
+    totals.came(1, np.array([[3, 1, 1, 1]]))
+    end(totals, {9: (25, 4, 90, 4)})
+    kept = totals.keep(1)
+    other = Accumulator(SCHEMA, age="age")
+    other.restore(1, *kept)
+    assert other.knows(1)
+    for one in (totals, other):
+        # 7 has ended while nobody looked, and 8 is new
+        assert update(one, {8: (1, 1, 100, 2)}) == [10 + 25 - 3 + 1, 5, 90, 2]
+        assert one.last_seen(1)[0].tolist() == [8]
+
+
+def test_what_is_kept_of_a_job_without_ended_tasks_or_without_live_ones_goes_on_as_well(totals):
+    update(totals, {7: (10, 5, 100, 30)})
+    end(totals, {8: (1, 1, 100, 2)}, job=2)
+    other = Accumulator(SCHEMA, age="age")
+    for job in (1, 2):
+        other.restore(job, *totals.keep(job))
+    assert update(other, {7: (11, 6, 100, 30)}) == [11, 6, 100, 30]
+    assert update(other, {}, job=2) == [1, 1, 100, 0]
+
+
+def test_restored_totals_do_not_fall_below_what_was_told_and_are_higher_once_they_have_caught_up(totals):
+    floor = np.array([100, 50, 90, 7])
+    totals.restore(
+        1, np.array([[40, 5, 95, -1], [0, 0, 0, 0]]), np.empty(0, np.int64), np.empty((0, 4), np.int64), floor
+    )
+    assert update(totals, {7: (10, 6, 100, 3)}) == [100, 50, 95, 3]
+    assert update(totals, {7: (70, 60, 100, 3)}) == [110, 60, 95, 3]
+    assert update(totals, {}) == [110, 60, 95, 0]
+
+
+def test_a_floor_alone_is_a_total(totals):
+    nothing = np.full((2, 4), -1)
+    nothing[1] = 0
+    totals.restore(1, nothing, np.empty(0, np.int64), np.empty((0, 4), np.int64), np.array([100, 50, 90, 7]))
+    assert update(totals, {})[:2] == [100, 50]
+
+
+def test_a_floor_is_kept_as_well(totals):
+    floor = np.array([100, 50, 90, 7])
+    nothing = np.empty(0, np.int64), np.empty((0, 4), np.int64)
+    for sums in ([[40, 5, 95, -1], [0, 0, 0, 0]], [[-1, -1, -1, -1], [0, 0, 0, 0]]):
+        totals.restore(1, np.array(sums), *nothing, floor)
+        other = Accumulator(SCHEMA, age="age")
+        other.restore(1, *totals.keep(1))
+        assert update(other, {7: (10, 6, 100, 3)})[:2] == [100, 50]
+
+
+def test_a_job_is_forgotten_alone(totals):
+    for job in (1, 2):
+        update(totals, {7: (10, 5, 100, 1)}, job=job)
+    totals.forget(1)
+    totals.forget(1)
+    assert not totals.knows(1) and totals.knows(2)
+    assert totals.last_seen(1)[0].tolist() == [] and totals.last_seen(1)[1].shape == (0, 4)
+    assert update(totals, {}, job=1) is None
+
+
+@given(task_lives, st.lists(st.sampled_from(["tick", "tick", "restart", "end", "end low"]), min_size=30, max_size=30))
+def test_counters_never_go_down_and_are_exact_whether_ends_are_told_or_not_also_over_a_restart(lives, happens):
+    """Tasks are told to have ended with a little more than was seen, or less, or are just gone; some come used."""
+    totals = Accumulator(SCHEMA, age="age")
+    tasks = []
+    for number, (start, used, growth) in enumerate(lives):
+        tasks.append((number, start, used * 100, np.cumsum(growth).tolist()))
+    expected, before = 0, 0
+    seen = {}
+    for tick, what in enumerate(happens):
+        alive = {}
+        for number, start, used, grown in tasks:
+            if tick == start and used:
+                totals.came(1, np.array([[used, 1, start, 1]]))
+                expected -= used
+            if start <= tick < start + len(grown):
+                alive[number] = (used + grown[tick - start], 1 + tick - start, start, 1)
+        ended = {number: seen.pop(number) for number in list(seen) if number not in alive}
+        if ended and what.startswith("end"):
+            more = 7 if what == "end" else -3
+            end(totals, {number: (max(0, cpu + more), *rest) for number, (cpu, *rest) in ended.items()})
+            expected += sum(max(cpu, cpu + more) for cpu, *_ in ended.values())
+        else:
+            expected += sum(cpu for cpu, *_ in ended.values())
+        if what == "restart" and totals.keep(1) is not None:
+            kept = totals.keep(1)
+            totals = Accumulator(SCHEMA, age="age")
+            totals.restore(1, *kept)
+        seen.update(alive)
+        row = update(totals, alive)
+        if row is not None:
+            assert row[0] == expected + sum(cpu for cpu, *_ in seen.values()) >= before
+            before = row[0]
