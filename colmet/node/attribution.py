@@ -45,7 +45,7 @@ class Attribution:
         self._closed: frozenset[int] = frozenset()
         self._waiting: deque[tuple[int, Exits]] = deque()
         self._waiting_count = 0
-        self._news = False  # whether tasks were listed that were not known
+        self._news = False  # whether tasks have become known for which records may wait
         self._tick = 0
 
     def add_forks(self, forks: Ints) -> None:
@@ -136,12 +136,12 @@ class Attribution:
         """The jobs of those that waited, where more tasks have become known since."""
         found = []
         if self._news:
+            self._news = False
             waiting, self._waiting, self._waiting_count = self._waiting, deque(), 0
             for tick, exits in waiting:
                 jobs = self._jobs_of(exits)
                 found += _split(exits, jobs)
                 self._wait(exits, jobs, tick)
-            self._news = False
         while self._waiting and self._tick - self._waiting[0][0] >= self.PATIENCE:
             self._give_up()
         return found
@@ -217,6 +217,7 @@ class Attribution:
                     if relative == parent and job in self._closed:
                         break
                     self.by_parent += 1
+                    self._news = True  # its own children may be waiting
                     return job
         return NOBODY
 

@@ -10,6 +10,7 @@ for whom nobody waits, there is an estimate.
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -94,7 +95,9 @@ class Reaped:
             parent.charged_ns = charged
             self._read.append(parent)
 
-    def add(self, ids: Sequence[Sequence[int]], told_ns: Iterable[int], beyond_ns: Iterable[int]) -> None:
+    def add(
+        self, ids: Sequence[Sequence[int]], told_ns: Iterable[int], beyond_ns: Iterable[int] = itertools.repeat(0)
+    ) -> None:
         """Take in exit records of jobs.
 
         Args:
