@@ -1,0 +1,234 @@
+"""Real jobs and real daemons on this machine, for the demo, the live tests and the benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NS = 1_000_000_000
+
+
+class Failed(Exception):
+    """It cannot go on, and the text says why."""
+
+
+def mounts(kind: str) -> Iterator[tuple[str, set[str]]]:
+    """Mount points of a file system type with their options. Source: /proc/mounts."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, point, found, options = line.split()[:4]
+        if found == kind:
+            yield point, set(options.split(","))
+
+
+def _point_of(controller: str) -> str | None:
+    """Where a controller of cgroup v1 is mounted."""
+    return next((point for point, options in mounts("cgroup") if controller in options), None)
+
+
+class JobRoot:
+    """A directory in which jobs get their cgroups as OAR makes them, removed at the end.
+
+    OAR 2 makes cgroup v1 directories in cpuset and cpuacct. A machine that has not both of them gets directories of
+    cgroup v2, in which the kernel counts the CPU time as well.
+
+    Args:
+        name: of the directory.
+
+    Attributes:
+        path: what colmet-node gets as ``--cpuset_rootpath``.
+
+    Raises:
+        Failed: no root, or no cgroups.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._stack = contextlib.ExitStack()
+        points: Sequence[str | None] = [_point_of("cpuset"), _point_of("cpuacct")]
+        self._scale, self._usage = 1, "cpuacct.usage"
+        if None in points:
+            points = [point for point, _ in mounts("cgroup2")][:1]
+            self._scale, self._usage = 1000, "cpu.stat"
+        if not points:
+            raise Failed("this machine counts no cgroup's CPU time: mount cpuset and cpuacct, or cgroup2")
+        paths = dict.fromkeys(Path(str(point)) / name for point in points)
+        self._paths = [_make(path, self._stack) for path in paths]
+        self.path = self._paths[0]
+
+    def job(self, name: str) -> LiveJob:
+        """Make the cgroups of a job."""
+        stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.callback(stack.close)
+            directories = [_make(path / name, stack) for path in self._paths]
+            undo.pop_all()
+        made = LiveJob(directories, self._usage, self._scale, stack)
+        self._stack.callback(made.close)
+        return made
+
+    def close(self) -> None:
+        """End what still runs in the jobs, and remove everything; also twice."""
+        self._stack.close()
+
+
+class LiveJob:
+    """The cgroups of a job, made by `JobRoot.job`.
+
+    Attributes:
+        path: the directory in which Colmet finds it.
+    """
+
+    def __init__(self, paths: Sequence[Path], usage: str, scale: int, stack: contextlib.ExitStack) -> None:
+        self.path = paths[0]
+        self._joined = [path / "cgroup.procs" for path in paths]
+        self._usage = paths[-1] / usage
+        self._scale = scale
+        self._stack = stack
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def cpu_ns(self) -> int:
+        """CPU time of the job so far, as the kernel counts it."""
+        words = self._usage.read_text().split()
+        return int(words[words.index("usage_usec") + 1] if "usage_usec" in words else words[0]) * self._scale
+
+    def tids(self) -> list[int]:
+        """Its tasks now."""
+        name = "tasks" if (self.path / "tasks").exists() else "cgroup.threads"
+        return [int(word) for word in (self.path / name).read_text().split()]
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a command that joins the cgroups before it becomes what it is."""
+        script = "".join(f"echo $$ > '{path}'; " for path in self._joined) + 'exec "$@"'
+        process = subprocess.Popen(["/bin/sh", "-c", script, "sh", *command], text=True, **options)
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what still runs, and remove the cgroups; also twice."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self._stack.close()
+
+
+def _make(path: Path, stack: contextlib.ExitStack) -> Path:
+    try:
+        path.mkdir()
+    except OSError as err:
+        raise Failed(f"cannot make the cgroup {path}: {err.strerror}") from err
+    stack.callback(_remove, path)
+    for name in ("cpuset.cpus", "cpuset.mems"):  # v1: without them nothing can join
+        if (path / name).exists() and not (path / "cgroup.controllers").exists():
+            (path / name).write_text((path.parent / name).read_text())
+    return path
+
+
+def _remove(path: Path) -> None:
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        if not path.exists():
+            return
+        time.sleep(0.05)  # an ended process leaves its cgroup a little later
+
+
+class Daemons:
+    """colmet-collector and colmet-node, and the rows that the collector prints.
+
+    Args:
+        folder: for their log, and their socket.
+        node_options: of colmet-node, beside where it sends to.
+        collector_options: of colmet-collector, beside where it listens.
+
+    Attributes:
+        rows: that the collector printed and nobody has taken.
+        node: the process of colmet-node.
+    """
+
+    def __init__(self, folder: Path, node_options: Sequence[str], collector_options: Sequence[str] = ()) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._uri = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.log = folder / "daemons.log"
+        self.rows: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._node_options = node_options
+        command = [sys.executable, "-m", "colmet.collector.main", "-v", "--zeromq-bind-uri", self._uri]
+        command += ["--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", *collector_options]
+        with self.log.open("a") as log:
+            self._collector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.start_node()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start_node(self) -> None:
+        """Start colmet-node, once more."""
+        command = [sys.executable, "-m", "colmet.node.main", "-v", "--zeromq-uri", self._uri]
+        with self.log.open("a") as log:
+            self.node = subprocess.Popen([*command, *self._node_options], stderr=log)
+
+    def _read(self) -> None:
+        assert self._collector.stdout is not None
+        for line in self._collector.stdout:
+            self.rows.put(json.loads(line))
+
+    def take_rows(self) -> list[dict[str, Any]]:
+        """The rows that have come since the last time."""
+        rows = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                rows.append(self.rows.get_nowait())
+        return rows
+
+    def wait_for_row(self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float = 20) -> dict[str, Any]:
+        """The next row that is wanted; those before it are taken.
+
+        Raises:
+            Failed: it did not come, or a daemon has ended.
+        """
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            self.check()
+            with contextlib.suppress(queue.Empty):
+                row = self.rows.get(timeout=0.2)
+                if wanted(row):
+                    return row
+        raise Failed(f"a row did not come in {timeout_s:g} s:\n{self.log.read_text()}")
+
+    def wait_for_log(self, text: str, timeout_s: float = 30) -> None:
+        """Wait until one of them has said this.
+
+        Raises:
+            Failed: it did not, or a daemon has ended.
+        """
+        until = time.monotonic() + timeout_s
+        while text not in self.log.read_text():
+            self.check()
+            if time.monotonic() > until:
+                raise Failed(f"no {text!r} in {timeout_s:g} s:\n{self.log.read_text()}")
+            time.sleep(0.02)
+
+    def check(self) -> None:
+        """Raise Failed if one of them has ended."""
+        for name, process in (("colmet-collector", self._collector), ("colmet-node", self.node)):
+            if process.poll() is not None:
+                raise Failed(f"{name} ended with status {process.returncode}:\n{self.log.read_text()}")
+
+    def stop(self) -> None:
+        """End the node, then the collector, and wait for each; also twice."""
+        for process in (self.node, self._collector):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(timeout=15)
+        self._reader.join(timeout=5)
+        if self._collector.stdout is not None:
+            self._collector.stdout.close()
