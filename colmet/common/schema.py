@@ -7,7 +7,6 @@ no list of metrics of its own.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,11 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
+
+try:  # as random.py does it: hashlib loads all of OpenSSL, 3.5 MB of every agent's memory
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
 
 UNITS = frozenset(
     {
@@ -143,7 +147,7 @@ class Schema:
     @cached_property
     def digest(self) -> bytes:
         """16 bytes that name this description for ever (BLAKE2b of `text`)."""
-        return hashlib.blake2b(self.text.encode(), digest_size=16).digest()
+        return blake2b(self.text.encode(), digest_size=16).digest()
 
     @classmethod
     def parse(cls, text: str) -> Schema:
