@@ -53,6 +53,7 @@ class JobRoot:
 
     def __init__(self, name: str) -> None:
         self._stack = contextlib.ExitStack()
+        self._jobs: list[LiveJob] = []
         points: Sequence[str | None] = [_point_of("cpuset"), _point_of("cpuacct")]
         self._scale, self._usage = 1, "cpuacct.usage"
         if None in points:
@@ -72,11 +73,19 @@ class JobRoot:
             directories = [_make(path / name, stack) for path in self._paths]
             undo.pop_all()
         made = LiveJob(directories, self._usage, self._scale, stack)
-        self._stack.callback(made.close)
+        self._jobs.append(made)
         return made
+
+    def end(self, job: LiveJob) -> None:
+        """End what still runs in a job, and remove its cgroups."""
+        job.close()
+        self._jobs.remove(job)
 
     def close(self) -> None:
         """End what still runs in the jobs, and remove everything; also twice."""
+        for job in self._jobs:
+            job.close()
+        self._jobs = []
         self._stack.close()
 
 

@@ -1,0 +1,228 @@
+"""What colmet-node costs as a whole, what an ended task costs, and what it counts that looking now and then does not.
+
+python benchmarks/bench_agent.py        (as root)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from colmet.common.cli import load
+from colmet.common.wire import v1
+from colmet.node.account import Account
+from colmet.node.agent import Agent
+from colmet.node.backends import NAMES
+from colmet.node.backends.taskstats import TaskstatsBackend
+from colmet.node.host import Host
+from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.main import build_parser
+from colmet.node.schedule import Schedule
+from colmet.node.spool import Spool
+from colmet.tools.live import Daemons, Failed, JobRoot, LiveJob
+from colmet.tools.workloads import measure
+
+Figures = list[tuple[str, float, str, str]]
+
+JOBS, TASKS = 4, 32
+SECONDS = 30
+ENDED = 4000
+TICKS = 10_000
+
+SLOW = """
+import sys, threading, time
+threading.stack_size(131072)
+def work():
+    while True:
+        sum(range(2000))
+        time.sleep(0.5)
+for _ in range(int(sys.argv[1]) - 1):
+    threading.Thread(target=work, daemon=True).start()
+work()
+"""
+# Starts tasks that end at once, so many for each line that it reads; nothing of it waits for the agent.
+ENDING = """
+import os, sys
+for line in sys.stdin:
+    for _ in range(int(line)):
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+    print("done", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def job_root() -> Iterator[JobRoot]:
+    """A directory for jobs."""
+    root = JobRoot(f"colmet-bench-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        yield root
+    finally:
+        root.close()
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of a process, all its threads."""
+    return time.clock_gettime_ns(~pid << 3 | 2)  # CPUCLOCK_SCHED of another process, see clock_getcpuclockid(3)
+
+
+def rss_mb(pid: int | str) -> float:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def bench_steady() -> Figures:
+    """The daemon as it is started by default, at 1 s, with 4 jobs of 32 tasks that do next to nothing."""
+    with job_root() as root, tempfile.TemporaryDirectory() as folder:
+        for number in range(1, JOBS + 1):
+            root.job(f"bob_{number}").start([sys.executable, "-S", "-c", SLOW, str(TASKS)])
+        path = Path(folder)
+        daemons = Daemons(path, ["-s", "1", "--cpuset_rootpath", str(root.path), "--state-dir", str(path / "state")])
+        try:
+            daemons.wait_for_log("backend on backend=procstats")
+            for _ in range(3):
+                daemons.wait_for_row(lambda row: row.get("backend") == "agent")
+            used, began = cpu_ns(daemons.node.pid), time.monotonic()
+            time.sleep(SECONDS)
+            used, took = cpu_ns(daemons.node.pid) - used, time.monotonic() - began
+            rss = rss_mb(daemons.node.pid)
+        finally:
+            daemons.stop()
+    return [
+        (f"agent: of one core, {JOBS} jobs of {TASKS} tasks, 1 s", 100 * used / 1e9 / took, "%", "at most 0.5"),
+        ("agent: resident memory", rss, "MB", "at most 45"),
+    ]
+
+
+class Ending:
+    """A job whose tasks end when they are told to."""
+
+    def __init__(self, job: LiveJob) -> None:
+        self._process = job.start([sys.executable, "-S", "-c", ENDING], stdin=-1, stdout=-1)
+
+    def end(self, count: int) -> None:
+        """Start so many tasks and wait for their ends."""
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+
+def bench_exits() -> Figures:
+    """CPU time of the taskstats backend for each task that ended in a job: a few in each drain, and all in one."""
+    figures: Figures = []
+    with job_root() as root:
+        source = JobSource(Host(), [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
+        ending = Ending(root.job("bob_1"))
+        ending.end(1)
+        backend = TaskstatsBackend(Host())
+        backend.open()
+        jobs = source.scan()
+        backend.sample(jobs)
+        # 20 drains a second, as an agent makes them in a storm: about 50 tasks in each where 1,000 end in a second
+        for what, each, target in [("50 a drain", 50, "at most 6"), ("1,000 a drain", 1000, "")]:
+            spent = base = 0.0
+            before = backend.counters()["exit_records"]
+            for round_ in range(ENDED // each):
+                ending.end(each)
+                start = time.thread_time()
+                backend.drain()
+                spent += time.thread_time() - start
+                if round_ % 20 == 19:
+                    start = time.thread_time()
+                    backend.sample(jobs)
+                    spent += time.thread_time() - start
+            records = backend.counters()["exit_records"] - before
+            start = time.thread_time()
+            for _ in range(ENDED // each * 3):
+                backend.drain()  # nothing has come
+            base = (time.thread_time() - start) / 3
+            figures += [
+                (f"exit records: CPU per ended task, {what}", spent / records * 1e6, "us", target),
+                (f"exit records: of that, drains that find nothing, {what}", base / records * 1e6, "us", ""),
+            ]
+        ending.end(ENDED)
+        least = kernel_us(backend)
+        figures.append(("exit records: the system calls alone", least, "us", ""))
+        backend.close()
+        source.close()
+    return figures
+
+
+def kernel_us(backend: TaskstatsBackend) -> float:
+    """CPU time of taking in records and forks that wait, and nothing else, per record."""
+    exits, forks = backend._exits, backend._forks
+    assert exits is not None and forks is not None
+    start, records = time.thread_time(), 0
+    for listener in [*[listener for listener, _ in exits._sockets.values()], forks._socket]:
+        while count := len(listener.receive_many(exits._inbox, len(exits._inbox.slots))):
+            records += count if listener is not forks._socket else 0
+    return (time.thread_time() - start) / max(1, records) * 1e6
+
+
+def bench_growth(ticks: int = TICKS) -> Figures:
+    """Memory and descriptors of an agent after many ticks, with jobs and tasks that come and go at each."""
+    with job_root() as root:
+        classes = load(NAMES)
+        options = build_parser(classes).parse_args(["--state-dir", ""])
+        host = Host()
+        backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+        source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
+        spool = Spool(v1.encode, lambda message: True)
+        agent = Agent("bench", source, backends, spool, Schedule(1), account=Account(host))
+        ending = Ending(root.job("bob_1"))
+        sizes = []
+        for number in range(ticks):
+            if number % 3 == 0:
+                job = root.job(f"eve_{number + 2}")
+                job.start(["/bin/sleep", "60"])
+            ending.end(2)
+            spool.put(agent.tick())
+            if number % 3 == 2:
+                root.end(job)
+            if number in (ticks // 10, ticks - 1):
+                sizes.append((rss_mb("self"), len(os.listdir("/proc/self/fd"))))
+        agent.close()
+    (early, some), (late, more) = sizes
+    what = f"{ticks * 9 // 10:,} ticks, a job at every third"
+    return [
+        (f"agent: growth over {what}", 1000 * (late - early), "kB", "flat"),
+        (f"agent: descriptors left by {what}", more - some, "", "0"),
+    ]
+
+
+def bench_short_tasks() -> Figures:
+    """What is attributed of the CPU time of jobs of short tasks at 5 s, and what looking at live tasks would see."""
+    figures: Figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for one in measure(Path(folder)):
+            name, total = one.workload.name, one.kernel_ns / 100
+            whole = (one.attributed_ns + one.unattributed_ns) / total
+            figures += [
+                (f"{name}: attributed", one.attributed_ns / total, "%", f"at least {100 * one.workload.at_least:.0f}"),
+                (f"{name}: attributed and unattributed", whole, "%", "99.5 to 100.5"),
+                (f"{name}: by samples alone", one.sampled_ns / total, "%", ""),
+            ]
+    return figures
+
+
+def run() -> Figures:
+    """Every figure: name, value, unit, target."""
+    figures: Figures = []
+    if os.geteuid() != 0:
+        print("left out: needs root", file=sys.stderr)
+        return figures
+    for part in (bench_steady, bench_exits, bench_short_tasks, bench_growth):
+        try:
+            figures += part()
+        except Failed as err:
+            print(f"left out: {err}", file=sys.stderr)
+    return figures
+
+
+if __name__ == "__main__":
+    for name, value, unit, target in run():
+        print(f"{name:<66} {value:10.2f} {unit:<8} {target}")
