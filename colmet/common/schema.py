@@ -168,10 +168,14 @@ class Schema:
 
     def empty_rows(self, count: int) -> Rows:
         """`count` rows in which every field is missing and the job is 0."""
-        rows = np.zeros(count, dtype=self.dtype)
+        return self._empty_row.repeat(count)
+
+    @cached_property
+    def _empty_row(self) -> Rows:
+        row = np.zeros(1, dtype=self.dtype)
         for field in self.fields:
-            rows[field.name] = field.missing
-        return rows
+            row[field.name] = field.missing
+        return row
 
 
 class Sample(NamedTuple):
