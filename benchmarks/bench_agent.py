@@ -24,8 +24,8 @@ from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
-from colmet.tools.live import Daemons, Failed, JobRoot, LiveJob
-from colmet.tools.workloads import measure
+from colmet.tools.live import Daemons, Failed, JobRoot
+from colmet.tools.workloads import ShortTasks, measure
 
 Figures = list[tuple[str, float, str, str]]
 
@@ -44,14 +44,6 @@ def work():
 for _ in range(int(sys.argv[1]) - 1):
     threading.Thread(target=work, daemon=True).start()
 work()
-"""
-# Starts tasks that end at once, so many for each line that it reads; nothing of it waits for the agent.
-ENDING = """
-import os, sys
-for line in sys.stdin:
-    for _ in range(int(line)):
-        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
-    print("done", flush=True)
 """
 
 
@@ -105,26 +97,13 @@ def bench_steady() -> Figures:
     ]
 
 
-class Ending:
-    """A job whose tasks end when they are told to."""
-
-    def __init__(self, job: LiveJob) -> None:
-        self._process = job.start([sys.executable, "-S", "-c", ENDING], stdin=-1, stdout=-1)
-
-    def end(self, count: int) -> None:
-        """Start so many tasks and wait for their ends."""
-        self._process.stdin.write(f"{count}\n")
-        self._process.stdin.flush()
-        self._process.stdout.readline()
-
-
 def bench_exits() -> Figures:
     """CPU time of the taskstats backend for each task that ended in a job: a few in each drain, and all in one."""
     figures: Figures = []
     with job_root() as root:
         source = JobSource(Host(), [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-        ending = Ending(root.job("bob_1"))
-        ending.end(1)
+        tasks = ShortTasks(root.job("bob_1"))
+        tasks.run(1)
         backend = TaskstatsBackend(Host())
         backend.open()
         jobs = source.scan()
@@ -134,7 +113,7 @@ def bench_exits() -> Figures:
             spent = base = 0.0
             before = backend.counters()["exit_records"]
             for round_ in range(ENDED // each):
-                ending.end(each)
+                tasks.run(each)
                 start = time.thread_time()
                 backend.drain()
                 spent += time.thread_time() - start
@@ -151,7 +130,7 @@ def bench_exits() -> Figures:
                 (f"exit records: CPU per ended task, {what}", spent / records * 1e6, "us", target),
                 (f"exit records: of that, drains that find nothing, {what}", base / records * 1e6, "us", ""),
             ]
-        ending.end(ENDED)
+        tasks.run(ENDED)
         least = kernel_us(backend)
         figures.append(("exit records: the system calls alone", least, "us", ""))
         backend.close()
@@ -180,13 +159,13 @@ def bench_growth(ticks: int = TICKS) -> Figures:
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
         spool = Spool(v1.encode, lambda message: True)
         agent = Agent("bench", source, backends, spool, Schedule(1), account=Account(host))
-        ending = Ending(root.job("bob_1"))
+        tasks = ShortTasks(root.job("bob_1"))
         sizes = []
         for number in range(ticks):
             if number % 3 == 0:
                 job = root.job(f"eve_{number + 2}")
                 job.start(["/bin/sleep", "60"])
-            ending.end(2)
+            tasks.run(2)
             spool.put(agent.tick())
             if number % 3 == 2:
                 root.end(job)

@@ -1,13 +1,15 @@
-"""Nothing grows: descriptors and memory over 200 ticks and 200 bursts."""
+"""Nothing grows: descriptors and memory, over ticks of the agent and bursts at the collector."""
 
 from __future__ import annotations
 
 import gc
 import os
+import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from conftest import cannot_run
 
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.collector.buffer import Buffer, Outlet
@@ -16,6 +18,7 @@ from colmet.collector.receiver import Receiver
 from colmet.common.cli import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1
+from colmet.node.account import Account
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.host import Host
@@ -23,6 +26,8 @@ from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
+from colmet.tools.live import Failed, JobRoot
+from colmet.tools.workloads import ShortTasks
 
 
 def descriptors():
@@ -81,6 +86,42 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
         agent.close()
     assert files <= 2, "at most those of the last job, until the next tick"
     assert grown < 100_000
+
+
+@pytest.mark.live
+def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_that_come_and_go(root):
+    """1,500 ticks; benchmarks/bench_agent.py does 10,000."""
+    try:
+        jobs = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
+    except Failed as err:
+        cannot_run(str(err))
+    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
+    host = Host()
+    backends = [cls.from_options(options, host) for cls in load(NAMES)]
+    source = JobSource(host, [str(jobs.path)], compile_patterns([DEFAULT_PATTERN]))
+    spool = Spool(v1.encode, lambda message: True)
+    agent = Agent("node", source, backends, spool, Schedule(1), account=Account(host))
+    try:
+        short = ShortTasks(jobs.job("bob_1"))
+        sizes = []
+        for number in range(1500):
+            if number % 3 == 0:
+                job = jobs.job(f"eve_{number + 2}")
+                job.start(["sleep", "60"])
+            short.run(2)
+            spool.put(agent.tick())
+            if number % 3 == 2:
+                jobs.end(job)
+            if number % 100 == 99:
+                gc.collect()
+                rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                sizes.append((rss, descriptors()))
+    finally:
+        agent.close()
+        jobs.close()
+    resident, files = zip(*sizes)
+    assert min(resident[-3:]) - min(resident[4:7]) < 300_000, resident
+    assert max(files[-3:]) <= max(files[4:7]), files
 
 
 def test_an_agent_gives_every_descriptor_back(tmp_path):

@@ -7,6 +7,7 @@ who looks at the live tasks alone would have seen.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -129,6 +130,16 @@ for one in threads:
 """
 
 
+# Starts tasks that end at once, so many for each line that it reads.
+_SHORT_TASKS = """
+import os, sys
+for line in sys.stdin:
+    for _ in range(int(line)):
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+    print("done", flush=True)
+"""
+
+
 class Workload(NamedTuple):
     """What a job does.
 
@@ -213,6 +224,21 @@ def write_program(folder: Path) -> None:
         (folder / f"part{n}.c").write_text(_PART.replace("@", str(n)))
     (folder / "main.c").write_text(_MAIN.replace("@", ", ".join(names)))
     (folder / "Makefile").write_text(_MAKEFILE)
+
+
+class ShortTasks:
+    """A process of a job that starts tasks which end at once, when it is told to."""
+
+    def __init__(self, job: LiveJob) -> None:
+        command = [sys.executable, "-S", "-c", _SHORT_TASKS]
+        self._process = job.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, count: int) -> None:
+        """Start so many, and wait for their ends."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
 
 
 class Sampler:
