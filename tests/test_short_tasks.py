@@ -138,7 +138,7 @@ def end_tasks_on_each_cpu():
 
 def test_lost_records_are_counted_to_the_last_and_nothing_hangs(start_daemons, root_directory, ends):
     """With next to no room for records, and a storm; counted beside it by the process events connector."""
-    daemons = start_daemons("-s", "1", "--state-dir", "", "--exit-buffer", "1")
+    daemons = start_daemons("-s", "1", "--state-dir", "", "--exit-buffer", "1", "--agent-stats-period", "0.1")
     wall_to_monotonic = time.monotonic() - time.time()
 
     def own_row():

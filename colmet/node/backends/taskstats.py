@@ -310,9 +310,11 @@ class TaskstatsBackend(InputBackend):
             if len(gone):
                 self._note_who_left(gone[np.isin(gone, found)], finished)
             keys, counters = _select(found, values, tids_now)
-            for tid in strangers.get(job.id, ()):
-                self._totals.came(job.id, counters[keys == tid])
-                self._reaped.watch(tid, job.id)
+            if job.id in strangers:
+                came = np.isin(keys, strangers[job.id])
+                self._totals.came(job.id, self._used_elsewhere(job, counters[came]))
+                for tid in keys[came].tolist():
+                    self._reaped.watch(tid, job.id)
             keys, counters, reborn = self._leave_out(keys, counters, finished)
             totals = self._totals.update(job.id, keys, counters, reborn=reborn)
             self._listed.add(job.id)
@@ -379,6 +381,37 @@ class TaskstatsBackend(InputBackend):
                 if came_now or self._owners.was_elsewhere(tid):
                     strangers.setdefault(job.id, []).append(tid)
         return strangers
+
+    def _used_elsewhere(self, job: Job, values: Ints) -> Ints:
+        """Of what tasks have used that have come to a job, the part that they did not use in it since they came.
+
+        The job's cgroup tells how much CPU time that is; the other counters are taken to have grown with it.
+        """
+        group_ns, cpu_ns = self._group_cpu_ns(job), int(values[:, _VIRTUAL].sum())
+        if group_ns is None or not cpu_ns:
+            return values
+        here = min(1.0, max(0, group_ns - (job.attributed_cpu_ns or 0)) / cpu_ns)
+        part: Ints = np.where(values == MISSING_INT, MISSING_INT, (values * (1 - here)).astype(np.int64))
+        return part
+
+    def _group_cpu_ns(self, job: Job) -> int | None:
+        """CPU time of all that ever was in the job's cgroup; None where nothing tells."""
+        for controller, name, start, unit_ns in (
+            ("cpuacct", "cpuacct.usage", b"", 1),
+            ("unified", "cpu.stat", b"usage_usec ", 1000),
+        ):
+            directory = job.directory(controller)
+            if directory is None:
+                continue
+            try:
+                line = self._host.read(f"{directory}/{name}").partition(b"\n")[0]
+            except OSError as err:
+                if not is_gone(err):
+                    raise
+                continue
+            if line.startswith(start) and line[len(start) :].isdigit():
+                return int(line[len(start) :]) * unit_ns
+        return None
 
     def _note_who_left(self, tids: Ints, finished: Ints) -> None:
         """Of tasks that answer, but that their job does not list any more: those that live on have left it."""
