@@ -135,8 +135,8 @@ def test_final_values_that_are_lower_than_those_that_were_seen_do_not_take_any_b
 
 
 def test_a_missing_final_value_stays_missing(totals):
-    update(totals, {7: (-1, 5, 100, -1)})
-    end(totals, {7: (-1, 6, 100, -1)})
+    update(totals, {7: (-1, 5, 100, -1), 8: (10, 5, 100, 1)})
+    end(totals, {7: (-1, 6, 100, -1), 8: (-1, 6, 100, 1)})
     assert update(totals, {}) == [-1, 6, 100, 0]
 
 
@@ -150,6 +150,7 @@ def test_what_tasks_had_used_before_they_came_is_taken_off(totals):
     assert update(totals, {}, job=2) is None, "it has ended, and nothing is known of what it used here"
     totals.came(2, np.array([[-1, 1, 1, 1]]))
     assert update(totals, {8: (-1, 1, 1, 1)}, job=2)[0] == -1
+    assert update(totals, {8: (-1, 1, 1, 1), 9: (60, 1, 1, 1)}, job=2)[0] == 10
 
 
 def test_less_than_nothing_was_never_used(totals):
