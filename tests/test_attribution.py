@@ -148,7 +148,7 @@ def test_the_ended_parents_that_are_remembered_are_bounded_and_the_newest_stay(o
 def test_the_tasks_elsewhere_that_are_remembered_are_bounded(owners, monkeypatch):
     monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
     for tid in range(100, 135):
-        owners.leave(tid)
+        owners.leave(1, tid)
     assert sum(owners.was_elsewhere(tid) for tid in range(100, 135)) == 10
     assert owners.was_elsewhere(134)
 
@@ -213,7 +213,7 @@ def test_a_task_not_listed_any_more_is_forgotten_after_the_tick_that_may_miss_it
 
 
 def test_a_task_that_has_left_its_job_is_not_the_jobs_when_it_ends_though_its_parent_is(owners):
-    owners.leave(11)
+    owners.leave(1, 11)
     assert owners.alive(1) == 1 and owners.was_elsewhere(11)
     assert owners.take(records(process(11, 10))) == []
     for _ in range(owners.PATIENCE):
@@ -224,13 +224,13 @@ def test_a_task_that_has_left_its_job_is_not_the_jobs_when_it_ends_though_its_pa
 
 
 def test_a_child_of_a_task_that_has_left_is_not_the_jobs(owners):
-    owners.leave(11)
+    owners.leave(1, 11)
     owners.add_forks(forks(child(11, 100)))
     assert owners.take(records(process(100, 11), process(101, 11))) == []
 
 
 def test_a_task_that_comes_back_is_the_jobs_again(owners):
-    owners.leave(11)
+    owners.leave(1, 11)
     assert owners.strangers(1, [10, 11]) == [11]
     owners.list_one(1, [11])
     assert owners.strangers(1, [10, 11]) == [] and not owners.was_elsewhere(11)
@@ -244,6 +244,12 @@ def test_a_task_moved_to_another_job_is_that_jobs(owners):
     assert owners.strangers(1, [11]) == [11]
     assert given_to(owners.take(records(process(11, 10)))) == {11: 2}
     assert (owners.alive(1), owners.alive(2)) == (1, 1)
+
+
+def test_a_task_that_another_job_has_listed_has_not_left_for_nowhere(owners):
+    owners.list_one(2, [11])
+    owners.leave(1, 11)
+    assert not owners.was_elsewhere(11) and owners.alive(2) == 2
 
 
 def test_strangers_are_those_that_the_job_has_neither_listed_nor_forked(owners):

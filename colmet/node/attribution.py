@@ -76,8 +76,10 @@ class Attribution:
         """Whether a task was seen to leave the cgroup of its job, and to live on."""
         return tid in self._elsewhere
 
-    def leave(self, tid: int) -> None:
-        """A task has left the cgroup of its job, and lives on."""
+    def leave(self, job: int, tid: int) -> None:
+        """A task has left the cgroup of its job, and lives on; where another job has listed it, it is that one's."""
+        if self._owner.get(tid, job) not in (job, ~job):
+            return
         if len(self._elsewhere) >= self.MAX_PARENTS:
             self._elsewhere.pop()
         self._elsewhere.add(tid)

@@ -261,7 +261,8 @@ class TaskstatsBackend(InputBackend):
 
     def counters(self) -> Mapping[str, int]:
         """Exit records by what became of them, and what was lost."""
-        counts = self._counted + Counter(
+        counts = self._counted.copy()
+        counts.update(
             exits_known=self._owners.known,
             exits_by_fork=self._owners.by_fork,
             exits_by_parent=self._owners.by_parent,
@@ -308,7 +309,8 @@ class TaskstatsBackend(InputBackend):
         rows = []
         for job, tids_now, gone in zip(jobs, listed, absent):
             if len(gone):
-                self._note_who_left(gone[np.isin(gone, found)], finished)
+                self._note_who_left(job.id, gone[np.isin(gone, found)], finished)
+                self._note_who_vanished(job.id, gone[~np.isin(gone, found)], finished)
             keys, counters = _select(found, values, tids_now)
             if job.id in strangers:
                 came = np.isin(keys, strangers[job.id])
@@ -316,6 +318,9 @@ class TaskstatsBackend(InputBackend):
                 for tid in keys[came].tolist():
                     self._reaped.watch(tid, job.id)
             keys, counters, reborn = self._leave_out(keys, counters, finished)
+            self._owners.list_one(job.id, reborn)
+            for tid in reborn:  # the children that it had waited for are told of to its parent
+                self._reaped.watch(tid, job.id)
             totals = self._totals.update(job.id, keys, counters, reborn=reborn)
             self._listed.add(job.id)
             if totals is not None:
@@ -366,8 +371,9 @@ class TaskstatsBackend(InputBackend):
     def _strangers(self, jobs: Sequence[Job], members: Mapping[int, Sequence[int]], tick: bool) -> dict[int, list[int]]:
         """The tasks that have come to a job from elsewhere: what they have used by now, they used there.
 
-        Tasks that were there before the agent looked are no strangers, nor are children of the job's tasks, nor, at a
-        tick, those that may have come any time since the last.
+        Tasks that were there before the agent looked are no strangers, nor are children of the job's tasks, nor those
+        that go on under the number of one that has ended, nor, at a tick, those that may have come any time since the
+        last.
         """
         overflows, self._overflows = self._overflows, 0 if self._forks is None else self._forks.overflows
         forks_are_known = self._forks is not None and overflows == self._overflows
@@ -376,7 +382,9 @@ class TaskstatsBackend(InputBackend):
             if job.id not in self._listed and not job.witnessed:
                 continue
             tids = members[job.id]
-            for tid in self._owners.strangers(job.id, tids):
+            unknown = self._owners.strangers(job.id, tids)
+            known = np.concatenate([self._totals.last_seen(job.id)[0], *self._finished]).tolist() if unknown else []
+            for tid in sorted(set(unknown).difference(known)):
                 came_now = forks_are_known and not tick and self._parent(tid) not in tids
                 if came_now or self._owners.was_elsewhere(tid):
                     strangers.setdefault(job.id, []).append(tid)
@@ -413,11 +421,18 @@ class TaskstatsBackend(InputBackend):
                 return int(line[len(start) :]) * unit_ns
         return None
 
-    def _note_who_left(self, tids: Ints, finished: Ints) -> None:
+    def _note_who_left(self, job: int, tids: Ints, finished: Ints) -> None:
         """Of tasks that answer, but that their job does not list any more: those that live on have left it."""
         for tid in tids[~np.isin(tids, finished)].tolist():
             if self._lives(tid):
-                self._owners.leave(tid)
+                self._owners.leave(job, tid)
+
+    def _note_who_vanished(self, job: int, tids: Ints, finished: Ints) -> None:
+        """Of tasks that do not answer any more: where no record told, what was last seen of them is counted."""
+        vanished = tids[~np.isin(tids, finished)]
+        if len(vanished):
+            keys, values = self._totals.last_seen(job)
+            self._reaped.owe(job, int(values[np.isin(keys, vanished), _VIRTUAL].sum()))
 
     def _leave_out(self, keys: Ints, values: Ints, finished: Ints) -> tuple[Ints, Ints, list[int]]:
         """Without the tasks whose final values are counted already, though they are still being taken down.
@@ -439,6 +454,7 @@ class TaskstatsBackend(InputBackend):
         if reborn:
             told &= ~np.isin(keys, reborn)
             self._finished = [tids[~np.isin(tids, reborn)] for tids in self._finished]
+            self._dying.difference_update(reborn)
         return keys[~told], values[~told], reborn
 
     def _lives(self, tid: int) -> bool:
@@ -495,7 +511,7 @@ class TaskstatsBackend(InputBackend):
             return
         try:
             self._restored = _read_kept(data)
-        except (ValueError, KeyError, TypeError, struct.error) as err:
+        except (ValueError, KeyError, TypeError, OverflowError, struct.error) as err:
             log.warning("kept totals are of another version of Colmet, and are not used: %s", err)
 
     def _recognize(self, jobs: Sequence[Job]) -> None:
@@ -537,7 +553,8 @@ class TaskstatsBackend(InputBackend):
         if self._forks is not None:
             self._forks.close()
             self._forks = None
-        self._counted += counted - Counter(self.counters())
+        counted.subtract(self.counters())
+        self._counted.update(counted)
         self._delayacct.close()
         if self._state is not None:
             self._state.close()
@@ -563,7 +580,7 @@ def _read_kept(data: bytes) -> dict[int, _Kept]:
     """Read what `TaskstatsBackend._keep` wrote, by job.
 
     Raises:
-        ValueError, KeyError, TypeError, struct.error: another form.
+        ValueError, KeyError, TypeError, OverflowError, struct.error: another form.
     """
     (length,) = _HEAD.unpack_from(data)
     head = json.loads(data[_HEAD.size : _HEAD.size + length])
