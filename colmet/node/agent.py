@@ -133,7 +133,9 @@ class Runner:
     def last(self, jobs: Iterable[Job], time_ns: int) -> Table | None:
         """Its last rows of jobs whose cgroups have gone; None where it has none."""
         samples: list[Sample] = []
-        for job in jobs if self.is_open else ():
+        for job in jobs:
+            if not self.is_open:
+                break
             with self._guarded():
                 sample = self.backend.last(job)
                 if sample is not None:
