@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,9 +12,9 @@ from colmet.common.cli import Signals
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Batch, Field, Sample, Schema
 from colmet.common.wire import Decoder, v1
-from colmet.node.agent import FIRST_RETRY_S, LAST_RETRY_S, Agent, Runner
+from colmet.node.agent import FIRST_RETRY_S, LAST_RETRY_S, Agent, Pace, Runner
 from colmet.node.backend import InputBackend
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
 
@@ -149,8 +150,6 @@ def test_a_tick_asks_each_backend_once_and_makes_one_batch_with_the_nodes_jobs(f
 
 
 def test_the_unit_of_the_command_line_is_measured_but_is_no_job_of_the_node(fake):
-    from colmet.node.jobs import Job
-
     source = JobSource(fake.host, ["/oar"], compile_patterns([DEFAULT_PATTERN]), Job(fake.host, 0, pids=[1]))
     agent = Agent("n", source, [Fake()], Spool(v1.encode, Sent()), Schedule(1))
     batch = agent.tick()
@@ -206,3 +205,325 @@ def test_a_batch_for_which_a_dialect_has_no_words_is_not_sent():
     sent = Sent()
     Spool(lambda batch: b"", sent).put(Batch("h", 1, 1, 1, (), ()))
     assert sent.messages == []
+
+
+# Between ticks
+
+
+def test_the_agent_may_wake_up_so_often_at_once_and_then_at_a_pace():
+    clock = Clock()
+    pace = Pace(clock)
+    for _ in range(Pace.AT_ONCE):
+        assert pace.rest_s() == 0
+        pace.woken()
+    assert pace.rest_s() == pytest.approx(1 / Pace.PER_S)
+    clock.now += 0.6 / Pace.PER_S
+    assert pace.rest_s() == pytest.approx(0.4 / Pace.PER_S)
+    clock.now += 0.4 / Pace.PER_S + 1e-9
+    assert pace.rest_s() == 0
+    pace.woken()
+    assert pace.rest_s() > 0
+    clock.now += 3600
+    for _ in range(Pace.AT_ONCE):
+        assert pace.rest_s() == 0
+        pace.woken()
+    assert pace.rest_s() > 0, "rest is not saved up"
+
+
+def test_in_a_storm_the_agent_wakes_up_no_more_often_than_its_pace_lets_it():
+    clock, woken = Clock(), 0
+    pace = Pace(clock)
+    while clock.now < 10:
+        rest = pace.rest_s()
+        clock.now += rest + 1e-6
+        if not rest:
+            pace.woken()
+            woken += 1
+    assert woken == pytest.approx(Pace.AT_ONCE + 10 * Pace.PER_S, abs=3)
+
+
+class Hearing(Fake):
+    """A backend that hears of ended tasks through a pipe: each byte in it is the number of a job that has none left."""
+
+    def __init__(self):
+        super().__init__()
+        self.fd, self.kernel = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.drained, self.noticed, self.asked = [], [], []
+        self.on_drain = self.on_notice = self.on_last = lambda: None
+
+    def drain(self):
+        self.on_drain()
+        try:
+            told = list(os.read(self.fd, 100))
+        except BlockingIOError:
+            return []
+        self.drained.append(told)
+        return told
+
+    def notice(self, job):
+        self.on_notice()
+        self.noticed.append((job.id, job.tids()))
+
+    def last(self, job):
+        self.asked.append(job.id)
+        self.on_last()
+        return Sample(job.id, {"cpu": 70 + job.id}) if job.id != 8 else None
+
+
+@pytest.fixture
+def hearing():
+    made = Hearing()
+    yield made
+    os.close(made.fd)
+    os.close(made.kernel)
+
+
+def opened(backend, **options):
+    runner = Runner(backend, **options)
+    assert runner.open()
+    return runner
+
+
+def test_a_runner_drains_notices_and_asks_for_last_rows_and_meters_all_of_it(hearing):
+    runner = opened(hearing)
+    before = runner.meter.wall_ns
+    os.write(hearing.kernel, bytes([7, 9]))
+    jobs = [Job(None, 7), Job(None, 8), Job(None, 9)]
+    for on, call in (
+        ("on_drain", lambda: runner.drain() == [7, 9]),
+        ("on_notice", lambda: runner.notice(jobs[0]) is None),
+        ("on_last", lambda: runner.last(jobs[:1], 5).rows["cpu"].tolist() == [77]),
+    ):
+        setattr(hearing, on, lambda: time.sleep(0.01))
+        assert call()
+        assert runner.meter.wall_ns - before >= 0.01e9
+        before = runner.meter.wall_ns
+        setattr(hearing, on, lambda: None)
+    table = runner.last(jobs, 5)
+    assert table.time_ns == 5 and table.rows["job_id"].tolist() == [7, 9] and table.rows["cpu"].tolist() == [77, 79]
+    assert runner.last(jobs[1:2], 5) is None and runner.last([], 5) is None
+    assert (runner.rows, runner.failures, runner.overruns) == (3, 0, 0)
+    assert hearing.noticed == [(7, [])]
+
+
+def test_a_runner_that_is_closed_asks_its_backend_nothing(hearing):
+    runner = Runner(hearing)
+    assert runner.fd == -1
+    assert runner.drain() == [] and runner.last([Job(None, 7)], 1) is None
+    runner.notice(Job(None, 7))
+    assert hearing.drained == hearing.noticed == hearing.asked == []
+    runner.open()
+    assert runner.fd == hearing.fd
+    runner.close()
+    assert runner.fd == -1
+
+
+@pytest.mark.parametrize("error", [ParseError("/proc/x", b"?"), OSError(5, "I/O error"), ZeroDivisionError("defect")])
+def test_a_failure_between_ticks_is_counted_and_stops_nothing(hearing, error, caplog):
+    def fail():
+        raise error
+
+    runner = opened(hearing)
+    hearing.on_drain = hearing.on_notice = hearing.on_last = fail
+    assert runner.drain() == []
+    runner.notice(Job(None, 7))
+    assert runner.last([Job(None, 7), Job(None, 9)], 1) is None
+    assert runner.failures == 4 and runner.is_open
+    assert caplog.text.count("sample failed") == 1
+    hearing.on_last = lambda: hearing.asked[-1] == 7 and fail()
+    assert runner.last([Job(None, 7), Job(None, 9)], 1).rows["job_id"].tolist() == [9], "one job's is not all of theirs"
+
+
+def test_a_backend_that_becomes_unavailable_between_ticks_is_closed_once_and_tried_again_after_the_first_wait(hearing):
+    def fail():
+        raise BackendUnavailable("gone")
+
+    clock = Clock()
+    runner = opened(hearing, monotonic=clock)
+    hearing.on_last = fail
+    assert runner.last([Job(None, 7), Job(None, 9)], 1) is None
+    assert not runner.is_open and runner.failures == 0 and hearing.asked == [7]
+    clock.now += FIRST_RETRY_S
+    assert runner.open()
+
+
+class Source:
+    """Jobs as a test has them."""
+
+    started = ended = failures = 0
+
+    def __init__(self, *jobs):
+        self.jobs = {job: Job(None, job) for job in jobs}
+        self.changed = []
+        self.gone = []
+        self.fd, self.kernel = os.pipe()
+
+    def end(self, *jobs):
+        self.gone += [self.jobs.pop(job) for job in jobs]
+        os.write(self.kernel, b"x")
+
+    def come(self, job):
+        self.jobs[job] = Job(None, job)
+        self.changed.append(job)
+        os.write(self.kernel, b"x")
+
+    def scan(self):
+        return [*self.jobs.values()]
+
+    def take_ended(self):
+        gone, self.gone = self.gone, []
+        return gone
+
+    def take_changed(self):
+        changed, self.changed = self.changed, []
+        return [self.jobs[job] for job in changed if job in self.jobs]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def source():
+    made = Source(7, 9)
+    yield made
+    os.close(made.fd)
+    os.close(made.kernel)
+
+
+def listening_agent(source, backends, sent, period=3600):
+    agent = Agent("node-1", source, backends, Spool(v1.encode, sent), Schedule(period))
+    for runner in agent._runners:
+        runner.open()
+    agent._scan()
+    return agent
+
+
+def batches_of(sent):
+    decoder = Decoder()
+    return [decoder.decode(message).batches[0] for message in sent.messages]
+
+
+def test_a_job_that_ends_between_two_ticks_gets_its_last_row_at_once(source, hearing):
+    sent = Sent()
+    agent = listening_agent(source, [Fake(), hearing], sent)
+    source.come(11)
+    agent._look_around()
+    assert hearing.noticed == [(11, [])]
+    source.end(7, 11)
+    before = time.time_ns()
+    agent._look_around()
+    (batch,) = batches_of(sent)
+    assert batch.jobs == (7, 9, 11) and batch.seq == 1
+    assert before <= batch.time_ns <= time.time_ns()
+    (table,) = batch.tables
+    assert table.rows["job_id"].tolist() == [7, 11] and table.rows["cpu"].tolist() == [77, 81]
+    assert agent.tick().seq == 2
+    agent._look_around()
+    assert len(sent.messages) == 1 and hearing.asked == [7, 11], "once"
+    agent.close()
+
+
+def test_a_job_that_ends_before_a_tick_gets_its_last_row_before_it(source, hearing):
+    sent = Sent()
+    agent = listening_agent(source, [hearing], sent)
+    source.end(7)
+    batch = agent.tick()
+    (last,) = batches_of(sent)
+    assert (last.seq, last.jobs, last.tables[0].rows["job_id"].tolist()) == (1, (7, 9), [7])
+    assert (batch.seq, batch.jobs, batch.tables[0].rows["job_id"].tolist()) == (2, (9,), [9])
+    agent.close()
+
+
+def test_where_no_backend_has_a_last_row_no_batch_is_sent(source, hearing):
+    sent = Sent()
+    source.come(8)
+    agent = listening_agent(source, [Fake(), hearing], sent)
+    source.end(8)
+    agent._look_around()
+    assert hearing.asked == [8] and sent.messages == []
+    agent.close()
+
+
+def test_the_last_row_of_job_0_makes_it_no_job_of_the_node(source, hearing):
+    sent = Sent()
+    source.come(0)
+    agent = listening_agent(source, [hearing], sent)
+    source.end(0)
+    agent._look_around()
+    assert batches_of(sent)[0].jobs == (7, 9)
+    agent.close()
+
+
+def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_tasks_read_anew(source, hearing):
+    class Listed(Job):
+        def tids(self):
+            if self._tids is None:
+                self._tids = [next(numbers)]
+            return self._tids
+
+    numbers = iter(range(100))
+    source.jobs[9] = Listed(None, 9)
+    other = Hearing()
+    agent = listening_agent(source, [hearing, other], Sent())
+    assert source.jobs[9].tids() == [0]
+    os.write(other.kernel, b"-")
+    os.write(hearing.kernel, bytes([9, 200]))
+    agent._drain()
+    assert hearing.noticed == other.noticed == [(9, [1])], "200 is no job here"
+    assert (hearing.drained, other.drained) == ([[9, 200]], [[ord("-")]])
+    agent.close()
+    os.close(other.fd)
+    os.close(other.kernel)
+
+
+def test_a_backend_that_fails_between_ticks_does_not_keep_the_others_from_it(source, hearing):
+    def fail():
+        raise ZeroDivisionError("defect")
+
+    broken = Hearing()
+    broken.on_drain = broken.on_notice = broken.on_last = fail
+    sent = Sent()
+    agent = listening_agent(source, [broken, hearing], sent)
+    source.come(11)
+    agent._look_around()
+    os.write(hearing.kernel, bytes([9]))
+    agent._drain()
+    source.end(7)
+    agent._look_around()
+    assert [job for job, _ in hearing.noticed] == [11, 9]
+    assert batches_of(sent)[0].tables[0].rows["job_id"].tolist() == [7]
+    assert agent._runners[0].failures == 4
+    agent.close()
+    os.close(broken.fd)
+    os.close(broken.kernel)
+
+
+def test_while_it_runs_the_agent_hears_of_jobs_and_ended_tasks_without_waiting_for_a_tick(source, hearing):
+    sent = Sent()
+    agent = Agent("node-1", source, [hearing], Spool(v1.encode, sent), Schedule(3600))
+    drained = []
+    hearing.on_drain = lambda: drained.append(time.monotonic())
+
+    def happen():
+        time.sleep(0.1)
+        source.end(7)
+        time.sleep(0.1)
+        os.write(hearing.kernel, bytes([9]))
+
+    def take_ended():
+        with contextlib.suppress(BlockingIOError):
+            os.read(source.fd, 100)
+        return Source.take_ended(source)
+
+    os.set_blocking(source.fd, False)
+    source.take_ended = take_ended
+    thread = threading.Thread(target=happen)
+    thread.start()
+    run_for(agent, 0.5)
+    thread.join()
+    (batch,) = batches_of(sent)
+    assert batch.tables[0].rows["job_id"].tolist() == [7]
+    assert hearing.drained == [[9]]
+    assert hearing.noticed == [(7, []), (9, []), (9, [])], "both at the start, and one again"
+    assert len(drained) <= 3, "it sleeps meanwhile"
