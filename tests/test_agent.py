@@ -509,6 +509,8 @@ def test_while_it_runs_the_agent_hears_of_jobs_and_ended_tasks_without_waiting_f
         time.sleep(0.1)
         source.end(7)
         time.sleep(0.1)
+        source.come(11)
+        time.sleep(0.1)
         os.write(hearing.kernel, bytes([9]))
 
     def take_ended():
@@ -525,5 +527,13 @@ def test_while_it_runs_the_agent_hears_of_jobs_and_ended_tasks_without_waiting_f
     (batch,) = batches_of(sent)
     assert batch.tables[0].rows["job_id"].tolist() == [7]
     assert hearing.drained == [[9]]
-    assert hearing.noticed == [(7, []), (9, []), (9, [])], "both at the start, and one again"
-    assert len(drained) <= 3, "it sleeps meanwhile"
+    assert hearing.noticed == [(7, []), (9, []), (11, []), (9, [])], "both at the start, and one again"
+    assert len(drained) <= 4, "it sleeps meanwhile"
+
+
+def test_in_a_storm_of_ends_the_agent_keeps_its_pace_while_it_runs(source, hearing):
+    drained = []
+    hearing.drain = lambda: drained.append(1) or []
+    os.write(hearing.kernel, b"x")  # and nobody reads it
+    run_for(Agent("node-1", source, [hearing], Spool(v1.encode, Sent()), Schedule(3600)), 0.5)
+    assert Pace.AT_ONCE <= len(drained) <= Pace.AT_ONCE + Pace.PER_S * 0.5 + 2

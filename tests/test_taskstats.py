@@ -328,6 +328,33 @@ def test_live_cpu_time_of_a_job_equals_its_cgroups(backend, cgroups):
     assert 0.4 * group.cpu_s() < row.values["cpu_run_real_total"] / 1e9 < 2 * group.cpu_s()
 
 
+@pytest.mark.live
+def test_live_what_short_processes_used_that_no_tick_saw_is_counted_as_their_cgroup_counts_it(backend, cgroups):
+    """Nested shells, background processes and threads, of which only the first shell is ever listed."""
+    time.sleep(0.05)  # who begins in the same clock tick as the backend may have begun before it
+    group = cgroups.job("bob_1")
+    burn = "import threading, time\nt = threading.Thread(target=lambda: sum(range(3000000)))\nt.start()\nt.join()"
+    script = (
+        "read go; i=0; while [ $i -lt 60 ]; do i=$((i+1)); (j=0; while [ $j -lt 2000 ]; do j=$((j+1)); done) & "
+        f"sh -c '(true); /bin/true'; done; wait; {sys.executable} -S -c '{burn}'; echo ready; read go"
+    )
+    process = group.start("sh", "-c", script, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    job = Job(Host(), 1, cgroups=[str(group.path)])
+    backend.sample([job])
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    for _ in range(2):  # what is charged shows once the children's records have come
+        job.forget_tasks()
+        (row,) = backend.sample([job])
+    used = group.cpu_s()
+    counted = backend.counters()
+    assert counted["exits_known"] + counted["exits_by_fork"] + counted["exits_by_parent"] >= 4 * 60 + 2
+    assert counted["exit_records_lost"] == 0
+    # what moved the shell into the cgroup counts for the one and not for the other; what is charged is cut to ticks
+    assert 0.85 * used < row.values["cpu_total"] / 1e9 < 1.1 * used
+
+
 @pytest.fixture
 def delayacct(root):
     """Set kernel.task_delayacct for a test."""
