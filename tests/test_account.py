@@ -288,3 +288,16 @@ def test_it_is_cheap(fake):
     assert isinstance(table, Table) and len(table) == 5
     print(f"{best * 1e6:.1f} us")
     assert best < 300e-6
+
+
+def test_the_table_comes_at_the_first_tick_and_then_once_a_period(fake):
+    now = [100.0]
+    account = Account(fake.host, 60, lambda: now[0])
+    due = []
+    for tick in range(27):
+        now[0] = 100 + 5 * tick - 0.01 * (tick % 2)
+        if account.is_due():
+            due.append(tick)
+    assert due == [0, 12, 24]
+    now[0] += 3600
+    assert account.is_due() and not account.is_due(), "what was missed is not made up for"

@@ -12,12 +12,13 @@ from colmet.common.cli import Signals
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Batch, Field, Sample, Schema
 from colmet.common.wire import Decoder, v1
-from colmet.node.agent import FIRST_RETRY_S, LAST_RETRY_S, Agent, Pace, Runner
+from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, Agent, Pace, Runner
 from colmet.node.backend import InputBackend
 from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
 
+PER_S, AT_ONCE = DRAINS
 SCHEMA = Schema("fake_default", "job", [Field("cpu", "nsec", "counter")])
 
 
@@ -212,19 +213,19 @@ def test_a_batch_for_which_a_dialect_has_no_words_is_not_sent():
 
 def test_the_agent_may_wake_up_so_often_at_once_and_then_at_a_pace():
     clock = Clock()
-    pace = Pace(clock)
-    for _ in range(Pace.AT_ONCE):
+    pace = Pace(PER_S, AT_ONCE, clock)
+    for _ in range(AT_ONCE):
         assert pace.rest_s() == 0
         pace.woken()
-    assert pace.rest_s() == pytest.approx(1 / Pace.PER_S)
-    clock.now += 0.6 / Pace.PER_S
-    assert pace.rest_s() == pytest.approx(0.4 / Pace.PER_S)
-    clock.now += 0.4 / Pace.PER_S + 1e-9
+    assert pace.rest_s() == pytest.approx(1 / PER_S)
+    clock.now += 0.6 / PER_S
+    assert pace.rest_s() == pytest.approx(0.4 / PER_S)
+    clock.now += 0.4 / PER_S + 1e-9
     assert pace.rest_s() == 0
     pace.woken()
     assert pace.rest_s() > 0
     clock.now += 3600
-    for _ in range(Pace.AT_ONCE):
+    for _ in range(AT_ONCE):
         assert pace.rest_s() == 0
         pace.woken()
     assert pace.rest_s() > 0, "rest is not saved up"
@@ -232,14 +233,14 @@ def test_the_agent_may_wake_up_so_often_at_once_and_then_at_a_pace():
 
 def test_in_a_storm_the_agent_wakes_up_no_more_often_than_its_pace_lets_it():
     clock, woken = Clock(), 0
-    pace = Pace(clock)
+    pace = Pace(PER_S, AT_ONCE, clock)
     while clock.now < 10:
         rest = pace.rest_s()
         clock.now += rest + 1e-6
         if not rest:
             pace.woken()
             woken += 1
-    assert woken == pytest.approx(Pace.AT_ONCE + 10 * Pace.PER_S, abs=3)
+    assert woken == pytest.approx(AT_ONCE + 10 * PER_S, abs=3)
 
 
 class Hearing(Fake):
@@ -536,4 +537,4 @@ def test_in_a_storm_of_ends_the_agent_keeps_its_pace_while_it_runs(source, heari
     hearing.drain = lambda: drained.append(1) or []
     os.write(hearing.kernel, b"x")  # and nobody reads it
     run_for(Agent("node-1", source, [hearing], Spool(v1.encode, Sent()), Schedule(3600)), 0.5)
-    assert Pace.AT_ONCE <= len(drained) <= Pace.AT_ONCE + Pace.PER_S * 0.5 + 2
+    assert AT_ONCE <= len(drained) <= AT_ONCE + PER_S * 0.5 + 2

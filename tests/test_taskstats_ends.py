@@ -660,6 +660,7 @@ def rewrite(backend, change):
 )
 def test_what_another_version_kept_is_not_used_and_that_is_said(kept, caplog, change):
     data = rewrite(kept.backend, change)
+    kept.backend._sampled = ()  # it is killed, and keeps nothing at its end
     kept.backend._state.save(data)
     kept.restart()
     assert caplog.text.count("kept totals are of another version") == 1
@@ -763,3 +764,36 @@ def test_a_stat_file_in_another_form_is_a_parse_error(node, kernel):
 
 def test_every_column_is_in_a_row_and_its_own_is_the_last(node, kernel):
     assert tuple(node.row()) == SCHEMA.names and SCHEMA.names[-1] == "cpu_total"
+
+
+def test_what_ended_since_the_last_tick_is_kept_at_the_agents_end_too(kept):
+    kept.kernel.start(12, 10, told=True)
+    kept.kernel.end(12, cpu=9)
+    kept.restart()
+    kept.kernel.queue.clear()
+    assert kept.tick() == {1: 139, 2: 0}
+
+
+# Tasks that came, and had used some of it in the job before they were seen there
+
+
+@pytest.mark.parametrize(
+    ("controller", "name", "text", "here"),
+    [
+        ("cpuacct", "cpuacct.usage", "250\n", 250),
+        ("cpuacct", "cpuacct.usage", "5000\n", 1000),
+        ("unified", "cpu.stat", "usage_usec 1\nuser_usec 1\n", 1000),
+        ("cpuacct", "cpuacct.usage", "?\n", 0),
+        ("cpuacct", "gone", "", 0),
+    ],
+)
+def test_what_a_task_that_came_has_used_in_the_job_by_then_is_the_jobs(node, kernel, controller, name, text, here):
+    kernel.start(20)
+    node.job(2, 20, witnessed=True)
+    node.tick()
+    node.jobs[2].directory = lambda asked: "/group" if asked == controller else None
+    node.fake.write(f"/group/{name}", text)
+    kernel.start(21, 90, cpu=1000)
+    node.job(2, 20, 21)
+    node.notice(2)
+    assert node.tick()[2] == here

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 60.0
 LAST_RETRY_S = 3600.0
+# How often the agent may wake up between ticks: times a second, and times at once.
+LOOKS = (20.0, 20)  # for jobs and tasks that come or go
+DRAINS = (4.0, 10)  # for tasks that have ended
 
 
 class Pace:
@@ -307,7 +310,7 @@ class Agent:
         for runner in self._runners:
             runner.open()
         self._notice(self._scan())
-        looks, drains = Pace(20, 20), Pace(4, 10)
+        looks, drains = Pace(*LOOKS), Pace(*DRAINS)
         while not signals.stop_wanted():
             poll = select.poll()
             poll.register(signals.fd, select.POLLIN)
