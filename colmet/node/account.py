@@ -168,7 +168,9 @@ class Account:
         # a tick that comes a little early, as ticks do, is not to make the period one tick longer
         if now < self._due_at - min(1.0, self._period_s / 10):
             return False
-        self._due_at = max(self._due_at + self._period_s, now)
+        self._due_at += self._period_s
+        if self._due_at <= now:  # ticks were missed
+            self._due_at = now + self._period_s
         return True
 
     def table(self, time_ns: int, runners: Iterable[Accounted], totals: Mapping[str, int]) -> Table:
