@@ -20,6 +20,7 @@ from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.account import Account
 from colmet.node.agent import Agent
+from colmet.node.attribution import Attribution
 from colmet.node.backends import NAMES
 from colmet.node.host import Host
 from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
@@ -51,9 +52,12 @@ def growth_of(step, count, warm_up):
 
 
 @pytest.mark.live
-def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_descriptors(cgroups):
+def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_descriptors(cgroups, monkeypatch):
+    # what else ends on this machine is remembered, up to these bounds
+    monkeypatch.setattr(Attribution, "MAX_WAITING", 10)
+    monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
     sent = []
-    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc"])
+    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
     host = Host()
     backends = [cls.from_options(options, host) for cls in load(NAMES)]
     source = JobSource(host, [str(cgroups.path)], compile_patterns([DEFAULT_PATTERN]))
@@ -72,7 +76,6 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
         pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
         (path / "cgroup.procs").write_text(str(pid))
         batch = agent.tick()
-        source.take_ended()  # those that nobody asks for are kept
         assert batch.jobs == (1, n + 10)
         assert {len(table.rows) for table in batch.tables if table.schema.scope == "job"} == {2}
         os.kill(pid, 9)
@@ -81,11 +84,11 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
         sent.clear()
 
     try:
-        grown, files = growth_of(tick, 200, warm_up=20)
+        grown, files = growth_of(tick, 100, warm_up=20)
     finally:
         agent.close()
     assert files <= 2, "at most those of the last job, until the next tick"
-    assert grown < 100_000
+    assert grown < 70_000
 
 
 @pytest.mark.live
@@ -127,7 +130,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
 def test_an_agent_gives_every_descriptor_back(tmp_path):
     before = descriptors()
     for _ in range(5):
-        options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc"])
+        options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
         host = Host()
         backends = [cls.from_options(options, host) for cls in load(NAMES)]
         source = JobSource(host, [str(tmp_path)], compile_patterns([DEFAULT_PATTERN]), Job(host, 0, pids=[os.getpid()]))
