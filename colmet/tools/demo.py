@@ -268,8 +268,8 @@ def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
     agree = compare("wchar", stored["wchar"] / 1e6, WRITE_MB * (1 << 20) / 1e6, "MB")
     say(
         "\nAs root the demo adds: a job in a cgroup of its own, found by itself as OAR's are; its CPU time, waits,\n"
-        "faults and context switches from the kernel's accounting (taskstats, which needs CAP_NET_ADMIN); the short\n"
-        "processes too; the kernel's CPU total of the cgroup beside it; the I/O of other users' processes.\n"
+        "faults and context switches from the kernel's accounting (taskstats, which needs CAP_NET_ADMIN), the short\n"
+        "processes' included; the comparison with the kernel's total of the cgroup; other users' I/O.\n"
         "Run: sudo make demo"
     )
     return hdf5, agree
