@@ -141,7 +141,7 @@ class Attribution:
             self._news = False
             waiting, self._waiting, self._waiting_count = self._waiting, deque(), 0
             for tick, exits in waiting:
-                jobs = self._jobs_of(exits)
+                jobs = self._jobs_of(exits, again=True)
                 found += _split(exits, jobs)
                 self._wait(exits, jobs, tick)
         while self._waiting and self._tick - self._waiting[0][0] >= self.PATIENCE:
@@ -175,12 +175,12 @@ class Attribution:
         self._alive[value if value >= 0 else ~value] -= 1
         return value
 
-    def _jobs_of(self, exits: Exits) -> list[int]:
-        """The job of each, or NOBODY."""
+    def _jobs_of(self, exits: Exits, again: bool = False) -> list[int]:
+        """The job of each, or NOBODY; of those that have waited, the numbers may be other tasks' by now."""
         jobs = []
         unknown = []
         for index, (tid, process, parent) in enumerate(exits.ids.tolist()):
-            value = self._remove(tid)
+            value = None if again else self._remove(tid)
             if value is None:
                 job = self._job_by_parent(tid, process, parent)
                 if job == NOBODY:
