@@ -108,8 +108,8 @@ def bench_exits() -> Figures:
         backend.open()
         jobs = source.scan()
         backend.sample(jobs)
-        # 20 drains a second, as an agent makes them in a storm: about 50 tasks in each where 1,000 end in a second
-        for what, each, target in [("50 a drain", 50, "at most 6"), ("1,000 a drain", 1000, "")]:
+        # an agent makes 4 drains a second in a storm: 250 tasks in each where 1,000 end in a second
+        for what, each, target in [("250 a drain", 250, "at most 6"), ("1,000 a drain", 1000, "")]:
             spent = base = 0.0
             before = backend.counters()["exit_records"]
             for round_ in range(ENDED // each):
