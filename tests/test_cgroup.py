@@ -17,7 +17,7 @@ from conftest import cannot_run, cgroup_mount
 from colmet.common.schema import Table
 from colmet.common.wire.colmet_rs import CPU, MEMORY
 from colmet.node.backends import NAMES
-from colmet.node.backends.cgroup import SCHEMA, SLOW_TICKS, CgroupBackend
+from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
 from colmet.node.cgroupfiles import Blocks, Keyed, count_cpus
 from colmet.node.host import Host
 from colmet.node.jobs import Job
@@ -567,8 +567,33 @@ def test_the_last_row_may_be_asked_for_after_the_first_tick_without_the_job(fake
     list(backend.sample([job]))
     list(backend.sample([]))
     fake.write("/cgroup/pids/oar/bob_42/pids.current", "99\n")  # another job by the same name
-    assert backend.last(job).values == V1_VALUES
+    left = {name: value for name, value in V1_VALUES.items() if name not in IN_USE}
+    assert backend.last(job).values == left
     assert backend.last(job) is None
+
+
+def test_a_last_row_that_could_not_be_read_at_the_end_tells_nothing_that_was_not_true_then(fake, backend):
+    job = make_v1(fake)
+    list(backend.sample([job]))
+    usage = V1_VALUES["cpu_usage"]
+    job.attributed_cpu_ns = usage + 500_000_000
+    list(backend.sample([]))  # its files are closed
+    values = backend.last(job).values
+    assert values["cpu_usage"] == job.attributed_cpu_ns, "it used at least what its tasks did"
+    assert "cpu_unattributed" not in values
+    assert not IN_USE & values.keys() and values["memory_limit"] == V1_VALUES["memory_limit"]
+
+
+def test_more_attributed_than_used_is_counted_and_told(fake, backend, caplog):
+    job = make_v1(fake)
+    job.attributed_cpu_ns = int(1.005 * V1_VALUES["cpu_usage"])
+    list(backend.sample([job]))
+    assert backend.counters()["overattributed"] == 0
+    job.attributed_cpu_ns = int(1.02 * V1_VALUES["cpu_usage"]) + 20_000_000
+    (row,) = backend.sample([job])
+    assert row.values["cpu_unattributed"] == 0
+    assert backend.counters() == {"file_failures": 0, "overattributed": 1}
+    assert "more CPU time is attributed than the cgroup used job=42" in caplog.text
 
 
 # Names
@@ -761,7 +786,8 @@ def test_live_last_row_of_a_removed_job(live):
                 break
     job.attributed_cpu_ns = 0
     values = backend.last(job).values
-    assert values["cpu_unattributed"] == values["cpu_usage"] > 0
+    assert values["cpu_usage"] > 0
+    assert "cpu_unattributed" not in values, "what it used after it was read last is not known"
     assert values["cpus_allocated"] >= 1
     assert backend._failures == 0
     assert list(backend.sample([])) == []

@@ -110,7 +110,7 @@ def test_oar_2_jobs_are_found_in_the_cpuset_hierarchy_only(machine):
     assert state_of(source, "oar3") == [("/sys/fs/cgroup/unified/oar.slice", "not here")]
 
 
-def test_oar_3_jobs_are_their_shallowest_directories_with_all_that_is_inside(machine):
+def test_oar_3_jobs_are_their_shallowest_directories_with_all_that_is_inside(machine, caplog):
     machine.mount(PURE_V2)
     slice_ = "/sys/fs/cgroup/oar.slice/oar-u1000.slice"
     machine.group(f"{slice_}/oar-u1000-j6095.slice")
@@ -123,7 +123,9 @@ def test_oar_3_jobs_are_their_shallowest_directories_with_all_that_is_inside(mac
     assert ids([small, job]) == [(60, "1000"), (6095, "1000")]
     assert job.tids() == job.pids() == [11, 12, 13] and small.tids() == [20]
     assert len(job.cgroups) == 4
-    assert job.directory("unified").startswith(slice_)
+    assert small.directory("unified") == f"{slice_}/oar-u1000-j60.slice"
+    assert job.directory("unified") is None, "in none of the two is all of it"
+    assert caplog.text.count("several cgroups beside each other") == 1
     assert state_of(source, "oar3") == [("/sys/fs/cgroup/oar.slice", "found, 2 jobs")]
 
 

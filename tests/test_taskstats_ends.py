@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -720,7 +721,8 @@ def test_counters_have_every_column_from_the_start_and_go_on_when_the_backend_is
         *("exits_known", "exits_by_fork", "exits_by_parent", "exits_other", "answers_lost", "exit_records"),
         *("exit_records_lost", "exit_overflows", "fork_events", "fork_overflows"),
     }
-    assert dict(node.backend.counters()) == dict.fromkeys(columns, 0)
+    on = {"exit_records_on": 1, "fork_events_on": 1}
+    assert dict(node.backend.counters()) == {**dict.fromkeys(columns, 0), **on}
     kernel.lost = 3
     exits, forks = node.backend._exits, node.backend._forks
     exits.records, exits.lost, exits.overflows, forks.events, forks.overflows = 10, 2, 1, 20, 4
@@ -729,14 +731,77 @@ def test_counters_have_every_column_from_the_start_and_go_on_when_the_backend_is
         node.tick()
     before = dict(node.backend.counters())
     expected = {"answers_lost": 3, "exit_records": 10, "exit_records_lost": 2, "exit_overflows": 1}
-    assert before == {**dict.fromkeys(columns, 0), **expected, "fork_events": 20, "fork_overflows": 4, "exits_other": 1}
+    expected.update({"fork_events": 20, "fork_overflows": 4, "exits_other": 1})
+    assert before == {**dict.fromkeys(columns, 0), **expected, **on}
     node.backend.close()
     node.backend.close()
-    assert dict(node.backend.counters()) == before
+    assert dict(node.backend.counters()) == {**before, "exit_records_on": 0, "fork_events_on": 0}
     kernel.lost = 0
     node.connect()
     node.backend._exits.records = 5
     assert dict(node.backend.counters()) == {**before, "exit_records": 15}
+
+
+def test_a_number_that_someone_else_got_after_a_tasks_end_is_no_parent_of_the_job(node, kernel):
+    kernel.start(11, 10, told=True)
+    kernel.end(11, cpu=7)
+    assert node.tick() == {1: 107}
+    kernel.start(11, 90, told=True)
+    kernel.start(12, 11, told=True)
+    kernel.end(12, cpu=1000)
+    kernel.end(11, cpu=1000)
+    assert node.tick() == {1: 107}
+    assert node.backend.counters()["exits_by_parent"] == 0
+
+
+def test_records_of_a_look_that_failed_are_attributed_at_the_next(node, kernel):
+    kernel.start(11, 10, told=True)
+    kernel.end(11, cpu=7)
+    strangers = node.backend._strangers
+
+    def fail(*_):
+        raise OSError(errno.EIO, "I/O error")
+
+    node.backend._strangers = fail
+    with pytest.raises(OSError, match="I/O error"):
+        node.tick()
+    node.backend._strangers = strangers
+    assert node.tick() == {1: 107}
+
+
+def test_a_job_that_went_between_ticks_is_not_kept_at_the_end(kept):
+    job = kept.jobs.pop(2)
+    kept.kernel.start(22, 20, told=True)
+    kept.backend.drain()
+    kept.backend.last(job)
+    kept.kernel.end(22, cpu=5)
+    kept.restart()
+    assert kept.tick() == {1: 130}
+
+
+def test_what_could_not_be_listened_to_is_tried_again(node, kernel, monkeypatch, caplog):
+    made = []
+
+    def listen(host, inbox, buffer):
+        made.append(buffer)
+        if len(made) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return Ends(kernel)
+
+    monkeypatch.setattr("colmet.node.backends.taskstats.ExitRecords", listen)
+    monkeypatch.setattr("colmet.node.backends.taskstats.ForkEvents", lambda inbox: Forks(kernel))
+    monkeypatch.setattr("colmet.node.backends.taskstats.LISTEN_AGAIN_S", 0)
+    monkeypatch.setattr(Ends, "fd", 5, raising=False)
+    kernel.inbox = None
+    backend = node.backend
+    backend._exits = backend._forks = None
+    backend._listen(kernel)
+    node.tick()
+    assert backend.counters()["exit_records_on"] == 0 and backend.fd == -1
+    node.tick()
+    assert backend.counters()["exit_records_on"] == backend.counters()["fork_events_on"] == 1 and backend.fd == 5
+    node.tick()
+    assert len(made) == 3 and caplog.text.count("no exit records") == 1
 
 
 def test_all_tasks_are_asked_for_in_one_query(node, kernel):

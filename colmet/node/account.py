@@ -69,6 +69,7 @@ SCHEMA = Schema(
         _counter("jobs_unmapped", "count", "Cgroups of jobs whose id could not be told (text ids of Slurm)."),
         _counter("job_conflicts", "count", "Cgroups left out as another layout has a job of that id."),
         _counter("groups_left_out", "count", "Cgroups inside jobs', too many or too deep to be looked at."),
+        _counter("jobs_without_rows", "count", "Jobs that went before anything of them could be measured."),
         _counter("watch_overflows", "count", "Times that inotify lost events, so that all was listed again."),
         _gauge("cpus", "count", "CPUs that it may run on."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
@@ -84,6 +85,15 @@ SCHEMA = Schema(
         _backend("fork_overflows", "Times that the kernel had no room for fork events (ENOBUFS)."),
         _backend("answers_lost", "Answers for live tasks that did not arrive and were asked for again."),
         _backend("state_failures", "Times that the state for the next start could not be saved."),
+        Field(
+            "exit_records_on",
+            "count",
+            "gauge",
+            "1 while the kernel tells of ended tasks. Source: the taskstats backend.",
+        ),
+        Field("fork_events_on", "count", "gauge", "1 while the kernel tells of forks. Source: the taskstats backend."),
+        _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup"),
+        _backend("overattributed", "Rows in which more CPU time was attributed than the cgroup had used.", "cgroup"),
     ],
 )
 

@@ -26,6 +26,7 @@ LAST_RETRY_S = 3600.0
 # How often the agent may wake up between ticks: times a second, and times at once.
 LOOKS = (20.0, 20)  # for jobs and tasks that come or go
 DRAINS = (4.0, 10)  # for tasks that have ended
+WORK_S = 30  # seconds of rest for a second of work between ticks
 
 
 class Pace:
@@ -44,17 +45,19 @@ class Pace:
         self._monotonic = monotonic
         self._wakes = float(at_once)
         self._as_of = monotonic()
+        self._rests_until = self._as_of
 
     def rest_s(self) -> float:
         """Seconds to rest before the next one; 0 for none."""
         now = self._monotonic()
         self._wakes = min(self._at_once, self._wakes + (now - self._as_of) * self._per_s)
         self._as_of = now
-        return max(0.0, 1 - self._wakes) / self._per_s
+        return max(0.0, (1 - self._wakes) / self._per_s, self._rests_until - now)
 
-    def woken(self) -> None:
-        """It has woken up."""
+    def woken(self, took_s: float = 0) -> None:
+        """It has woken up, and worked for so long: whoever makes it work much is not to make it work often."""
         self._wakes -= 1
+        self._rests_until = self._monotonic() + WORK_S * took_s
 
 
 class Runner:
@@ -90,12 +93,15 @@ class Runner:
                 self.backend.open()
             except BackendUnavailable as err:
                 self._wait(err)
+            except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
+                self._failed(err, defect=not isinstance(err, (ParseError, OSError)))
+                self._wait(err)
             else:
                 self.is_open = True
                 log.info("backend on backend=%s", self.backend.name)
         return self.is_open
 
-    def _wait(self, err: BackendUnavailable) -> None:
+    def _wait(self, err: Exception) -> None:
         if self._retry_s == FIRST_RETRY_S:
             log.warning("backend off backend=%s: %s", self.backend.name, err)
         else:
@@ -220,6 +226,7 @@ class Agent:
         self._epoch = time.time_ns()
         self._seq = 0
         self._ticks = 0
+        self._jobs_without_rows = 0
         self._jobs: dict[int, Job] = {}
 
     def tick(self) -> Batch:
@@ -262,6 +269,7 @@ class Agent:
             "jobs_started": self._source.started,
             "jobs_ended": self._source.ended,
             "discovery_failures": self._source.failures,
+            "jobs_without_rows": self._jobs_without_rows,
             "jobs_unmapped": self._source.unmapped,
             "job_conflicts": self._source.conflicts,
             "groups_left_out": self._source.left_out,
@@ -282,6 +290,8 @@ class Agent:
         if ended:
             time_ns = time.time_ns()
             tables = [runner.last(ended, time_ns) for runner in self._runners]
+            told = {int(job) for table in tables if table is not None for job in table.rows["job_id"]}
+            self._jobs_without_rows += sum(job.id not in told for job in ended)
             if any(tables):
                 self._spool.put(self._batch(time_ns, tables, ended))
         return jobs
@@ -333,12 +343,14 @@ class Agent:
                 self._spool.put(self.tick())
                 self._note_overruns()
                 continue
+            start = time.thread_time()
             if self._source.fd in ready:
-                looks.woken()
                 self._look_around()
+                looks.woken(time.thread_time() - start)
+                start = time.thread_time()
             if ready - {signals.fd, self._source.fd}:
-                drains.woken()
                 self._drain()
+                drains.woken(time.thread_time() - start)
         for runner in self._runners:
             counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
             log.info("stopping backend=%s %s", runner.name, " ".join(f"{name}={n}" for name, n in counts.items() if n))
@@ -364,7 +376,10 @@ class Agent:
     def close(self) -> None:
         """Give everything back; also twice."""
         for runner in self._runners:
-            runner.close()
+            try:
+                runner.close()
+            except Exception:  # the others are to be closed as well
+                log.exception("close failed backend=%s", runner.name)
         if self._account is not None:
             self._account.close()
         self._source.close()

@@ -52,7 +52,7 @@ class Attribution:
         """Take in forks: shape (n, 4), see `ForkEvents.receive`."""
         owner, former = self._owner, self._former
         self._forked = forked = {}
-        if not owner and not former:
+        if not owner and not former and not self._parents and not self._former_parents:
             return
         for parent, parent_process, child, process in forks.tolist():
             # the kernel names the process's parent as a thread's parent
@@ -60,7 +60,10 @@ class Attribution:
             value = owner.get(first)
             if value is None:
                 value = owner.get(parent_process) if child == process else former.get(first)
-                if value is None:
+                if value is None:  # nobody's: what had this number before has ended
+                    former.pop(child, None)
+                    self._parents.pop(child, None)
+                    self._former_parents.pop(child, None)
                     continue
             job = value if value >= 0 else ~value
             if child != process or job not in self._closed:
@@ -121,6 +124,16 @@ class Attribution:
             return None
         job = value if value >= 0 else ~value
         return None if job in self._closed else job
+
+    def forget(self, job: int) -> None:
+        """A job has gone, and all its tasks with it."""
+        for known in (self._owner, self._former):
+            for tid in [tid for tid, value in known.items() if value in (job, ~job)]:
+                del known[tid]
+        for parents in (self._parents, self._former_parents):
+            for tid in [tid for tid, of in parents.items() if of == job]:
+                del parents[tid]
+        self._alive.pop(job, None)
 
     def alive(self, job: int) -> int:
         """How many tasks of a job are known that have not ended."""

@@ -34,7 +34,8 @@ _FORK = 4  # numbers of 4 bytes: parent's thread, parent process, child's thread
 # gives the bytes in network order.
 _ONLY_FORKS = [
     (0x20, 0, 0, _WHAT),  # load 4 bytes
-    (0x15, 0, 1, socket.ntohl(PROC_EVENT_FORK)),  # the next, if they are this, else the one after it
+    (0x15, 1, 0, socket.ntohl(PROC_EVENT_NONE)),  # over one instruction, if they are this: the answer to `listen`
+    (0x15, 0, 1, socket.ntohl(PROC_EVENT_FORK)),  # over none, if they are this, else over one
     (0x06, 0, 0, 0xFFFFFFFF),  # take all of the message
     (0x06, 0, 0, 0),  # take none
 ]
@@ -63,9 +64,9 @@ class ForkEvents:
         self._inbox = inbox
         self._socket = NetlinkSocket(NETLINK_CONNECTOR, 1 << (CN_IDX_PROC - 1))
         try:
-            self._listen()
             self._socket.set_filter(_ONLY_FORKS)
             self._socket.set_receive_buffer(self.BUFFER_BYTES)
+            self._listen()
         except OSError as err:
             self._socket.close()
             raise BackendUnavailable(f"the kernel does not tell of forks: {err}") from err
@@ -109,7 +110,9 @@ class ForkEvents:
             numbers = np.ndarray(
                 (len(slots), _FORK), "=u4", buffer=slots, offset=_DATA, strides=(slots.strides[0], 4)
             ).astype(np.int64)
-            whole = lengths >= _DATA + 4 * _FORK
+            kinds = np.ndarray((len(slots),), "=u4", buffer=slots, offset=_WHAT, strides=(slots.strides[0],))
+            # an answer to someone else who began to listen comes to all
+            whole = (lengths >= _DATA + 4 * _FORK) & (kinds == PROC_EVENT_FORK)
             self.events += int(whole.sum())
             parts.append(numbers if whole.all() else numbers[whole])
             if len(slots) < len(self._inbox.slots):

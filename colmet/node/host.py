@@ -16,8 +16,8 @@ _FIRST_READ = 8192
 # Files of /proc made of many records (vmstat) give at most a page a read, and end a read where the next record does not
 # fit. Whatever gave less than this is whole.
 _WHOLE_BELOW = 2048
-# Left to sockets, logs, inotify and the files that are not kept.
-_SPARE_DESCRIPTORS = 64
+# Left to sockets, logs, inotify and the files that are not kept; a socket for each CPU is among them.
+_SPARE_DESCRIPTORS = 64 + os.sysconf("SC_NPROCESSORS_CONF")
 
 
 def is_gone(err: OSError) -> bool:

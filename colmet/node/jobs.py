@@ -127,8 +127,9 @@ class Job:
     def directory(self, controller: str) -> str | None:
         """Its directory in the hierarchy of a cgroup v1 controller, or of v2 ("unified"); None where it has none.
 
-        The same path, from the mount point on, as that of its own directory. Who asks at each tick keeps what was
-        found; what was not is looked for again, ever more rarely.
+        The same path, from the mount point on, as that of its own directory; None where it has several, in none of
+        which all of it is. Who asks at each tick keeps what was found; what was not is looked for again, ever more
+        rarely.
         """
         asked = self._misses.get(controller, 0)
         if asked >= _EAGER_MISSES and asked % _RARE_MISSES:
@@ -140,8 +141,8 @@ class Job:
             self._mounts.close()
         point = self._mounts.unified if controller == "unified" else self._mounts.v1.get(controller)
         if point is not None:
-            for within in self._within_mounts(self._mounts):
-                path = point.rstrip("/") + within
+            paths = {point.rstrip("/") + within for within in self._within_mounts(self._mounts)}
+            for path in paths if len(paths) == 1 else ():
                 if self._host.is_directory(path):
                     self._misses.pop(controller, None)
                     return path
@@ -155,6 +156,13 @@ class Job:
                 mount = mounts.of(real)
                 if mount is not None:
                     self._within.append(real[len(mount.point.rstrip("/")) :])
+            if len(set(self._within)) > 1:
+                log.warning(
+                    "a job has several cgroups beside each other, of which no controller tells the sum: what cgroups "
+                    "tell is missing job=%d cgroups=%s",
+                    self.id,
+                    " ".join(self.tops),
+                )
         return self._within
 
     def regroup(self, tops: Sequence[str], cgroups: Sequence[str]) -> bool:

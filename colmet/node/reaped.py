@@ -105,6 +105,8 @@ class Reaped:
             told_ns: CPU time that it tells.
             beyond_ns: an estimate of what it leaves out.
         """
+        if len(self._heirs) > self.MAX_PARENTS:
+            self._former_heirs, self._heirs = self._heirs, {}
         heirs, parents = self._heirs, self._parents
         for tid, process, ppid in ids:  # first, as a parent's record may come before or after its child's
             if tid == process:

@@ -146,9 +146,13 @@ SCHEMA = Schema(
         _pressure("io", "full", "Time in which tasks waited for I/O, and none ran."),
     ],
 )
+# Gauges of what is in use now: when the group has gone, what was read last of them is not true any more.
+_STAY = {"memory_peak", "memory_limit", "memory_swap_limit", "pids_peak", "pids_limit", "cpus_allocated"}
+IN_USE = frozenset({field.name for field in SCHEMA.fields if field.kind == "gauge"} - _STAY)
 
 # What changes only when somebody sets it (limits, CPUs), and what was not there, is read once in so many ticks.
 SLOW_TICKS = 12
+_TICKS_NS = 20_000_000  # by which CPU times may be apart that are read one after the other
 _NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -459,6 +463,17 @@ class _Group:
             row["cpu_unattributed"] = max(0, int(usage) - self.job.attributed_cpu_ns)
         return Sample(self.job.id, row)
 
+    def last_row(self) -> Sample:
+        """Its row of what was read last, when nothing can be read any more.
+
+        What was in use by then is missing, and so is what was not attributed. Its tasks' CPU time was the group's, too.
+        """
+        row = {**self._user, **{name: value for name, value in self.known.items() if name not in IN_USE}}
+        usage = row.get("cpu_usage")
+        if usage is not None and self.job.attributed_cpu_ns is not None:
+            row["cpu_usage"] = max(int(usage), self.job.attributed_cpu_ns)
+        return Sample(self.job.id, row)
+
     def look(self, host: Host) -> None:
         """Look for what has not been found yet."""
         if self._pending:
@@ -518,6 +533,7 @@ class CgroupBackend(InputBackend):
         self._groups: dict[Job, _Group] = {}
         self._ticks = 0
         self._failures = 0
+        self._overattributed = 0
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -545,7 +561,7 @@ class CgroupBackend(InputBackend):
         for group in groups:
             self._finish(group)
             if group.values:
-                rows.append(group.row(group.values))
+                rows.append(self._row(group, group.values))
         return rows
 
     def notice(self, job: Job) -> None:
@@ -563,7 +579,27 @@ class CgroupBackend(InputBackend):
             self._begin(group)
             self._finish(group)
             group.close()
-        return group.row(group.known) if group.known else None
+            if "cpu_usage" in group.values:
+                return self._row(group, group.known)
+        return group.last_row() if group.known else None
+
+    def counters(self) -> Mapping[str, int]:
+        """Files that could not be read, and rows in which more was attributed than there was."""
+        return {"file_failures": self._failures, "overattributed": self._overattributed}
+
+    def _row(self, group: _Group, values: Values) -> Sample:
+        usage, attributed = values.get("cpu_usage"), group.job.attributed_cpu_ns
+        if usage is not None and attributed is not None and attributed > 1.01 * int(usage) + _TICKS_NS:
+            self._overattributed += 1
+            if powers_of_ten(self._overattributed):
+                log.warning(
+                    "more CPU time is attributed than the cgroup used job=%d attributed_ns=%d usage_ns=%d rows=%d",
+                    group.job.id,
+                    attributed,
+                    usage,
+                    self._overattributed,
+                )
+        return group.row(values)
 
     def _group(self, job: Job) -> _Group:
         former = self._groups.get(job)

@@ -10,8 +10,10 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -99,6 +101,8 @@ _REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virt
 _LONG_NS = 20_000_000
 _EXITING = 0x4  # PF_EXITING of the flags in /proc/<pid>/stat
 _HEAD = struct.Struct("<I")  # of the kept state: the length of the description that follows
+LISTEN_AGAIN_S = 600.0
+MAX_FINISHED = 65536  # ended tasks that are told from live ones of the same number
 MAX_KEPT_TASKS = 16384  # about 4 MB of state
 
 
@@ -141,7 +145,9 @@ class TaskstatsBackend(InputBackend):
         self._reaped = Reaped(host, self._owners.owner)
         self._beyond: dict[int, int] = {}  # CPU time that no record told of, by job
         self._listed: set[int] = set()  # jobs whose tasks have been looked at
+        self._received: list[Exits] = []  # not attributed yet
         self._finished: list[Ints] = []  # tasks of jobs that have ended since the last tick
+        self._finished_count = 0
         self._dying: set[int] = set()  # that had, at the last tick, but were still listed
         self._overflows = 0  # of forks, as of the last look
         self._counted: Counter[str] = Counter()  # by sockets that were closed since
@@ -152,6 +158,7 @@ class TaskstatsBackend(InputBackend):
         self._state = StateFile(host, state_dir) if state_dir else None
         self._restored: dict[int, _Kept] = {}
         self._sampled: Sequence[Job] = ()  # at the last tick
+        self._listen_at = math.inf  # when to try again to listen
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -203,17 +210,19 @@ class TaskstatsBackend(InputBackend):
             self._restore(self._state.load())
 
     def _listen(self, client: TaskstatsClient) -> None:
+        """Listen to what is not listened to yet; what cannot be is tried again later."""
+        self._listen_at = time.monotonic() + LISTEN_AGAIN_S
         try:
-            self._exits = ExitRecords(self._host, client.inbox, self._exit_buffer)
-        except (BackendUnavailable, OSError) as err:
+            if self._exits is None:
+                self._exits = ExitRecords(self._host, client.inbox, self._exit_buffer)
+                self.fd = self._exits.fd
+        except (BackendUnavailable, ParseError, OSError, ValueError) as err:
             self._tell("no exit records, what starts and ends between two samples is not counted: %s", err)
             return
-        self.fd = self._exits.fd
-        if not self._follow_forks:
-            return
         try:
-            self._forks = ForkEvents(client.inbox)
-        except BackendUnavailable as err:
+            if self._forks is None and self._follow_forks:
+                self._forks = ForkEvents(client.inbox)
+        except (BackendUnavailable, OSError) as err:
             self._tell("no fork events, ended tasks are attributed by their parents alone: %s", err)
 
     def _tell(self, text: str, *arguments: object) -> None:
@@ -232,6 +241,9 @@ class TaskstatsBackend(InputBackend):
         self._reaped.tick(ids)
         self._recognize(jobs)
         self._restored = {}  # the others ended while the agent was away
+        wanted = self._exits is None or (self._forks is None and self._follow_forks)
+        if wanted and self._client is not None and time.monotonic() >= self._listen_at:
+            self._listen(self._client)
         rows = self._look(jobs, tick=True)
         self._sampled = jobs
         self._keep(jobs)
@@ -240,7 +252,8 @@ class TaskstatsBackend(InputBackend):
     def drain(self) -> Iterable[int]:
         """Take in exit records; the jobs that had one, and of which no task is known to live."""
         self._reaped.read()
-        ended = self._attribute(self._receive())
+        self._receive()
+        ended = self._attribute()
         self._settle()
         return [job for job in ended if not self._owners.alive(job)]
 
@@ -254,13 +267,22 @@ class TaskstatsBackend(InputBackend):
         self._recognize([job])
         rows = self._look([job], tick=False)
         self._totals.forget(job.id)
+        self._owners.forget(job.id)
+        self._sampled = [other for other in self._sampled if other is not job]
         self._listed.discard(job.id)
         self._told_totals.pop(job.id, None)
         self._beyond.pop(job.id, None)
         return rows[0] if rows else None
 
     def counters(self) -> Mapping[str, int]:
-        """Exit records by what became of them, and what was lost."""
+        """Exit records by what became of them, what was lost, and whether there are any."""
+        return {
+            **self._counts(),
+            "exit_records_on": int(self._exits is not None),
+            "fork_events_on": int(self._forks is not None),
+        }
+
+    def _counts(self) -> Counter[str]:
         counts = self._counted.copy()
         counts.update(
             exits_known=self._owners.known,
@@ -292,7 +314,7 @@ class TaskstatsBackend(InputBackend):
             self._reaped.read()
         found, values = self._client.query(wanted)
         self._leave_out_delays(values)
-        exits = self._receive()  # after the query: of a task that no longer answers, the record has come
+        self._receive()  # after the query: of a task that no longer answers, the record has come
         members = {job.id: tids.tolist() for job, tids in zip(jobs, listed)}
         strangers = self._strangers(jobs, members, tick)
         if tick:
@@ -300,12 +322,12 @@ class TaskstatsBackend(InputBackend):
         else:
             for job in jobs:
                 self._owners.list_one(job.id, members[job.id], closed=not job.cgroups)
-        self._attribute(exits)
+        self._attribute()
         self._end(self._owners.retry())
         self._settle()
         finished = np.concatenate([_NO_TASKS, *self._finished, np.fromiter(self._dying, dtype=np.int64)])
         if tick:
-            self._finished, self._dying = [], set()
+            self._finished, self._finished_count, self._dying = [], 0, set()
         rows = []
         for job, tids_now, gone in zip(jobs, listed, absent):
             if len(gone):
@@ -331,24 +353,28 @@ class TaskstatsBackend(InputBackend):
                 rows.append(Sample(job.id, {**as_values(_TASK, totals), "cpu_total": cpu}))
         return rows
 
-    def _receive(self) -> Exits | None:
-        """The exit records that have come; the forks before them are taken in."""
+    def _receive(self) -> None:
+        """Take in the exit records that have come, and the forks before them."""
         if self._exits is None:
-            return None
+            return
         exits = self._exits.receive()
+        if len(exits.ids):
+            self._leave_out_delays(exits.values)
+            self._received.append(exits)
         if self._forks is not None:
             self._owners.add_forks(self._forks.receive())
-        self._leave_out_delays(exits.values)
-        return exits
 
     def _leave_out_delays(self, values: Ints) -> None:
         """Of tasks' values, those that the kernel does not count."""
         if len(values) and not self._delays_are_counted():
             values[:, self._delays] = MISSING_INT
 
-    def _attribute(self, exits: Exits | None) -> list[int]:
+    def _attribute(self) -> list[int]:
         """Count ended tasks to their jobs; these jobs."""
-        return [] if exits is None else self._end(self._owners.take(exits))
+        jobs: list[int] = []
+        while self._received:  # what could not be attributed when it came is still there
+            jobs += self._end(self._owners.take(self._received.pop(0)))
+        return jobs
 
     def _end(self, shares: Iterable[tuple[int, Exits]]) -> list[int]:
         jobs = []
@@ -360,6 +386,9 @@ class TaskstatsBackend(InputBackend):
             self._reaped.add(exits.ids.tolist(), told.tolist(), beyond.tolist())
             self._beyond[job] = self._beyond.get(job, 0) + int(beyond.sum())
             self._finished.append(tids)
+            self._finished_count += len(tids)
+            while self._finished_count > MAX_FINISHED:  # who ended long ago is not being taken down any more
+                self._finished_count -= len(self._finished.pop(0))
             jobs.append(job)
         return jobs
 
@@ -381,7 +410,7 @@ class TaskstatsBackend(InputBackend):
         for job in jobs:
             if job.id not in self._listed and not job.witnessed:
                 continue
-            tids = members[job.id]
+            tids = set(members[job.id])
             unknown = self._owners.strangers(job.id, tids)
             known = np.concatenate([self._totals.last_seen(job.id)[0], *self._finished]).tolist() if unknown else []
             for tid in sorted(set(unknown).difference(known)):
@@ -488,7 +517,7 @@ class TaskstatsBackend(InputBackend):
         head, parts, tasks = [], [], 0
         for job in jobs:
             kept = self._totals.keep(job.id)
-            if kept is None:
+            if kept is None or job.id not in self._told_totals:
                 continue
             sums, keys, values, floor = kept
             if tasks + len(keys) > MAX_KEPT_TASKS:
@@ -542,7 +571,7 @@ class TaskstatsBackend(InputBackend):
                 self.drain()
             self._keep(self._sampled)
         self._sampled = ()
-        counted = Counter(self.counters())
+        counted = self._counts()
         self.fd = -1
         if self._client is not None:
             self._client.close()
@@ -553,7 +582,7 @@ class TaskstatsBackend(InputBackend):
         if self._forks is not None:
             self._forks.close()
             self._forks = None
-        counted.subtract(self.counters())
+        counted.subtract(self._counts())
         self._counted.update(counted)
         self._delayacct.close()
         if self._state is not None:
