@@ -581,7 +581,7 @@ def test_a_last_row_that_could_not_be_read_at_the_end_tells_nothing_that_was_not
     values = backend.last(job).values
     assert values["cpu_usage"] == job.attributed_cpu_ns, "it used at least what its tasks did"
     assert "cpu_unattributed" not in values
-    assert not IN_USE & values.keys() and values["memory_limit"] == V1_VALUES["memory_limit"]
+    assert not IN_USE & values.keys() and values["memory_peak"] == V1_VALUES["memory_peak"]
 
 
 def test_more_attributed_than_used_is_counted_and_told(fake, backend, caplog):
