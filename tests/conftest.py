@@ -10,10 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from colmet.node.host import Host
 
 pytest.register_assert_rewrite("bed")  # what the tests in beds/ share: its assertions tell the values, too
+settings.register_profile("colmet", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("colmet")
 
 
 def cannot_run(reason: str) -> None:

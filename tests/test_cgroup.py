@@ -584,6 +584,15 @@ def test_a_last_row_that_could_not_be_read_at_the_end_tells_nothing_that_was_not
     assert not IN_USE & values.keys() and values["memory_peak"] == V1_VALUES["memory_peak"]
 
 
+def test_a_last_row_is_whole_where_its_tasks_had_ended_when_it_was_read(fake, backend):
+    job = make_v1(fake)
+    job.attributed_cpu_ns = V1_VALUES["cpu_usage"] - 5_000_000
+    backend.notice(job)
+    list(backend.sample([]))
+    job.attributed_cpu_ns += 1_000_000
+    assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 4_000_000}
+
+
 def test_more_attributed_than_used_is_counted_and_told(fake, backend, caplog):
     job = make_v1(fake)
     job.attributed_cpu_ns = int(1.005 * V1_VALUES["cpu_usage"])

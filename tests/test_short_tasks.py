@@ -217,7 +217,7 @@ def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattribut
     rows += daemons.take_rows()
     tasks, groups = rows_of(rows, "taskstats_default", 7), rows_of(rows, "cgroup_default", 7)
 
-    assert away > 1.5e9
+    assert away > 1.4e9, "what it used before it was moved into the job is not the job's"
     assert back["cpu_unattributed"] - before["cpu_unattributed"] == pytest.approx(away, rel=0.1)
     assert_never_down(tasks, SCHEMA)
     assert tasks[-1]["cpu_total"] + groups[-1]["cpu_unattributed"] == pytest.approx(total, rel=0.005)

@@ -437,6 +437,7 @@ class _Group:
         rest: the files that this tick has still to read.
         lost: of what a group was found to be gone.
         listed: whether the job was there at the last tick.
+        attributed_ns: CPU time that its tasks were known to have used when it was read last.
     """
 
     def __init__(self, job: Job, parts: Sequence[_Part]) -> None:
@@ -447,6 +448,7 @@ class _Group:
         self.values: Values = {}
         self.slow_values: Values = {}
         self.listed = True
+        self.attributed_ns: int | None = None
         self.fast: list[_File] = []
         self.slow: list[_File] = []
         self.rest: list[_File] = []
@@ -462,6 +464,11 @@ class _Group:
         if usage is not None and self.job.attributed_cpu_ns is not None:
             row["cpu_unattributed"] = max(0, int(usage) - self.job.attributed_cpu_ns)
         return Sample(self.job.id, row)
+
+    def is_final(self) -> bool:
+        """Whether its tasks are known to have used next to nothing since it was read last."""
+        usage, now, then = self.known.get("cpu_usage"), self.job.attributed_cpu_ns, self.attributed_ns
+        return usage is not None and now is not None and then is not None and now - then <= 0.005 * int(usage)
 
     def last_row(self) -> Sample:
         """Its row of what was read last, when nothing can be read any more.
@@ -579,7 +586,7 @@ class CgroupBackend(InputBackend):
             self._begin(group)
             self._finish(group)
             group.close()
-            if "cpu_usage" in group.values:
+            if "cpu_usage" in group.values or group.is_final():
                 return self._row(group, group.known)
         return group.last_row() if group.known else None
 
@@ -640,6 +647,8 @@ class CgroupBackend(InputBackend):
         self._read(group, group.rest)
         group.lose()
         group.known = values if len(values) >= len(group.known) else {**group.known, **values}
+        if "cpu_usage" in values:
+            group.attributed_ns = group.job.attributed_cpu_ns
 
     def _read(self, group: _Group, files: Sequence[_File]) -> None:
         """Take in what files tell; what one does not tell is missing."""
