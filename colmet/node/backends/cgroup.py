@@ -582,12 +582,14 @@ class CgroupBackend(InputBackend):
         group = self._groups.pop(job, None)
         if group is None:
             return None
+        read = False
         if group.listed:  # else its files were closed, and by their names they could be another job's by now
             self._begin(group)
             self._finish(group)
             group.close()
-            if "cpu_usage" in group.values or group.is_final():
-                return self._row(group, group.known)
+            read = "cpu_usage" in group.values
+        if read or group.is_final():
+            return self._row(group, group.known)
         return group.last_row() if group.known else None
 
     def counters(self) -> Mapping[str, int]:
