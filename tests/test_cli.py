@@ -34,7 +34,7 @@ def test_the_nodes_defaults_are_those_of_06():
     assert node_main.OAR2_ROOTS[0] == "/dev/oar_cgroups_links/cpuset/oar/"
     assert node_main.DEFAULT_PATTERN == r"_(\d+)$"
     assert not options.disable_procstats and not options.enable_jobproc
-    assert (options.nice, options.no_affinity) == (10, False)
+    assert (options.nice, options.no_affinity) == (5, False)
 
 
 def test_the_collectors_defaults_are_those_of_06():

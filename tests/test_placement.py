@@ -269,12 +269,14 @@ def test_a_real_process_moves_with_all_its_threads():
         "        return sys.argv[1] if controller == 'cpuset' else None\n"
         "host = Host()\nplacement = Placement(host)\nplacement.lower_priority()\n"
         "placement.update([One(host, 1)])\ncount, cpus, nices = state()\n"
-        "assert count >= 6 and cpus == {frozenset(others)} and nices == {10}, state()\n"
+        "assert count >= 6 and cpus == {frozenset(others)} and nices == {5}, state()\n"
         "placement.update([])\nassert state()[1] == {frozenset(start)}, state()\n"
         "event.set()\npush.close()\n"
     )
     with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, directory], capture_output=True, text=True, check=False, timeout=60
+        )
     assert done.returncode == 0, done.stderr
 
 

@@ -25,7 +25,7 @@ def add_options(parser: cli.Options) -> None:
         "--nice",
         metavar="N",
         type=cli.whole_number(0, 19),
-        default=10,
+        default=5,
         help="run at this priority, 0 (as started) to 19 (lowest); never at a higher one than it was started with "
         "(default: %(default)s)",
     )
@@ -58,7 +58,7 @@ class Placement:
     def __init__(
         self,
         host: Host,
-        nice: int = 10,
+        nice: int = 5,
         affinity: bool = True,
         *,
         get_nice: Callable[[int], int] = lambda tid: os.getpriority(os.PRIO_PROCESS, tid),
