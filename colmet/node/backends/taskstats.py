@@ -334,12 +334,12 @@ class TaskstatsBackend(InputBackend):
                 self._note_who_left(job.id, gone[np.isin(gone, found)], finished)
                 self._note_who_vanished(job.id, gone[~np.isin(gone, found)], finished)
             keys, counters = _select(found, values, tids_now)
-            if job.id in strangers:
+            keys, counters, reborn = self._leave_out(keys, counters, finished)
+            if job.id in strangers:  # but who is still listed and has ended is counted already
                 came = np.isin(keys, strangers[job.id])
                 self._totals.came(job.id, self._used_elsewhere(job, counters[came]))
                 for tid in keys[came].tolist():
                     self._reaped.watch(tid, job.id)
-            keys, counters, reborn = self._leave_out(keys, counters, finished)
             self._owners.list_one(job.id, reborn)
             for tid in reborn:  # the children that it had waited for are told of to its parent
                 self._reaped.watch(tid, job.id)
