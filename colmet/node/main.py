@@ -168,11 +168,11 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> i
     source = find_jobs(options, host)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     place = placement.Placement(host, options.nice, not options.no_affinity)
-    place.lower_priority()  # before there are sockets, whose threads take after this one
     push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
     try:
         spool = Spool(ENCODERS[options.wire], push.send)
         own = None if options.disable_agent_stats else account.Account(host, options.agent_stats_period)
+        place.lower_priority()  # that of ZeroMQ's threads, too
         schedule = Schedule(options.sample_period)
         agent = Agent(socket.gethostname(), source, backends, spool, schedule, place, own)
         try:
