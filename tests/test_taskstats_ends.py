@@ -839,6 +839,24 @@ def test_what_ended_since_the_last_tick_is_kept_at_the_agents_end_too(kept):
     assert kept.tick() == {1: 139, 2: 0}
 
 
+def test_what_is_estimated_is_not_more_than_the_cgroup_used_and_does_not_fall(node, kernel):
+    directory = ["/group"]
+    node.jobs[1].directory = lambda asked: directory[0] if asked == "cpuacct" else None
+    node.fake.write("/group/cpuacct.usage", "120\n")
+    node.backend._beyond[1] = 50
+    assert node.row()["cpu_total"] == 120, "100 were told, 50 estimated"
+    node.fake.write("/group/cpuacct.usage", "130\n")
+    assert node.row()["cpu_total"] == 130
+    node.fake.write("/group/cpuacct.usage", "90\n")
+    assert node.row()["cpu_total"] == 130, "never less than before"
+    directory[0] = "/gone"
+    node.backend._beyond[1] = 500
+    assert node.row()["cpu_total"] == 130, "nothing has ended since it was read"
+    kernel.start(11, 10, told=True)
+    kernel.end(11, cpu=1)
+    assert node.row()["cpu_total"] >= 601
+
+
 # Tasks that came, and had used some of it in the job before they were seen there
 
 

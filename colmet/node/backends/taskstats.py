@@ -144,6 +144,7 @@ class TaskstatsBackend(InputBackend):
         self._owners = Attribution()
         self._reaped = Reaped(host, self._owners.owner)
         self._beyond: dict[int, int] = {}  # CPU time that no record told of, by job
+        self._group_ns: dict[int, int] = {}  # CPU time of its cgroup, where no task of the job has ended since
         self._listed: set[int] = set()  # jobs whose tasks have been looked at
         self._received: list[Exits] = []  # not attributed yet
         self._finished: list[Ints] = []  # tasks of jobs that have ended since the last tick
@@ -238,6 +239,7 @@ class TaskstatsBackend(InputBackend):
         self._listed &= ids
         self._told_totals = {job: totals for job, totals in self._told_totals.items() if job in ids}
         self._beyond = {job: beyond for job, beyond in self._beyond.items() if job in ids}
+        self._group_ns = {job: group for job, group in self._group_ns.items() if job in ids}
         self._reaped.tick(ids)
         self._recognize(jobs)
         self._restored = {}  # the others ended while the agent was away
@@ -272,6 +274,7 @@ class TaskstatsBackend(InputBackend):
         self._listed.discard(job.id)
         self._told_totals.pop(job.id, None)
         self._beyond.pop(job.id, None)
+        self._group_ns.pop(job.id, None)
         return rows[0] if rows else None
 
     def counters(self) -> Mapping[str, int]:
@@ -346,12 +349,27 @@ class TaskstatsBackend(InputBackend):
             totals = self._totals.update(job.id, keys, counters, reborn=reborn)
             self._listed.add(job.id)
             if totals is not None:
-                # estimates may go down a little
-                cpu = max(int(totals[_VIRTUAL]) + self._beyond.get(job.id, 0), job.attributed_cpu_ns or 0)
-                job.attributed_cpu_ns = cpu
+                job.attributed_cpu_ns = cpu = self._cpu_total(job, int(totals[_VIRTUAL]))
                 self._told_totals[job.id] = totals
                 rows.append(Sample(job.id, {**as_values(_TASK, totals), "cpu_total": cpu}))
         return rows
+
+    def _cpu_total(self, job: Job, told_ns: int) -> int:
+        """What a job's tasks told, and what is known or estimated beyond it: never less than before.
+
+        An estimate may be too large; more than the job's cgroup used was not.
+        """
+        beyond = self._beyond.get(job.id, 0)
+        cpu = told_ns + beyond
+        if beyond > 0:
+            group_ns = self._group_cpu_ns(job)
+            if group_ns is None:  # gone
+                group_ns = self._group_ns.get(job.id)
+            else:
+                self._group_ns[job.id] = group_ns
+            if group_ns is not None:
+                cpu = min(cpu, max(told_ns, group_ns))
+        return max(cpu, job.attributed_cpu_ns or 0)
 
     def _receive(self) -> None:
         """Take in the exit records that have come, and the forks before them."""
@@ -381,6 +399,7 @@ class TaskstatsBackend(InputBackend):
         for job, exits in shares:
             tids = exits.ids[:, 0]
             self._totals.end(job, tids, exits.values)
+            self._group_ns.pop(job, None)
             told = exits.values[:, _VIRTUAL]
             beyond = np.where(told < _LONG_NS, exits.values[:, _REAL] - told, 0)
             self._reaped.add(exits.ids.tolist(), told.tolist(), beyond.tolist())
