@@ -32,6 +32,7 @@ print(sys.executable)" 2>/dev/null && return
 mkdir -p .venvs
 summary=()
 absent=()
+later=()  # what pytest is told on all but the first
 failed=0
 for version in "${versions[@]}"; do
     if ! python=$(find_python "$version"); then
@@ -45,7 +46,8 @@ for version in "${versions[@]}"; do
     echo "---- Python $version: $python"
     if scripts/bootstrap.sh ".venvs/$version" "$python"; then
         timeout --foreground --kill-after=30 "$limit_s" \
-            ".venvs/$version/bin/python" -m pytest "$@" 2>&1 | tee "$log" || status=$?
+            ".venvs/$version/bin/python" -m pytest "${later[@]}" "$@" 2>&1 | tee "$log" || status=$?
+        later=(-m "not slow")
         # pytest's closing line without its rule: "12 passed, 1 skipped in 3.45s"; a library may have its say after it
         closing=$(sed -nE 's/^(=+ )?([0-9].* in [0-9.]+s( \([0-9:]+\))?)( =+)?$/\2/p' "$log" | tail -n 1)
         [[ $status -ne 124 ]] || closing="stopped after $limit_s s"

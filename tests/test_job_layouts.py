@@ -610,6 +610,7 @@ def test_v2_files_stay_open_while_their_directory_is_there(machine):
     assert host.kept == kept - 4
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_10_000_jobs_that_come_and_go(machine):
     machine.mount(HYBRID)
     source = machine.source()

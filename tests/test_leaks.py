@@ -91,6 +91,7 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
     assert grown < 70_000
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_that_come_and_go(root):
     """1,500 ticks; benchmarks/bench_agent.py does 10,000."""

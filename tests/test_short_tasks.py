@@ -20,7 +20,7 @@ from colmet.node.backends.taskstats import SCHEMA
 from colmet.tools.live import Daemons, Failed, JobRoot
 from colmet.tools.workloads import measure, table
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 def assert_never_down(rows, schema: Schema):
