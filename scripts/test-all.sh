@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs the tests on every supported Python that this machine has, one after the other (some tests measure time),
-# each in its own .venvs/VERSION, and prints a line for each.
+# each in its own .venvs/VERSION, and prints a line for each. What is marked slow runs on the first alone.
 #
 # usage: [VERSIONS="3.9 3.13"] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail

@@ -194,6 +194,7 @@ def test_a_new_node_feeds_an_old_collector(start, uri):
     assert names == (expected if os.geteuid() == 0 else expected[1:])
 
 
+@pytest.mark.slow
 def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(start_collector, uri):
     """10,000 random, cut, oversized, extended, spliced and flipped messages of each dialect, then good ones."""
     collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")

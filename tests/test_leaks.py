@@ -51,6 +51,7 @@ def growth_of(step, count, warm_up):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_descriptors(cgroups, monkeypatch):
     # what else ends on this machine is remembered, up to these bounds

@@ -261,6 +261,7 @@ def test_a_damaged_description_is_refused(description: Any) -> None:
         Decoder().decode(with_table(description=description))
 
 
+@pytest.mark.slow
 def test_a_description_that_inflates_a_thousandfold_is_refused_in_bounded_memory() -> None:
     squeeze = zlib.compressobj(9)
     bomb = b"".join([squeeze.compress(bytes(1 << 20)) for _ in range(1024)]) + squeeze.flush()
