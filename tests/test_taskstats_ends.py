@@ -268,7 +268,8 @@ def test_a_task_number_that_the_job_uses_again_is_another_task(node, kernel):
     assert node.tick() == {1: 117}
 
 
-def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_told(node, kernel):
+def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_told(node, kernel, monkeypatch):
+    monkeypatch.setattr("colmet.node.backends.taskstats.FEW", 0)
     kernel.start(20)
     node.job(2, 20)
     node.tick()

@@ -56,7 +56,7 @@ class InputBackend(ABC):
         """
 
     def drain(self) -> Iterable[int]:
-        """Take in what has come since; the ids of jobs of which no task that is known lives any more."""
+        """Take in what has come since; the ids of jobs that may be about to end."""
         return ()
 
     def notice(self, job: Job) -> None:  # noqa: B027 - a backend may have nothing to do then

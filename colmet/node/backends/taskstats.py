@@ -102,6 +102,7 @@ _LONG_NS = 20_000_000
 _EXITING = 0x4  # PF_EXITING of the flags in /proc/<pid>/stat
 _HEAD = struct.Struct("<I")  # of the kept state: the length of the description that follows
 LISTEN_AGAIN_S = 600.0
+FEW = 4  # tasks: with so many left, a job may be about to end
 MAX_FINISHED = 65536  # ended tasks that are told from live ones of the same number
 MAX_KEPT_TASKS = 16384  # about 4 MB of state
 
@@ -257,7 +258,8 @@ class TaskstatsBackend(InputBackend):
         self._receive()
         ended = self._attribute()
         self._settle()
-        return [job for job in ended if not self._owners.alive(job)]
+        # one that is being taken down may still be listed, and count as alive: few are worth a look, too
+        return [job for job in ended if self._owners.alive(job) <= FEW]
 
     def notice(self, job: Job) -> None:
         """Look at a job's tasks, so that those they fork are known."""
