@@ -466,9 +466,9 @@ class _Group:
         return Sample(self.job.id, row)
 
     def is_final(self) -> bool:
-        """Whether its tasks are known to have used next to nothing since it was read last."""
+        """Whether its tasks are known to have used no more than it had used when it was read last."""
         usage, now, then = self.known.get("cpu_usage"), self.job.attributed_cpu_ns, self.attributed_ns
-        return usage is not None and now is not None and then is not None and now - then <= 0.005 * int(usage)
+        return usage is not None and now is not None and then is not None and now <= int(usage)
 
     def last_row(self) -> Sample:
         """Its row of what was read last, when nothing can be read any more.
