@@ -146,7 +146,7 @@ def test_lost_records_are_counted_to_the_last_and_nothing_hangs(start_daemons, r
         return row, row["timestamp"] + wall_to_monotonic
 
     own_row()
-    shown_before = end_tasks_on_each_cpu()
+    end_tasks_on_each_cpu()
     before, began = own_row()
     time.sleep(0.4)
     storm = "for n in 1 2 3 4; do (for i in $(seq 500); do /bin/true; done) & done; wait"
@@ -159,10 +159,13 @@ def test_lost_records_are_counted_to_the_last_and_nothing_hangs(start_daemons, r
 
     lost = after["exit_records_lost"] - before["exit_records_lost"]
     told = after["exit_records"] - before["exit_records"] + lost
-    # who ends elsewhere about the time of a tick, or is lost and has not shown by then, may be on either side
-    least, most = ends.count(began + 0.3, shown), ends.count(shown_before, ended + 0.3)
-    print(f"ended {least} to {most}, told or known to be lost {told}, lost {lost}")
-    assert least <= told <= most
+    told_in_all = after["exit_records"] + after["exit_records_lost"]
+    # who ends elsewhere about the time of a tick may be on either side; and of those lost before the storm, some may
+    # have shown only in it, however many tasks ended then: so the upper bound counts from the start
+    least, most = ends.count(began + 0.3, shown), ends.count(0, ended + 0.3)
+    print(f"ended {least} or more, told or known to be lost {told}, lost {lost}; since the start {most}, {told_in_all}")
+    assert least <= told
+    assert told_in_all <= most
     assert told > 2000
     assert lost > 100, "there was room enough"
     assert after["exit_overflows"] > before["exit_overflows"]
