@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.schema import Field, Schema
-from colmet.node.accumulator import Accumulator, as_values
+from colmet.node.accounting.accumulator import Accumulator, as_values
 
 SCHEMA = Schema(
     "t_default",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colmet.node.attribution import Attribution
-from colmet.node.taskstats import Exits
+from colmet.node.accounting.attribution import Attribution
+from colmet.node.kernel.taskstats import Exits
 
 
 def records(*ids):

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from test_taskstats import answer, slots, structure
 
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.node import netlink
 from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.host import Host
-from colmet.node.taskstats import FIELDS, ExitRecords, Form, SequenceCount, stats_offset
+from colmet.node.kernel import netlink
+from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Form, SequenceCount, stats_offset
 
 CAPTURE = Path(__file__).parent / "data/kernel/taskstats-exits-v16-linux-6.18.bin"
 VERSIONS = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]

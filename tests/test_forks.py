@@ -13,10 +13,10 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable
-from colmet.node import forks
-from colmet.node.forks import ForkEvents
 from colmet.node.host import Host
-from colmet.node.netlink import Inbox
+from colmet.node.kernel import forks
+from colmet.node.kernel.forks import ForkEvents
+from colmet.node.kernel.netlink import Inbox
 
 FORK, EXEC, EXIT, NONE = 0x1, 0x2, 0x80000000, 0
 
@@ -218,8 +218,8 @@ def test_live_a_child_of_a_thread_names_the_thread(events):
 @pytest.mark.live
 def test_live_outside_of_the_first_pid_namespace_they_are_unavailable(root):
     code = (
-        "from colmet.node.forks import ForkEvents\n"
-        "from colmet.node.netlink import Inbox\n"
+        "from colmet.node.kernel.forks import ForkEvents\n"
+        "from colmet.node.kernel.netlink import Inbox\n"
         "from colmet.common.errors import BackendUnavailable\n"
         "try: ForkEvents(Inbox(4, 256)); print('open')\n"
         "except BackendUnavailable as err: print('unavailable', err)\n"

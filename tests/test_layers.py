@@ -15,7 +15,7 @@ LIBRARIES = {
     "zmq": ("colmet.common.transport",),
     "msgpack": ("colmet.common.wire.",),
     "tables": ("colmet.collector.backends.hdf5", "colmet.tools."),
-    "pyinotify": ("colmet.node.watches",),
+    "pyinotify": ("colmet.node.discovery.watches",),
     "requests": ("colmet.collector.backends.elasticsearch",),
     "subprocess": ("colmet.node.host", "colmet.tools."),
 }

@@ -19,8 +19,8 @@ from colmet.common.cli import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.account import Account
+from colmet.node.accounting.attribution import Attribution
 from colmet.node.agent import Agent
-from colmet.node.attribution import Attribution
 from colmet.node.backends import NAMES
 from colmet.node.host import Host
 from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.node import netlink
+from colmet.node.kernel import netlink
 
 
 def test_a_request_is_laid_out_as_the_kernel_wants_it():

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run
 
-from colmet.node.cpus import MAX_CPUS, parse_cpu_list
 from colmet.node.host import Host
 from colmet.node.jobs import Job
+from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
 from colmet.node.placement import Placement
 
 

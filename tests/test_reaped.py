@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colmet.node.reaped import Reaped
+from colmet.node.accounting.reaped import Reaped
 
 TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 ROOT = 10

@@ -13,11 +13,11 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.node import netlink, taskstats
 from colmet.node.backends.taskstats import DELAY_FIELDS, TaskstatsBackend
 from colmet.node.host import Host
 from colmet.node.jobs import Job
-from colmet.node.taskstats import FIELDS, Layout, TaskstatsClient, decode_answers
+from colmet.node.kernel import netlink, taskstats
+from colmet.node.kernel.taskstats import FIELDS, Layout, TaskstatsClient, decode_answers
 
 CAPTURE = Path(__file__).parent / "data/kernel/taskstats-v16-linux-6.18.bin"
 

@@ -17,7 +17,7 @@ from colmet.common.errors import ParseError
 from colmet.node.backends import taskstats
 from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs import Job
-from colmet.node.taskstats import FIELDS, Exits
+from colmet.node.kernel.taskstats import FIELDS, Exits
 
 MS = 1_000_000
 EXITING = 0x4

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.node.finder import Finder, Found
+from colmet.node.discovery.finder import Finder, Found
+from colmet.node.discovery.mounts import Mounts
+from colmet.node.discovery.places import NamedRoot, Place, layout_places
+from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, Kept, is_gone
-from colmet.node.mounts import Mounts
-from colmet.node.places import NamedRoot, Place, layout_places
-from colmet.node.watches import Directories
 
 log = logging.getLogger(__name__)
 

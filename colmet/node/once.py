@@ -22,9 +22,9 @@ from colmet.node.account import SCHEMA as ACCOUNT
 from colmet.node.account import Account
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
+from colmet.node.discovery.places import NAMED
 from colmet.node.host import Host
 from colmet.node.jobs import ABSENT, NODE_JOB, Job, JobSource, State
-from colmet.node.places import NAMED
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import ParseError
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.backend import InputBackend
-from colmet.node.cgroupfiles import Blocks, Columns, Keyed, Parser, Values, count_cpus, limit, number, pressure
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job
+from colmet.node.kernel.cgroupfiles import Blocks, Columns, Keyed, Parser, Values, count_cpus, limit, number, pressure
 
 log = logging.getLogger(__name__)
 

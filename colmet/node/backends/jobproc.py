@@ -15,7 +15,7 @@ import numpy as np
 from colmet.common.cli import Options
 from colmet.common.errors import ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
-from colmet.node.accumulator import Accumulator, Ints, as_values
+from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job

@@ -23,15 +23,15 @@ import numpy as np
 from colmet.common.cli import Options, whole_number
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
-from colmet.node.accumulator import Accumulator, Ints, as_values
-from colmet.node.attribution import Attribution
+from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
+from colmet.node.accounting.attribution import Attribution
+from colmet.node.accounting.reaped import Reaped
 from colmet.node.backend import InputBackend
-from colmet.node.forks import ForkEvents
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job
-from colmet.node.reaped import Reaped
+from colmet.node.kernel.forks import ForkEvents
+from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
 from colmet.node.state import StateFile
-from colmet.node.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
 
 log = logging.getLogger(__name__)
 

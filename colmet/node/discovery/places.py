@@ -8,10 +8,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+from colmet.node.discovery.layouts import LAYOUTS, Claim, Layout, job_number
+from colmet.node.discovery.mounts import Mounts
+from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, is_gone
-from colmet.node.layouts import LAYOUTS, Claim, Layout, job_number
-from colmet.node.mounts import Mounts
-from colmet.node.watches import Directories
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Container, Sequence
 
 from colmet.common.cli import powers_of_ten
+from colmet.node.discovery.layouts import Claim
+from colmet.node.discovery.places import Place
+from colmet.node.discovery.sluids import Sluids
+from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, is_gone
-from colmet.node.layouts import Claim
-from colmet.node.places import Place
-from colmet.node.sluids import Sluids
-from colmet.node.watches import Directories
 
 log = logging.getLogger(__name__)
 

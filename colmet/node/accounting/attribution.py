@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from colmet.node.accumulator import Ints
-from colmet.node.taskstats import Exits
+from colmet.node.accounting.accumulator import Ints
+from colmet.node.kernel.taskstats import Exits
 
 NOBODY = -1
 

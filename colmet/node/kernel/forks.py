@@ -14,8 +14,8 @@ import struct
 import numpy as np
 
 from colmet.common.errors import BackendUnavailable
-from colmet.node.accumulator import Ints
-from colmet.node.netlink import HEADER, Inbox, NetlinkSocket
+from colmet.node.accounting.accumulator import Ints
+from colmet.node.kernel.netlink import HEADER, Inbox, NetlinkSocket
 
 NETLINK_CONNECTOR = 11
 CN_IDX_PROC = CN_VAL_PROC = 1

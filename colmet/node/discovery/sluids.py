@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Container, Sequence
 
 from colmet.common.cli import powers_of_ten
+from colmet.node.discovery.layouts import job_number
 from colmet.node.host import Host
-from colmet.node.layouts import job_number
 
 log = logging.getLogger(__name__)
 

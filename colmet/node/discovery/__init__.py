@@ -1,0 +1,1 @@
+"""Where jobs are: the layouts of resource managers, found in the cgroup mounts."""

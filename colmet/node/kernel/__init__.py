@@ -1,0 +1,1 @@
+"""What the kernel says, and how it is asked: netlink, taskstats, fork events, forms of files."""
