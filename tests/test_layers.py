@@ -17,7 +17,8 @@ LIBRARIES = {
     "tables": ("colmet.collector.backends.hdf5", "colmet.tools."),
     "pyinotify": ("colmet.node.discovery.watches",),
     "requests": ("colmet.collector.backends.elasticsearch",),
-    "subprocess": ("colmet.node.host", "colmet.tools."),
+    "subprocess": ("colmet.node.command", "colmet.tools."),
+    "ctypes": ("colmet.node.clib", "colmet.node.backends."),
 }
 
 

@@ -5,6 +5,8 @@ Who raises and who catches each is a table in docs/architecture.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ColmetError(Exception):
     """Base of all of them; its text is written for the administrator."""
@@ -31,3 +33,15 @@ class BackendUnavailable(ColmetError):
 
 class OutputUnavailable(ColmetError):
     """An output cannot take rows now (disk full, database away); it is to be tried again with the same rows."""
+
+
+class CommandFailed(ColmetError):
+    """A program that is asked for values cannot be started, fails, or does not answer in time.
+
+    Attributes:
+        why: "absent", "status", "late", or "" for what else there is.
+    """
+
+    def __init__(self, argv: Sequence[str], text: str, why: str = "") -> None:
+        super().__init__(f"{' '.join(argv)}: {text}")
+        self.why = why

@@ -179,10 +179,17 @@ class Schema:
 
 
 class Sample(NamedTuple):
-    """What a backend yields: one row of its table. None, or a name left out, is a missing value."""
+    """What a backend yields: one row. None, or a name left out, is a missing value.
+
+    Attributes:
+        job_id: whose row it is; 0 is the node.
+        values: by name.
+        schema: of the row's table; None for the backend's first.
+    """
 
     job_id: int
     values: Mapping[str, Value]
+    schema: Schema | None = None
 
 
 class Table:

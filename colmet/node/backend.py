@@ -5,28 +5,39 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from colmet.common.cli import Options
 from colmet.common.schema import Sample, Schema
 from colmet.node.host import Host
 from colmet.node.jobs import Job
+from colmet.node.mapping import CounterName
 
 
 class InputBackend(ABC):
-    """Measures one table.
+    """Measures one table, or several that belong together.
 
     Life: built from the command line; `open()`, again with back-off for as long as it raises BackendUnavailable;
     `sample()` at every tick; `close()`. Between ticks, for those that have something to do then: `drain()`,
     `notice()`, `last()`.
 
+    A blocking backend lives in a thread of its own (`beside.Beside`): `open()`, `sample()` and `close()` may take their
+    time there, and a tick that comes while `sample()` has not returned is left out. It keeps no file of its host open
+    (`Host.keep`), and asks jobs for nothing but in `ask()`.
+
     Attributes:
-        schema: of the table.
+        schema: of the first table.
+        others: of further tables; a sample of one names it.
+        blocking: whether it may wait for a program, a device or a driver.
+        deadline_s: of a blocking backend: how long `sample()` may take before that is told as a failure.
         fd: readable when `drain()` has something to take in; -1 where there is none, or while it is closed.
     """
 
     name: ClassVar[str]
     schema: Schema
+    others: tuple[Schema, ...] = ()
+    blocking: ClassVar[bool] = False
+    deadline_s: float = 30.0
     fd: int = -1
 
     @classmethod
@@ -47,12 +58,21 @@ class InputBackend(ABC):
             BackendUnavailable: this node lacks what it needs; the text says what, and the remedy.
         """
 
+    def ask(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """On the tick: what `sample()` is to be given. A blocking backend reads what it has to know of jobs here."""
+        return jobs
+
     @abstractmethod
-    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row for each job that has something to tell, or one of job 0 for the node.
+    def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
+        """One row for each job that has something to tell, or rows of job 0 for the node.
+
+        Args:
+            jobs: what `ask()` said; the jobs on the node, where the backend does not say otherwise.
 
         Raises:
-            ParseError: a file has another form.
+            ParseError: a file or an answer has another form.
+            CommandFailed: a program failed this time.
+            BackendUnavailable: what it needs has gone; it is closed, and opened again later.
         """
 
     def drain(self) -> Iterable[int]:
@@ -64,6 +84,14 @@ class InputBackend(ABC):
 
     def last(self, job: Job) -> Sample | None:
         """A job's cgroup has gone: its last row, or None where it never had one. Nothing of it is kept."""
+        return None
+
+    def counter_names(self) -> Sequence[CounterName]:
+        """What its numbered columns hold on this node, as of its last `open()` or `sample()`."""
+        return ()
+
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None:
+        """The same as Colmet 0.6 wrote it: how the file's name begins, and its lines; None where it wrote none."""
         return None
 
     def counters(self) -> Mapping[str, int]:

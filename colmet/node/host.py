@@ -1,6 +1,7 @@
-"""Files under a root: the only open() of the node.
+"""Files under a root: the only open() of the node. And programs: the only place that starts any.
 
-Production reads `/`; tests give a made-up or captured tree as root, and all else stays the same.
+Production reads `/`; tests give a made-up or captured tree as root, and all else stays the same: programs are those
+under that root.
 """
 
 from __future__ import annotations
@@ -10,8 +11,15 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import stat
+import weakref
+from collections.abc import Mapping, Sequence
 
+from colmet.node.command import Command
+
+# Where services may not look by themselves: systemd's PATH has them all, that of cron and of `su` has not.
+_PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _FIRST_READ = 8192
 # Files of /proc made of many records (vmstat) give at most a page a read, and end a read where the next record does not
 # fit. Whatever gave less than this is whole.
@@ -191,6 +199,7 @@ class Host:
             max_kept = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS)
         self.max_kept = max_kept
         self.kept = 0
+        self._commands: weakref.WeakSet[Command] = weakref.WeakSet()
 
     def path(self, path: str) -> str:
         """Where an absolute path of the host lies."""
@@ -211,6 +220,30 @@ class Host:
     def keep(self, path: str) -> Kept:
         """The file for many reads; it is opened at the first."""
         return Kept(self, path)
+
+    def command(self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None) -> Command:
+        """A program to ask again and again; one that is given without its path is looked for where programs are.
+
+        Args:
+            argv: program and arguments.
+            deadline_s: seconds that one run may take.
+            env: added to the environment.
+        """
+        made = Command(argv, deadline_s, self.program, env)
+        self._commands.add(made)
+        return made
+
+    def program(self, name: str) -> str | None:
+        """Where a program is, by its name or path; None where there is none. Those of administrators are found, too."""
+        if "/" in name:
+            return shutil.which(self.root + name if name.startswith("/") else name)
+        folders = [*os.environ.get("PATH", "").split(":"), *_PROGRAMS]
+        return shutil.which(name, path=":".join([self.root + folder for folder in folders if folder.startswith("/")]))
+
+    def stop_commands(self) -> None:
+        """End all programs that run, and start no more; from any thread."""
+        for command in list(self._commands):
+            command.cancel()
 
     def private_directory(self, path: str) -> PrivateDirectory:
         """A directory to write in, made if it is not there; what it raises, see there."""

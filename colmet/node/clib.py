@@ -1,0 +1,56 @@
+"""The C libraries of backends that have one: where they are, and whether they are of this Colmet."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from colmet.common.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from ctypes import CDLL
+
+log = logging.getLogger(__name__)
+
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "backends")
+
+
+def load(folder: str, abi: int, variable: str) -> CDLL:
+    """A library that was built in a folder beside the backends.
+
+    Args:
+        folder: of its source, ``lib_rapl``; the library in it is ``lib_rapl.so``, and its function ``lib_rapl_abi``
+            takes nothing and returns an int, its ABI number.
+        abi: the number that this Colmet speaks.
+        variable: of the environment, which may name another file, or a folder with such a file. One that is not of
+            this Colmet is refused, with a warning, and the built one is used.
+
+    Raises:
+        BackendUnavailable: there is none, or none that fits; the text says how to build it.
+    """
+    built = os.path.join(HERE, folder, f"{folder}.so")
+    named = os.environ.get(variable, "")
+    if named:
+        path = os.path.join(named, f"{folder}.so") if os.path.isdir(named) else named
+        try:
+            return _open(path, folder, abi)
+        except OSError as err:
+            log.warning("%s=%s is refused, %s is taken: %s", variable, named, built, err)
+    try:
+        return _open(built, folder, abi)
+    except OSError as err:
+        raise BackendUnavailable(f"{err}; `make -C {os.path.dirname(built)}` builds it (it needs gcc)") from err
+
+
+def _open(path: str, folder: str, abi: int) -> CDLL:
+    import ctypes
+
+    library = ctypes.CDLL(path, use_errno=True)
+    try:
+        spoken = getattr(library, f"{folder}_abi")()
+    except AttributeError:
+        raise OSError(f"{path} is not the {folder} of this Colmet (it has no {folder}_abi)") from None
+    if spoken != abi:
+        raise OSError(f"{path} speaks ABI {spoken}, and this Colmet speaks {abi}")
+    return library
