@@ -72,7 +72,7 @@ def test_an_absent_backend_is_one_warning_and_is_tried_again_with_back_off(caplo
     backend.unavailable = "no such device; modprobe it"
     runner = Runner(backend, clock)
     for _ in range(5):
-        assert runner.sample([], 1) is None
+        assert runner.sample([], 1) == []
     assert backend.opened == 1
     waits, total = [], 0.0
     while total < 4 * LAST_RETRY_S:
@@ -95,7 +95,7 @@ def test_an_absent_backend_is_one_warning_and_is_tried_again_with_back_off(caplo
 def test_a_backend_that_fails_is_counted_told_at_powers_of_ten_and_goes_on(error, caplog):
     runner = Runner(Fake(raising(error)))
     for _ in range(100):
-        assert runner.sample([], 1) is None
+        assert runner.sample([], 1) == []
     assert runner.failures == 100
     assert caplog.text.count("sample failed") == 3
     assert ("Traceback" in caplog.text) == isinstance(error, ZeroDivisionError)
@@ -294,16 +294,16 @@ def test_a_runner_drains_notices_and_asks_for_last_rows_and_meters_all_of_it(hea
     for on, call in (
         ("on_drain", lambda: runner.drain() == [7, 9]),
         ("on_notice", lambda: runner.notice(jobs[0]) is None),
-        ("on_last", lambda: runner.last(jobs[:1], 5).rows["cpu"].tolist() == [77]),
+        ("on_last", lambda: runner.last(jobs[:1], 5)[0].rows["cpu"].tolist() == [77]),
     ):
         setattr(hearing, on, lambda: time.sleep(0.01))
         assert call()
         assert runner.meter.wall_ns - before >= 0.01e9
         before = runner.meter.wall_ns
         setattr(hearing, on, lambda: None)
-    table = runner.last(jobs, 5)
+    (table,) = runner.last(jobs, 5)
     assert table.time_ns == 5 and table.rows["job_id"].tolist() == [7, 9] and table.rows["cpu"].tolist() == [77, 79]
-    assert runner.last(jobs[1:2], 5) is None and runner.last([], 5) is None
+    assert runner.last(jobs[1:2], 5) == [] and runner.last([], 5) == []
     assert (runner.rows, runner.failures, runner.overruns) == (3, 0, 0)
     assert hearing.noticed == [(7, [])]
 
@@ -311,7 +311,7 @@ def test_a_runner_drains_notices_and_asks_for_last_rows_and_meters_all_of_it(hea
 def test_a_runner_that_is_closed_asks_its_backend_nothing(hearing):
     runner = Runner(hearing)
     assert runner.fd == -1
-    assert runner.drain() == [] and runner.last([Job(None, 7)], 1) is None
+    assert runner.drain() == [] and runner.last([Job(None, 7)], 1) == []
     runner.notice(Job(None, 7))
     assert hearing.drained == hearing.noticed == hearing.asked == []
     runner.open()
@@ -329,11 +329,12 @@ def test_a_failure_between_ticks_is_counted_and_stops_nothing(hearing, error, ca
     hearing.on_drain = hearing.on_notice = hearing.on_last = fail
     assert runner.drain() == []
     runner.notice(Job(None, 7))
-    assert runner.last([Job(None, 7), Job(None, 9)], 1) is None
+    assert runner.last([Job(None, 7), Job(None, 9)], 1) == []
     assert runner.failures == 4 and runner.is_open
     assert caplog.text.count("sample failed") == 1
     hearing.on_last = lambda: hearing.asked[-1] == 7 and fail()
-    assert runner.last([Job(None, 7), Job(None, 9)], 1).rows["job_id"].tolist() == [9], "one job's is not all of theirs"
+    (table,) = runner.last([Job(None, 7), Job(None, 9)], 1)
+    assert table.rows["job_id"].tolist() == [9], "one job's is not all of theirs"
 
 
 def test_a_backend_that_becomes_unavailable_between_ticks_is_closed_once_and_tried_again_after_the_first_wait(hearing):
@@ -343,7 +344,7 @@ def test_a_backend_that_becomes_unavailable_between_ticks_is_closed_once_and_tri
     clock = Clock()
     runner = opened(hearing, monotonic=clock)
     hearing.on_last = fail
-    assert runner.last([Job(None, 7), Job(None, 9)], 1) is None
+    assert runner.last([Job(None, 7), Job(None, 9)], 1) == []
     assert not runner.is_open and runner.failures == 0 and hearing.asked == [7]
     clock.now += FIRST_RETRY_S
     assert runner.open()

@@ -18,7 +18,7 @@ LIBRARIES = {
     "pyinotify": ("colmet.node.discovery.watches",),
     "requests": ("colmet.collector.backends.elasticsearch",),
     "subprocess": ("colmet.node.command", "colmet.tools."),
-    "ctypes": ("colmet.node.clib", "colmet.node.backends."),
+    "ctypes": ("colmet.node.clib", "colmet.node.kernel.netlink", "colmet.node.backends."),
 }
 
 

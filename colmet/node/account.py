@@ -24,8 +24,8 @@ def _gauge(name: str, unit: str, text: str, source: str = "the agent") -> Field:
     return Field(name, unit, "gauge", f"{text} Source: {source}.")
 
 
-def _backend(name: str, text: str, backend: str = "taskstats") -> Field:
-    return Field(name, "count", "counter", f"{text} Source: the {backend} backend.")
+def _backend(name: str, text: str, backend: str = "taskstats backend") -> Field:
+    return Field(name, "count", "counter", f"{text} Source: the {backend}.")
 
 
 # Counters start at 0 with the agent. What a row has nothing to tell of is missing in it.
@@ -59,6 +59,12 @@ SCHEMA = Schema(
         _counter("ticks", "count", "Ticks, this one included."),
         _counter("batches_sent", "count", "Batches handed to the transport, up to the one before this."),
         _counter("batches_dropped", "count", "Batches that found the send queue full."),
+        _counter(
+            "programs_cpu_time",
+            "usec",
+            "CPU time of the programs that backends have started and that have ended.",
+            "getrusage, RUSAGE_CHILDREN",
+        ),
         _gauge("rss", "kbytes", "Resident memory.", "/proc/self/statm, resident"),
         _gauge("open_files", "count", "Open descriptors; missing before Linux 6.2.", "stat of /proc/self/fd, st_size"),
         _gauge("kept_files", "count", "Files of /proc and cgroups that are kept open from tick to tick."),
@@ -73,7 +79,12 @@ SCHEMA = Schema(
         _counter("watch_overflows", "count", "Times that inotify lost events, so that all was listed again."),
         _gauge("cpus", "count", "CPUs that it may run on."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
+        # of the row of a backend in a thread of its own
+        _counter("left_out", "count", "Ticks without rows, the measurement before not having ended."),
+        _counter("late", "count", "Measurements that took longer than their deadline and were waited for."),
         # of the row of a backend that fills them through InputBackend.counters()
+        _backend("commands", "Programs started.", "backend that asks programs"),
+        _backend("commands_killed", "Programs killed at their deadline.", "backend that asks programs"),
         _backend("exit_records", "Records that the kernel sent of ended tasks."),
         _backend("exit_records_lost", "Records of ended tasks that are known not to have arrived."),
         _backend("exit_overflows", "Times that the kernel had no room for records of ended tasks (ENOBUFS)."),
@@ -92,8 +103,8 @@ SCHEMA = Schema(
             "1 while the kernel tells of ended tasks. Source: the taskstats backend.",
         ),
         Field("fork_events_on", "count", "gauge", "1 while the kernel tells of forks. Source: the taskstats backend."),
-        _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup"),
-        _backend("overattributed", "Rows in which more CPU time was attributed than the cgroup had used.", "cgroup"),
+        _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
+        _backend("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
     ],
 )
 
@@ -101,6 +112,11 @@ _ROW = struct.Struct("<q" + "".join(["q" if field.dtype == "i8" else f"{field.dt
 _PLACES = {name: n for n, name in enumerate(("job_id", *SCHEMA.names))}
 _EMPTY = [0, *[field.missing for field in SCHEMA.fields]]
 _KBYTES_A_PAGE = resource.getpagesize() // 1024
+
+
+def _programs_cpu_us() -> int:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return int((used.ru_utime + used.ru_stime) * 1e6)
 
 
 class Meter:
@@ -134,7 +150,10 @@ class Accounted(Protocol):
     def name(self) -> str: ...  # noqa: D102
 
     @property
-    def meter(self) -> Meter: ...  # noqa: D102
+    def cpu_ns(self) -> int: ...  # noqa: D102
+
+    @property
+    def wall_ns(self) -> int: ...  # noqa: D102
 
     is_open: bool
     rows: int
@@ -200,13 +219,12 @@ class Account:
         for runner in runners:
             rows += runner.rows
             failures += runner.failures
-            meter = runner.meter
             packed.append(
                 self._pack(
                     {
                         "is_on": int(runner.is_open),
-                        "cpu_time": meter.cpu_ns // 1000,
-                        "wall_time": meter.wall_ns // 1000,
+                        "cpu_time": runner.cpu_ns // 1000,
+                        "wall_time": runner.wall_ns // 1000,
                         "rows": runner.rows,
                         "failures": runner.failures,
                         "overruns": runner.overruns,
@@ -220,6 +238,7 @@ class Account:
             "cpu_time": time.process_time_ns() // 1000,
             "rows": rows,
             "failures": failures,
+            "programs_cpu_time": _programs_cpu_us(),
             "rss": self._rss(),
             "open_files": self._open_files(),
             "kept_files": self._host.kept,

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from colmet.common.cli import Signals, powers_of_ten
-from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.common.schema import Batch, Sample, Table
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.node.account import Account, Meter
 from colmet.node.backend import InputBackend
+from colmet.node.beside import Beside, NotYet
 from colmet.node.jobs import NODE_JOB, Job, JobSource
 from colmet.node.placement import Placement
 from colmet.node.schedule import Schedule
@@ -27,6 +28,7 @@ LAST_RETRY_S = 3600.0
 LOOKS = (20.0, 20)  # for jobs and tasks that come or go
 DRAINS = (4.0, 10)  # for tasks that have ended
 WORK_S = 30  # seconds of rest for a second of work between ticks
+FAREWELL_S = 1.0  # for backends in threads to end; what a driver holds then ends with the process
 
 
 class Pace:
@@ -63,8 +65,12 @@ class Pace:
 class Runner:
     """A backend with its state: open or waiting to be tried again, what it has cost and what has gone wrong with it.
 
+    Args:
+        backend: the backend; a blocking one is used as it is, so whoever must not wait gives it in a `Beside`.
+        period_s: of the samples.
+
     Attributes:
-        meter: what its work has taken; every call into the backend is made within it.
+        meter: what its work has taken of this thread; every call into the backend is made within it.
         rows: measured.
         failures: calls that failed.
         overruns: samples that took longer than the period.
@@ -90,8 +96,11 @@ class Runner:
         """Open it if it is closed and its time has come; whether it is open."""
         if not self.is_open and self._monotonic() >= self._retry_at:
             try:
-                self.backend.open()
-            except BackendUnavailable as err:
+                with self.meter:
+                    self.backend.open()
+            except NotYet:
+                pass
+            except (BackendUnavailable, CommandFailed) as err:
                 self._wait(err)
             except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
                 self._failed(err, defect=not isinstance(err, (ParseError, OSError)))
@@ -116,15 +125,32 @@ class Runner:
         """Readable when `drain` has something to do; -1 where it never has, for now."""
         return self.backend.fd if self.is_open else -1
 
-    def sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
-        """Its table at this tick; None where it has no rows."""
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of its work, in a thread of its own included."""
+        return self.meter.cpu_ns + (self.backend.meter.cpu_ns if isinstance(self.backend, Beside) else 0)
+
+    @property
+    def wall_ns(self) -> int:
+        """Time that the same work took."""
+        return self.meter.wall_ns + (self.backend.meter.wall_ns if isinstance(self.backend, Beside) else 0)
+
+    def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
+        """Its tables at this tick; none where it has no rows."""
         if not self.open():
-            return None
-        table = None
+            return []
+        tables: list[Table] = []
         with self._guarded():
-            table = self._table(list(self.backend.sample(jobs)), time_ns)
+            tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns)
         self.overruns += self.meter.last_wall_ns > self._period_ns
-        return table
+        return tables
+
+    def take(self) -> list[Table]:
+        """What a backend in a thread has measured since the last tick."""
+        if self.is_open and isinstance(self.backend, Beside):
+            with self._guarded():
+                return self._tables(self.backend.take(), 0)
+        return []
 
     def drain(self) -> list[int]:
         """Have it take in what has come between ticks; the jobs that it thinks have no task left."""
@@ -139,8 +165,8 @@ class Runner:
             with self._guarded():
                 self.backend.notice(job)
 
-    def last(self, jobs: Iterable[Job], time_ns: int) -> Table | None:
-        """Its last rows of jobs whose cgroups have gone; None where it has none."""
+    def last(self, jobs: Iterable[Job], time_ns: int) -> list[Table]:
+        """Its last rows of jobs whose cgroups have gone."""
         samples: list[Sample] = []
         for job in jobs:
             if not self.is_open:
@@ -150,15 +176,21 @@ class Runner:
                 if sample is not None:
                     samples.append(sample)
         with self._guarded():
-            return self._table(samples, time_ns)
-        return None
+            return self._tables(samples, time_ns)
+        return []
 
-    def _table(self, samples: list[Sample], time_ns: int) -> Table | None:
-        if not samples:
-            return None
-        table = Table.from_samples(self.backend.schema, time_ns, samples)
-        self.rows += len(samples)
-        return table
+    def _tables(self, samples: Iterable[Sample], time_ns: int) -> list[Table]:
+        """The samples' tables, of the time at which they were measured."""
+        by_schema: dict[Schema, list[Sample]] = {}
+        for sample in samples:
+            by_schema.setdefault(sample.schema or self.backend.schema, []).append(sample)
+        if isinstance(self.backend, Beside):
+            time_ns = self.backend.measured_ns
+        tables = [Table.from_samples(schema, time_ns, some) for schema, some in by_schema.items()]
+        self.rows += sum(map(len, tables))
+        if tables:
+            self._retry_s = FIRST_RETRY_S  # it can be missed again, and that is news again
+        return tables
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -168,7 +200,7 @@ class Runner:
                 yield
         except BackendUnavailable as err:
             self._wait(err)
-        except (ParseError, OSError) as err:
+        except (ParseError, CommandFailed, OSError) as err:
             self._failed(err)
         except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
             self._failed(err, defect=True)
@@ -215,7 +247,9 @@ class Agent:
     ) -> None:
         self._host_name = host_name
         self._source = source
-        self._runners = [Runner(backend, period_s=schedule.period_s) for backend in backends]
+        self._runners = [
+            Runner(Beside(backend) if backend.blocking else backend, period_s=schedule.period_s) for backend in backends
+        ]
         self._spool = spool
         self._schedule = schedule
         self._placement = placement
@@ -235,27 +269,26 @@ class Agent:
             time_ns = time.time_ns()
             jobs = self._scan()
             self._notice(self._source.take_changed())
-            tables = [runner.sample(jobs, time_ns) for runner in self._runners]
+            tables = [table for runner in self._runners for table in runner.sample(jobs, time_ns)]
             self._ticks += 1
-            return self._batch(time_ns, [*tables, self._own_table(time_ns)])
+            return self._batch(time_ns, [*tables, *self._own_tables(time_ns)])
 
-    def _batch(self, time_ns: int, tables: Iterable[Table | None], ended: Iterable[Job] = ()) -> Batch:
+    def _batch(self, time_ns: int, tables: Iterable[Table], ended: Iterable[Job] = ()) -> Batch:
         self._seq += 1
         ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
-        some = tuple([table for table in tables if table is not None])
-        return Batch(self._host_name, self._epoch, self._seq, time_ns, tuple(sorted(ids)), some)
+        return Batch(self._host_name, self._epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
 
-    def _own_table(self, time_ns: int) -> Table | None:
-        """What the agent itself costs, or None where that is not asked for."""
+    def _own_tables(self, time_ns: int) -> list[Table]:
+        """What the agent itself costs, where that is asked for and due."""
         if self._account is None or not self._account.is_due():
-            return None
+            return []
         try:
-            return self._account.table(time_ns, self._runners, self._totals())
+            return [self._account.table(time_ns, self._runners, self._totals())]
         except Exception:  # a defect of ours here must not stop the measuring
             self._account_failures += 1
             if powers_of_ten(self._account_failures):
                 log.exception("no row of the agent itself failures=%d", self._account_failures)
-            return None
+            return []
 
     def _totals(self) -> dict[str, int]:
         """What the agent as a whole counts, by column of `agent_default`."""
@@ -289,10 +322,10 @@ class Agent:
         ended = self._source.take_ended()
         if ended:
             time_ns = time.time_ns()
-            tables = [runner.last(ended, time_ns) for runner in self._runners]
-            told = {int(job) for table in tables if table is not None for job in table.rows["job_id"]}
+            tables = [table for runner in self._runners for table in runner.last(ended, time_ns)]
+            told = {int(job) for table in tables for job in table.rows["job_id"]}
             self._jobs_without_rows += sum(job.id not in told for job in ended)
-            if any(tables):
+            if tables:
                 self._spool.put(self._batch(time_ns, tables, ended))
         return jobs
 
@@ -351,6 +384,9 @@ class Agent:
             if ready - {signals.fd, self._source.fd}:
                 self._drain()
                 drains.woken(time.thread_time() - start)
+        tables = [table for runner in self._runners for table in runner.take()]
+        if tables:
+            self._spool.put(self._batch(time.time_ns(), tables))
         for runner in self._runners:
             counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
             log.info("stopping backend=%s %s", runner.name, " ".join(f"{name}={n}" for name, n in counts.items() if n))
@@ -380,6 +416,10 @@ class Agent:
                 runner.close()
             except Exception:  # the others are to be closed as well
                 log.exception("close failed backend=%s", runner.name)
+        until = time.monotonic() + FAREWELL_S
+        for runner in self._runners:
+            if isinstance(runner.backend, Beside):
+                runner.backend.join(max(0.0, until - time.monotonic()))
         if self._account is not None:
             self._account.close()
         self._source.close()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from ctypes import CDLL
 
 from colmet.common.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from ctypes import CDLL
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +41,7 @@ def load(folder: str, abi: int, variable: str) -> CDLL:
 
 
 def _open(path: str, folder: str, abi: int) -> CDLL:
-    import ctypes
-
-    library = ctypes.CDLL(path, use_errno=True)
+    library = CDLL(path, use_errno=True)
     try:
         spoken = getattr(library, f"{folder}_abi")()
     except AttributeError:

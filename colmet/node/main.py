@@ -180,6 +180,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> i
             with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
                 agent.run(signals)
         finally:
+            host.stop_commands()
             agent.close()
     finally:
         push.close()

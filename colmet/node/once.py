@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from colmet import __version__
 from colmet.common import cli
-from colmet.common.errors import BackendUnavailable
+from colmet.common.errors import BackendUnavailable, CommandFailed
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.node.account import SCHEMA as ACCOUNT
 from colmet.node.account import Account
@@ -257,23 +257,23 @@ class _Tried:
         try:
             with self.runner.meter:
                 backend.open()
-        except (BackendUnavailable, OSError) as err:
+        except (BackendUnavailable, CommandFailed, OSError) as err:
             self.text = f"off: {err}"
             backend.close()
         else:
             self.text = "on"
             self.runner.is_open = True
 
-    def sample(self, jobs: Sequence[Job], time_ns: int) -> Table | None:
-        """Its table, None where it is off or has no rows."""
+    def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
+        """Its tables; none where it is off or has no rows."""
         if self.runner is None or not self.runner.is_open:
-            return None
-        table = self.runner.sample(jobs, time_ns)
+            return []
+        tables = self.runner.sample(jobs, time_ns)
         if self.runner.failures:
             self.text = "on, but this sample failed: see the log"
         elif not self.runner.is_open:
             self.text = "off: see the log"
-        return table
+        return tables
 
 
 def report(
@@ -302,7 +302,7 @@ def report(
             tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
         time_ns = time.time_ns()
         jobs = source.scan()
-        tables = [table for one in tried if (table := one.sample(jobs, time_ns)) is not None]
+        tables = [table for one in tried for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]
         if account is not None:
             totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}

@@ -1,0 +1,205 @@
+"""Backends that may have to wait, each in a thread of its own: no tick waits for them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from colmet.common.cli import Options
+from colmet.common.errors import BackendUnavailable
+from colmet.common.schema import Sample
+from colmet.node.account import Meter
+from colmet.node.backend import InputBackend
+from colmet.node.host import Host
+from colmet.node.jobs import Job
+from colmet.node.mapping import CounterName
+
+log = logging.getLogger(__name__)
+
+
+class NotYet(Exception):
+    """The backend's `open()` has not returned yet: ask again at the next tick."""
+
+
+class _Call:
+    """One call into the backend, and what came of it.
+
+    Attributes:
+        began: when, by the monotonic clock.
+        ended_ns: when, since the epoch; 0 before.
+    """
+
+    def __init__(self, function: Callable[[], Any], began: float) -> None:
+        self.began = began
+        self.ended_ns = 0
+        self._function = function
+        self._result: Any = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except Exception as err:  # noqa: BLE001 - raised again where the result is taken
+            self._error = err
+        self.ended_ns = time.time_ns()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Beside(InputBackend):
+    """A blocking backend as one that never blocks.
+
+    A tick hands over what has been measured since the one before, and has the next measurement begin. Where the former
+    has not ended yet, that tick has nothing of it: nothing waits, nothing piles up.
+
+    Args:
+        backend: the blocking one.
+
+    Attributes:
+        meter: what the thread's work has taken.
+        measured_ns: when the measurement ended that `sample()` or `take()` handed over last, since the epoch.
+    """
+
+    def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.name = backend.name  # type: ignore[misc]
+        self.schema = backend.schema
+        self.others = backend.others
+        self.meter = Meter()
+        self.measured_ns = 0
+        self._backend = backend
+        self._monotonic = monotonic
+        self._thread: threading.Thread | None = None
+        self._call: _Call | None = None
+        self._wake = threading.Semaphore(0)
+        self._ends = False
+        self._is_late = False
+        self._left_out = self._late = 0
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """None: the backend has them."""
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> None:
+        """None: it is made around a backend."""
+
+    def open(self) -> None:
+        """Have the backend opened, or take what came of that.
+
+        Raises:
+            NotYet: it has not ended.
+            BackendUnavailable: what it said.
+        """
+        if self._ends:
+            if self._thread is not None and self._thread.is_alive():
+                raise NotYet  # a driver still holds the thread of the time before
+            self._thread, self._call, self._ends = None, None, False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"colmet-{self.name}", daemon=True)
+            self._thread.start()
+        if self._call is None:
+            self._begin(self._backend.open)
+        if not self._has_ended():
+            raise NotYet
+        self._result()
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """What has been measured since the last time; the next measurement begins.
+
+        Raises:
+            Exception: what the measurement raised.
+        """
+        if not self._has_ended():
+            self._left_out += 1
+            return ()
+        asked = self._backend.ask(jobs)
+        try:
+            samples = self.take()
+        except BackendUnavailable:
+            raise  # it is to be closed, and opened again later
+        except Exception:
+            self._begin(lambda: list(self._backend.sample(asked)))
+            raise
+        self._begin(lambda: list(self._backend.sample(asked)))
+        return samples
+
+    def take(self) -> Iterable[Sample]:
+        """What has been measured since the last time, and nothing begins."""
+        if self._call is None or not self._has_ended():
+            return ()
+        self.measured_ns = self._call.ended_ns
+        samples: Iterable[Sample] = self._result()
+        return samples
+
+    def counter_names(self) -> Sequence[CounterName]:
+        """Those of the backend."""
+        return self._backend.counter_names()
+
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None:
+        """That of the backend."""
+        return self._backend.mapping_file()
+
+    def counters(self) -> Mapping[str, int]:
+        """Those of the backend, and how often it was not ready."""
+        return {"left_out": self._left_out, "late": self._late, **self._backend.counters()}
+
+    def close(self) -> None:
+        """Have the backend closed as soon as what it does has ended; waits for nothing. Also twice."""
+        if not self._ends:
+            self._ends = True
+            self._wake.release()
+
+    def join(self, within_s: float) -> None:
+        """After `close()`: wait until it is closed, but no longer than that."""
+        if self._thread is not None:
+            self._thread.join(within_s)
+
+    def _begin(self, function: Callable[[], Any]) -> None:
+        self._call = _Call(function, self._monotonic())
+        self._wake.release()
+
+    def _has_ended(self) -> bool:
+        """Whether nothing is under way; what takes longer than its deadline is told, once."""
+        call = self._call
+        if call is None or call.ended_ns:
+            if self._is_late and call is not None:
+                log.info("backend answers again backend=%s after=%.0f s", self.name, self._monotonic() - call.began)
+            self._is_late = False
+            return True
+        took_s = self._monotonic() - call.began
+        if took_s > self._backend.deadline_s and not self._is_late:
+            self._is_late = True
+            self._late += 1
+            log.error(
+                "backend does not answer backend=%s late=%d: nothing for %.0f s; it is waited for, all else goes on",
+                self.name,
+                self._late,
+                took_s,
+            )
+        return False
+
+    def _result(self) -> Any:
+        assert self._call is not None
+        call, self._call = self._call, None
+        return call.result()
+
+    def _run(self) -> None:
+        """The thread."""
+        while True:
+            self._wake.acquire()
+            if self._call is not None and not self._call.ended_ns:
+                with self.meter:
+                    self._call.run()
+            if self._ends:
+                break
+        try:
+            self._backend.close()
+        except Exception:  # whoever closes it does not wait to hear of it
+            log.exception("close failed backend=%s", self.name)
