@@ -79,6 +79,7 @@ SCHEMA = Schema(
         _counter("watch_overflows", "count", "Times that inotify lost events, so that all was listed again."),
         _gauge("cpus", "count", "CPUs that it may run on."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
+        _counter("mapping_failures", "count", "Files with names of counters that could not be written."),
         # of the row of a backend in a thread of its own
         _counter("left_out", "count", "Ticks without rows, the measurement before not having ended."),
         _counter("late", "count", "Measurements that took longer than their deadline and were waited for."),

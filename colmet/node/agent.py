@@ -16,6 +16,7 @@ from colmet.node.account import Account, Meter
 from colmet.node.backend import InputBackend
 from colmet.node.beside import Beside, NotYet
 from colmet.node.jobs import NODE_JOB, Job, JobSource
+from colmet.node.mapping import Names
 from colmet.node.placement import Placement
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
@@ -233,6 +234,7 @@ class Agent:
         schedule: when ticks are due.
         placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
         account: makes the table of what the agent itself costs; None sends none.
+        mapping: makes the table of what numbered columns hold; None sends none.
     """
 
     def __init__(
@@ -244,6 +246,7 @@ class Agent:
         schedule: Schedule,
         placement: Placement | None = None,
         account: Account | None = None,
+        mapping: Names | None = None,
     ) -> None:
         self._host_name = host_name
         self._source = source
@@ -254,7 +257,8 @@ class Agent:
         self._schedule = schedule
         self._placement = placement
         self._account = account
-        self._account_failures = 0
+        self._mapping = mapping
+        self._own_failures = 0
         self._meter = Meter()
         # Unlike any earlier start on this host, and greater: the collector tells starts apart by it.
         self._epoch = time.time_ns()
@@ -279,16 +283,18 @@ class Agent:
         return Batch(self._host_name, self._epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
 
     def _own_tables(self, time_ns: int) -> list[Table]:
-        """What the agent itself costs, where that is asked for and due."""
-        if self._account is None or not self._account.is_due():
-            return []
+        """What numbered columns hold and what the agent itself costs, where that is asked for and due."""
+        tables: list[Table] = []
         try:
-            return [self._account.table(time_ns, self._runners, self._totals())]
+            if self._mapping is not None:
+                tables += self._mapping.tables(time_ns, [one.backend for one in self._runners if one.is_open])
+            if self._account is not None and self._account.is_due():
+                tables.append(self._account.table(time_ns, self._runners, self._totals()))
         except Exception:  # a defect of ours here must not stop the measuring
-            self._account_failures += 1
-            if powers_of_ten(self._account_failures):
-                log.exception("no row of the agent itself failures=%d", self._account_failures)
-            return []
+            self._own_failures += 1
+            if powers_of_ten(self._own_failures):
+                log.exception("no row of the agent itself failures=%d", self._own_failures)
+        return tables
 
     def _totals(self) -> dict[str, int]:
         """What the agent as a whole counts, by column of `agent_default`."""
@@ -308,6 +314,8 @@ class Agent:
             "groups_left_out": self._source.left_out,
             "watch_overflows": self._source.overflows,
         }
+        if self._mapping is not None:
+            totals["mapping_failures"] = self._mapping.failures
         if self._placement is not None:
             totals["cpus"] = len(self._placement.cpus)
             totals["placement_failures"] = self._placement.failures

@@ -78,6 +78,20 @@ class Kept:
             self._fd = -1
 
 
+def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
+    """A plain file, whole; no link, nothing that could block, and no more than so many bytes."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", path)
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return _rest(fd, 0)
+    finally:
+        os.close(fd)
+
+
 def _rest(fd: int, offset: int) -> bytes:
     """What a file holds after `offset`."""
     parts: list[bytes] = []
@@ -139,16 +153,7 @@ class PrivateDirectory:
         Raises:
             OSError: it is not there, is a link or no plain file, or is larger than that.
         """
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a plain file", name)
-            if status.st_size > max_bytes:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
-            return _rest(fd, 0)
-        finally:
-            os.close(fd)
+        return _plain(name, max_bytes, self._fd)
 
     def replace(self, name: str, data: bytes) -> None:
         """Have a file hold this, or, where that fails, what it held; whoever reads it finds the one or the other."""
@@ -214,6 +219,28 @@ class Host:
         fd = self.open(path)
         try:
             return _rest(fd, 0)
+        finally:
+            os.close(fd)
+
+    def read_plain(self, path: str, max_bytes: int) -> bytes:
+        """A file of someone, whole.
+
+        Raises:
+            OSError: it is not there, is a link or no plain file, or is larger than that.
+        """
+        return _plain(self.root + path, max_bytes)
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Write a file for all to read.
+
+        Raises:
+            OSError: FileExistsError where something of that name is there, be it a link that leads nowhere.
+        """
+        fd = os.open(self.root + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
         finally:
             os.close(fd)
 

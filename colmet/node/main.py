@@ -14,7 +14,7 @@ from colmet.common import cli
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Push
 from colmet.common.wire import ENCODERS
-from colmet.node import account, once, placement
+from colmet.node import account, mapping, once, placement
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
@@ -102,6 +102,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
     group = parser.add_argument_group("what is measured")
     for backend in backends:
         backend.add_options(group)
+    mapping.add_options(group)
     account.add_options(group)
     for part, names in LATER.items():
         for name in names:
@@ -174,7 +175,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> i
         own = None if options.disable_agent_stats else account.Account(host, options.agent_stats_period)
         place.lower_priority()  # that of ZeroMQ's threads, too
         schedule = Schedule(options.sample_period)
-        agent = Agent(socket.gethostname(), source, backends, spool, schedule, place, own)
+        names = mapping.Names.from_options(options.mapping_dir, host)
+        agent = Agent(socket.gethostname(), source, backends, spool, schedule, place, own, names)
         try:
             cli.tune_garbage_collector()
             with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:

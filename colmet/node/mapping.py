@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from colmet.common import cli
+from colmet.common.schema import Field, Sample, Schema, Table
+from colmet.node.host import Host
+from colmet.node.jobs import NODE_JOB
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 3600.0
+
+
+def _label(name: str, size: int, text: str) -> Field:
+    source = "the backend that measures the column"
+    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{size}", fold="first")
+
+
+SCHEMA = Schema(
+    "mapping_default",
+    "node",
+    [
+        _label("metric", 64, "Table of the column, RAPLstats_default."),
+        _label("counter", 32, "The column, counter_7."),
+        _label("name", 128, "What it counts on this node."),
+        _label("unit", 32, "Unit of its values."),
+        _label("zone", 64, "Part of the node that it is about; empty for all of it."),
+    ],
+)
 
 
 class CounterName(NamedTuple):
@@ -19,3 +51,111 @@ class CounterName(NamedTuple):
     name: str
     unit: str
     zone: str = ""
+
+
+class Numbered(Protocol):
+    """What is asked of a backend: an `InputBackend`."""
+
+    @property
+    def schema(self) -> Schema: ...  # noqa: D102
+
+    def counter_names(self) -> Sequence[CounterName]: ...  # noqa: D102
+
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None: ...  # noqa: D102
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --mapping-dir."""
+    parser.add_argument(
+        "--mapping-dir",
+        metavar="DIR",
+        default=".",
+        help="directory for the files that say what counter_1, counter_2, ... are on this node, such as "
+        "RAPL_mapping.<time>.csv; '' for none, as the table mapping_default says the same (default: the working "
+        "directory)",
+    )
+
+
+class Names:
+    """Makes the table of names, and the files: at the start, when a name changes, and the table hourly.
+
+    Args:
+        host: the machine.
+        directory: for the files, as an absolute path; "" for none.
+
+    Attributes:
+        failures: files that could not be written.
+    """
+
+    def __init__(self, host: Host, directory: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.failures = 0
+        self._host = host
+        self._directory = directory
+        self._monotonic = monotonic
+        self._due_at = 0.0
+        self._known: dict[str, Sequence[CounterName]] = {}
+
+    @classmethod
+    def from_options(cls, directory: str, host: Host) -> Names:
+        """What --mapping-dir asks for."""
+        return cls(host, os.path.abspath(directory) if directory else "")
+
+    def tables(self, time_ns: int, backends: Iterable[Numbered]) -> list[Table]:
+        """The table, where it is due; files are written for what has changed.
+
+        Args:
+            time_ns: of the tick.
+            backends: those that are open. What others said when they were stays true for the rows of then.
+        """
+        changed = False
+        for backend in backends:
+            names = backend.counter_names()
+            if names and names != self._known.get(backend.schema.name):
+                self._known[backend.schema.name] = names
+                changed = True
+                self._write(backend.mapping_file(), time_ns // 10**9)
+        now = self._monotonic()
+        if not self._known or (not changed and now < self._due_at):
+            return []
+        self._due_at = now + PERIOD_S
+        samples = [
+            Sample(
+                NODE_JOB,
+                {"metric": metric.encode(), **{field: value.encode() for field, value in name._asdict().items()}},
+            )
+            for metric, names in self._known.items()
+            for name in names
+        ]
+        return [Table.from_samples(SCHEMA, time_ns, samples)]
+
+    def _write(self, file: tuple[str, Sequence[str]] | None, time_s: int) -> None:
+        """Write a file, unless the latest one of its kind there says the same: starts are not to fill a directory."""
+        if file is None or not self._directory:
+            return
+        prefix, lines = file
+        data = "".join([f"{line}\n" for line in lines]).encode()
+        path = f"{self._directory}/{prefix}_mapping.{time_s}.csv"
+        try:
+            if self._latest(prefix) != data:
+                self._host.write_new(path, data)
+                log.info("counter names written path=%s", path)
+        except OSError as err:
+            self.failures += 1
+            log.warning(
+                "cannot write %s: %s; name another directory with --mapping-dir, or '' for none: the table %s has the "
+                "same names",
+                path,
+                err.strerror,
+                SCHEMA.name,
+            )
+
+    def _latest(self, prefix: str) -> bytes | None:
+        """The content of the latest file of a kind."""
+        form = re.compile(rf"{re.escape(prefix)}_mapping\.(\d{{1,15}})\.csv")
+        times = [int(match[1]) for name in self._host.names(self._directory) if (match := form.fullmatch(name))]
+        if not times:
+            return None
+        try:
+            return self._host.read_plain(f"{self._directory}/{prefix}_mapping.{max(times)}.csv", 1 << 16)
+        except OSError:
+            return None

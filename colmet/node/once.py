@@ -12,7 +12,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from colmet import __version__
 from colmet.common import cli
@@ -126,13 +126,16 @@ def _heading(table: Table, sample: Sample, label: Field | None) -> str:
     return " ".join(words) or "node"
 
 
-def format_table(table: Table, width: int = WIDTH, only_known: bool = False) -> Iterator[str]:
+def format_table(
+    table: Table, width: int = WIDTH, only_known: bool = False, counters: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Metrics below each other, one column a row; in blocks where they do not fit side by side.
 
     Args:
         table: what to show.
         width: of the terminal.
         only_known: leave out metrics that no row has.
+        counters: what numbered columns hold, by their names.
     """
     samples = list(table.samples())
     label = next((field for field in table.schema.fields if field.kind == "label"), None)
@@ -141,7 +144,8 @@ def format_table(table: Table, width: int = WIDTH, only_known: bool = False) -> 
         for field in table.schema.fields
         if field is not label and not (only_known and all(one.values[field.name] is None for one in samples))
     ]
-    names = ["", *[field.name for field in fields]]
+    told = counters or {}
+    names = ["", *[f"{field.name} {printable(told.get(field.name, ''))}".rstrip() for field in fields]]
     cells = [
         [_heading(table, sample, label), *[humanise(field, sample.values[field.name]) for field in fields]]
         for sample in samples
@@ -312,8 +316,11 @@ def report(
         for one in tried:
             lines += _wrapped(one.name, one.text, width)
         lines += ["", "One sample; a counter is the total so far, - is a value that is missing", ""]
+        named = {runner.backend.schema: runner.backend.counter_names() for runner in runners if runner.is_open}
         for table in tables:
-            lines += format_table(table, only_known=table.schema is ACCOUNT)
+            counters = {one.counter: f"{one.name} {one.zone}".rstrip() for one in named.get(table.schema, ())}
+            only_known = table.schema is ACCOUNT or bool(counters)
+            lines += format_table(table, only_known=only_known, counters=counters)
         return "\n".join(lines).rstrip() + "\n", 0 if any(runner.is_open for runner in runners) else 1
     finally:
         if account is not None:
