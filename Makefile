@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-beds lint format bench demo clean
+.PHONY: help venv clibs test test-all test-beds lint format bench docs demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -39,6 +39,9 @@ format: venv ## rewrite the source in the project's format
 
 bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 	@$(PY) benchmarks/run.py $(ARGS)
+
+docs: venv ## write docs/metrics.md from the schemas
+	@$(PY) -m colmet.tools.metrics docs/metrics.md
 
 demo: venv clibs ## watch one real job go from the kernel to an HDF5 file; as root shows all of it
 	@$(PY) -m colmet.tools.demo $(ARGS)

@@ -6,7 +6,9 @@ import pytest
 
 from colmet.common.cli import load
 from colmet.common.wire.colmet06 import RECORDS
+from colmet.node.account import SCHEMA as AGENT
 from colmet.node.backends import NAMES
+from colmet.node.mapping import SCHEMA as MAPPING
 
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 LATER = {
@@ -53,6 +55,7 @@ def test_taskstats_folds_as_06_did():
 
 
 def test_every_field_says_what_it_is_and_where_it_comes_from():
-    for schema in SCHEMAS.values():
+    others = [schema for cls in load(NAMES) for schema in cls.others]
+    for schema in (*SCHEMAS.values(), *others, AGENT, MAPPING):
         for field in schema.fields:
             assert "Source: " in field.help and field.help.endswith("."), f"{schema.name}.{field.name}"

@@ -1,0 +1,105 @@
+"""docs/metrics.md, from the schemas: every table, its columns, their units, meaning and source.
+
+``make docs`` writes it; a test tells when it is behind the schemas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from colmet.common.cli import load
+from colmet.common.schema import Schema
+from colmet.node.account import SCHEMA as AGENT
+from colmet.node.backend import InputBackend
+from colmet.node.backends import NAMES
+from colmet.node.mapping import SCHEMA as MAPPING
+
+HEAD = """\
+# Metrics
+
+Every table that `colmet-node` sends, from the schemas in the source (`make docs` writes this page). In HDF5 a table is
+`/job_<id>/<table>`, that of the node itself `/job_0/<table>`; in Elasticsearch it is the index `colmet_<table>` in
+lower case. Outputs add `timestamp` (seconds since the epoch), `hostname` and `job_id` to each row.
+
+A *counter* only grows, over the life of a job or from the start of the agent; a *gauge* is the value at that time, or
+over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in HDF5
+(NaN in columns of floats) and absent in JSON, never 0. A row's values of tasks are summed over the job where nothing
+else is said.
+"""
+_SCOPES = {"job": "one row a job", "node": "of the node"}
+_FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the job's tasks."}
+
+
+def switch(backend: type[InputBackend]) -> str:
+    """The options that turn a backend on or off."""
+    scratch = argparse.ArgumentParser(add_help=False)
+    backend.add_options(scratch)
+    names = [name for action in scratch._actions for name in action.option_strings]
+    off = [name for name in names if name.startswith("--disable")]
+    on = [name for name in names if name.startswith("--enable")]
+    if off:
+        return f"on; `{off[0]}` turns it off"
+    return f"`{on[0]}`" if on else "on"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _table(schema: Schema, about: str) -> Iterator[str]:
+    yield ""
+    yield f"## {schema.name}"
+    yield ""
+    yield about
+    yield ""
+    yield "| column | unit | kind | meaning | source |"
+    yield "| --- | --- | --- | --- | --- |"
+    for field in schema.fields:
+        text, _, source = field.help.partition("Source: ")
+        if schema.scope == "job" and field.fold in _FOLDS:
+            text = f"{text.strip()} {_FOLDS[field.fold]}"
+        unit = "" if field.unit == "none" else field.unit
+        yield f"| `{field.name}` | {unit} | {field.kind} | {_cell(text.strip())} | {_cell(source.rstrip('.'))} |"
+
+
+def page(backends: Sequence[type[InputBackend]]) -> str:
+    """The whole page."""
+    lines = [HEAD]
+    index = ["| table | rows | backend | on by |", "| --- | --- | --- | --- |"]
+    tables: list[str] = []
+
+    def add(schema: Schema, backend: str, on: str, about: str) -> None:
+        anchor = schema.name.lower()
+        index.append(f"| [{schema.name}](#{anchor}) | {_SCOPES[schema.scope]} | {backend} | {on} |")
+        tables.extend(_table(schema, about))
+
+    for cls in backends:
+        for schema in (cls.schema, *cls.others):
+            module = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
+            about = module if schema is cls.schema else f"Beside `{cls.schema.name}`."
+            add(schema, cls.name, switch(cls), about)
+    add(
+        MAPPING,
+        "",
+        "backends with numbered columns",
+        "What numbered columns hold on a node; at the start, on change, hourly.",
+    )
+    add(AGENT, "", "on; `--disable-agent-stats` turns it off", "What the agent itself costs and counts, once a minute.")
+    return "\n".join([*lines, *index, *tables]) + "\n"
+
+
+def main() -> int:
+    """Write the page to the file that is named, or to standard output."""
+    text = page(load(NAMES))
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
