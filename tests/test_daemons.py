@@ -252,8 +252,11 @@ def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp
     def stored():
         count = 0
         for path in tmp_path.glob("colmet.*.hdf5"):
-            with tables.open_file(str(path)) as file:
-                count += sum(table.nrows for table in file.walk_nodes("/", "Table"))
+            try:
+                with tables.open_file(str(path)) as file:
+                    count += sum(table.nrows for table in file.walk_nodes("/", "Table"))
+            except tables.HDF5ExtError:
+                return None  # in the middle of a burst
         return count
 
     send(*range(1, 11))
