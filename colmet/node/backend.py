@@ -101,3 +101,12 @@ class InputBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give everything back; also after a failed open, also twice."""
+
+    @classmethod
+    def switches(cls) -> tuple[str, str]:
+        """The options that turn it on and off, ``--enable-...`` and ``--disable-...``; "" where there is none."""
+        scratch = argparse.ArgumentParser(add_help=False)
+        cls.add_options(scratch)
+        names = [name for action in scratch._actions for name in action.option_strings]
+        on, off = [next((n for n in names if n.startswith(start)), "") for start in ("--enable-", "--disable-")]
+        return on, off

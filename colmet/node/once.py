@@ -229,16 +229,10 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
 
 def switch_of(cls: type[InputBackend]) -> str:
     """Why a backend was not asked for, with the option that changes it."""
-    scratch = argparse.ArgumentParser(add_help=False)
-    cls.add_options(scratch)
-    names = [name for action in scratch._actions for name in action.option_strings]
-    for name in names:
-        if name.startswith("--disable"):
-            return f"turned off by {name}"
-    for name in names:
-        if name.startswith("--enable"):
-            return f"not asked for; {name} turns it on"
-    return f"not asked for; see {', '.join(names)} in --help" if names else "not asked for"
+    on, off = cls.switches()
+    if off:
+        return f"turned off by {off}"
+    return f"not asked for; {on} turns it on" if on else "not asked for"
 
 
 class _Tried:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,14 +34,10 @@ _FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the 
 
 def switch(backend: type[InputBackend]) -> str:
     """The options that turn a backend on or off."""
-    scratch = argparse.ArgumentParser(add_help=False)
-    backend.add_options(scratch)
-    names = [name for action in scratch._actions for name in action.option_strings]
-    off = [name for name in names if name.startswith("--disable")]
-    on = [name for name in names if name.startswith("--enable")]
+    on, off = backend.switches()
     if off:
-        return f"on; `{off[0]}` turns it off"
-    return f"`{on[0]}`" if on else "on"
+        return f"on; `{off}` turns it off"
+    return f"`{on}`" if on else "on"
 
 
 def _cell(text: str) -> str:
