@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from colmet.common.errors import CommandFailed
@@ -22,20 +22,22 @@ MAX_SAID = 300  # characters of what a program says when it fails
 _LOOK_MS = 20  # between two looks whether it has ended, where its pipes say nothing
 _AFTER_END_S = 0.2  # for what is still in the pipes of a program that has ended
 _REAP_S = 0.5  # a killed process is gone at once, unless a driver holds it
+_HELD = "it has not gone yet, a driver or a file system holds it"
 
 
 class Command:
     """One program, asked again and again, never twice at once.
 
     It runs in a session of its own, with messages in English. When its time is over, or `cancel` is called, its whole
-    process group is killed. One that even a kill does not end (a driver holds it) is waited for: until it has gone,
-    `run` fails at once instead of starting another.
+    process group is killed. What even a kill does not end (a driver holds it) is waited for: until it has gone, and
+    all that it had started and that holds its pipes, `run` fails at once instead of starting another.
 
     Args:
         argv: program and arguments.
         deadline_s: seconds that one run may take.
         find: says where a program is, None where it is not on this node.
         env: added to the environment.
+        hide: words that no text of this command may show.
 
     Attributes:
         runs: programs started.
@@ -48,18 +50,20 @@ class Command:
         deadline_s: float,
         find: Callable[[str], str | None] = shutil.which,
         env: Mapping[str, str] | None = None,
+        hide: Iterable[str] = (),
     ) -> None:
         self.argv = list(argv)
         self.deadline_s = deadline_s
         self.runs = self.killed = 0
         self._find = find
         self._env = env or {}
-        self._lock = threading.Lock()
+        self._hide = sorted(filter(None, hide), key=len, reverse=True)
+        self._lock = threading.Lock()  # a process is reaped or killed, not both at once; never held for long
         self._process: Popen[bytes] | None = None
         self._cancelled = False
 
     def __str__(self) -> str:
-        return " ".join(self.argv)
+        return self._shown(" ".join(self.argv))
 
     def run(self) -> str:
         """What it prints to standard output.
@@ -68,50 +72,53 @@ class Command:
             CommandFailed: it cannot be started, returns another status than 0, takes longer than its deadline, or
                 prints more than `MAX_ANSWER` bytes; the text says which, and what it said.
         """
-        with self._lock:
-            process = self._start()
+        process = self._start()
+        ended = False
         try:
             out, said, ended = self._listen(process)
         finally:
-            with self._lock:
-                _kill(process)  # whatever it has started goes with it
-                gone = _reap(process, _REAP_S)
-                for pipe in (process.stdout, process.stderr):
-                    assert pipe is not None
-                    pipe.close()
+            gone = self._end(process, ended)
         if self._cancelled:
-            raise CommandFailed(self.argv, "was stopped, colmet-node ends")
-        if len(out) > MAX_ANSWER:
-            raise CommandFailed(self.argv, f"printed more than {MAX_ANSWER} bytes and was killed")
+            raise self._failure("was stopped, colmet-node ends")
+        if len(out) > MAX_ANSWER or len(said) > MAX_ANSWER:
+            raise self._failure(f"printed more than {MAX_ANSWER} bytes and was killed")
         if not ended:
             self.killed += 1
-            left = "" if gone else "; it has not gone yet, a driver or a file system holds it"
-            raise CommandFailed(self.argv, f"did not end within {self.deadline_s:g} s and was killed{left}", "late")
+            left = "" if gone else f"; {_HELD}"
+            raise self._failure(f"did not end within {self.deadline_s:g} s and was killed{left}", "late")
         if process.returncode != 0:
-            raise CommandFailed(self.argv, _ending(process.returncode, said or out), "status")
+            raise self._failure(
+                _ending(process.returncode, self._shown((said or out).decode("utf-8", "replace"))), "status"
+            )
         return out.decode("utf-8", "replace")
 
     def cancel(self) -> None:
-        """Kill what runs now, from any thread; nothing is started any more."""
+        """Kill what runs now, from any thread; nothing is started any more. Waits for nothing."""
         with self._lock:
             self._cancelled = True
             if self._process is not None:
                 _kill(self._process)
 
+    def _shown(self, text: str) -> str:
+        for word in self._hide:
+            text = text.replace(word, "***")
+        return text
+
+    def _failure(self, text: str, why: str = "") -> CommandFailed:
+        return CommandFailed([self._shown(word) for word in self.argv], text, why)
+
     def _start(self) -> Popen[bytes]:
         import subprocess
 
         if self._cancelled:
-            raise CommandFailed(self.argv, "is not started, colmet-node ends")
+            raise self._failure("is not started, colmet-node ends")
+        if self._process is not None and not self._has_gone(self._process):
+            raise self._failure(f"was killed before; {_HELD}", "late")
         path = self._find(self.argv[0])
         if path is None:
-            raise CommandFailed(self.argv, "no such program", "absent")
-        if self._process is not None and not _reap(self._process, 0):
-            raise CommandFailed(
-                self.argv, "was killed and has not gone yet, a driver or a file system holds it", "late"
-            )
+            raise self._failure("no such program", "absent")
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [path, *self.argv[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -121,9 +128,11 @@ class Command:
                 env={**os.environ, "LC_ALL": "C", **self._env},
             )
         except (OSError, ValueError) as err:
-            raise CommandFailed(self.argv, f"cannot be started: {getattr(err, 'strerror', '') or err}") from err
+            raise self._failure(f"cannot be started: {getattr(err, 'strerror', '') or err}") from err
         self.runs += 1
-        return self._process
+        with self._lock:
+            self._process = process
+        return process
 
     def _listen(self, process: Popen[bytes]) -> tuple[bytes, bytes, bool]:
         """Standard output and standard error, cut behind `MAX_ANSWER`, and whether it ended by itself."""
@@ -135,14 +144,13 @@ class Command:
             poll.register(fd, select.POLLIN)
         deadline = time.monotonic() + self.deadline_s
         ended = False
-        while heard or not ended:
+        while (heard or not ended) and not self._cancelled:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or len(out) > MAX_ANSWER:
+            if left_s <= 0 or len(out) > MAX_ANSWER or len(said) > MAX_ANSWER:
                 break
             for fd, _ in poll.poll(min(left_s * 1000, _LOOK_MS) + 0.5):
                 part = os.read(fd, 1 << 16)
                 heard[fd] += part
-                del heard[fd][MAX_ANSWER + 1 :]
                 if not part:
                     poll.unregister(fd)
                     del heard[fd]
@@ -152,6 +160,31 @@ class Command:
                 deadline = min(deadline, time.monotonic() + _AFTER_END_S)
         return bytes(out), bytes(said), ended
 
+    def _end(self, process: Popen[bytes], ended: bool) -> bool:
+        """Kill it, and whatever it has started; whether that has gone."""
+        with self._lock:
+            _kill(process)
+        until = time.monotonic() + _REAP_S
+        while not self._has_gone(process, ended):
+            if time.monotonic() >= until:
+                return False  # its pipes stay open: they tell when it goes
+            time.sleep(0.005)
+        return True
+
+    def _has_gone(self, process: Popen[bytes], ended: bool = False) -> bool:
+        """Whether it has gone; unless it ended by itself, so must have all others that hold its pipes."""
+        with self._lock:
+            if process.poll() is None:
+                return False
+        pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+        if not ended and not all(_at_end(pipe.fileno()) for pipe in pipes):
+            return False
+        for pipe in pipes:
+            pipe.close()
+        with self._lock:
+            self._process = None
+        return True
+
 
 def _kill(process: Popen[bytes]) -> None:
     if process.returncode is None:  # not reaped yet
@@ -159,19 +192,16 @@ def _kill(process: Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _reap(process: Popen[bytes], within_s: float) -> bool:
-    """Whether it has gone, or goes within that time."""
-    until = time.monotonic() + within_s
-    while process.poll() is None:
-        if time.monotonic() >= until:
-            return False
-        time.sleep(0.005)
-    return True
+def _at_end(fd: int) -> bool:
+    """Whether nobody can write to this pipe any more; what is in it is thrown away, a part at each call."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0)) and not os.read(fd, 1 << 16)
 
 
-def _ending(status: int, said: bytes) -> str:
+def _ending(status: int, said: str) -> str:
     ending = f"was ended by signal {-status}" if status < 0 else f"returned {status}"
-    text = " ".join(said.decode("utf-8", "replace").split())
+    text = " ".join(said.split())
     if not text:
         return ending
     return f"{ending}: {text if len(text) <= MAX_SAID else text[:MAX_SAID] + '...'}"

@@ -13,8 +13,9 @@ import os
 import resource
 import shutil
 import stat
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from colmet.node.command import Command
 
@@ -205,6 +206,8 @@ class Host:
         self.max_kept = max_kept
         self.kept = 0
         self._commands: weakref.WeakSet[Command] = weakref.WeakSet()
+        self._commands_lock = threading.Lock()  # backends make theirs in threads of their own
+        self._commands_stopped = False
 
     def path(self, path: str) -> str:
         """Where an absolute path of the host lies."""
@@ -248,29 +251,37 @@ class Host:
         """The file for many reads; it is opened at the first."""
         return Kept(self, path)
 
-    def command(self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None) -> Command:
+    def command(
+        self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None, hide: Iterable[str] = ()
+    ) -> Command:
         """A program to ask again and again; one that is given without its path is looked for where programs are.
 
         Args:
             argv: program and arguments.
             deadline_s: seconds that one run may take.
             env: added to the environment.
+            hide: words that no text of this command may show, such as passwords.
         """
-        made = Command(argv, deadline_s, self.program, env)
-        self._commands.add(made)
+        made = Command(argv, deadline_s, self.program, env, hide)
+        with self._commands_lock:
+            self._commands.add(made)
+            if self._commands_stopped:
+                made.cancel()
         return made
 
     def program(self, name: str) -> str | None:
         """Where a program is, by its name or path; None where there is none. Those of administrators are found, too."""
         if "/" in name:
-            return shutil.which(self.root + name if name.startswith("/") else name)
+            return shutil.which(self.root + name if name.startswith("/") else os.path.abspath(name))
         folders = [*os.environ.get("PATH", "").split(":"), *_PROGRAMS]
         return shutil.which(name, path=":".join([self.root + folder for folder in folders if folder.startswith("/")]))
 
     def stop_commands(self) -> None:
         """End all programs that run, and start no more; from any thread."""
-        for command in list(self._commands):
-            command.cancel()
+        with self._commands_lock:
+            self._commands_stopped = True
+            for command in self._commands:
+                command.cancel()
 
     def private_directory(self, path: str) -> PrivateDirectory:
         """A directory to write in, made if it is not there; what it raises, see there."""
