@@ -14,6 +14,8 @@ from hypothesis import settings
 
 from colmet.node.host import Host
 
+TREES = Path(__file__).parent / "data/trees"
+
 pytest.register_assert_rewrite("bed")  # what the tests in beds/ share: its assertions tell the values, too
 settings.register_profile("colmet", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("colmet")
@@ -53,6 +55,28 @@ class FakeRoot:
         path = self.path / name.lstrip("/")
         path.mkdir(parents=True)
         return path
+
+    def link(self, name, target):
+        path = self.path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+        return path
+
+    def tree(self, name):
+        """The files and links of a machine, as `data/trees/NAME.txt` lists them.
+
+        A line is `path text` (a newline comes behind the text, `\\n` in it is another one), `path -> target` for a
+        symbolic link, or a comment that begins with `#`.
+        """
+        for line in (TREES / f"{name}.txt").read_text().splitlines():
+            if not line or line.startswith("#"):
+                continue
+            path, _, text = line.partition(" ")
+            if text.startswith("-> "):
+                self.link(path, text[3:])
+            else:
+                self.write(path, text.replace("\\n", "\n") + "\n")
+        return self
 
 
 @pytest.fixture
