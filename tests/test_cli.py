@@ -72,7 +72,6 @@ LATER_NODE = [
     ["--lustre-prefix", "scratch"],
     ["--enable-perfhw"],
     ["--perfhw-list", "instructions", "cache_misses"],
-    ["--enable-RAPL"],
     ["--enable-temperature"],
     ["--enable-nvidia"],
     ["--enable-ipmipower"],

@@ -106,6 +106,8 @@ SCHEMA = Schema(
         Field("fork_events_on", "count", "gauge", "1 while the kernel tells of forks. Source: the taskstats backend."),
         _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
         _backend("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
+        _backend("zone_failures", "Energy counters that could not be read or parsed.", "rapl backend"),
+        _backend("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),
     ],
 )
 

@@ -30,7 +30,6 @@ LATER = {
     "InfiniBand": ("--enable-infiniband", "--omnipath"),
     "Lustre": ("--enable-lustre", "--lustre-prefix"),
     "perf_event": ("--enable-perfhw", "--perfhw-list"),
-    "RAPL": ("--enable-RAPL",),
     "temperature": ("--enable-temperature",),
     "NVIDIA": ("--enable-nvidia",),
     "IPMI power": ("--enable-ipmipower", "--ipmipower-cmd"),

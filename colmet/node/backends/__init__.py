@@ -5,4 +5,5 @@ NAMES = {
     "cgroup": "colmet.node.backends.cgroup:CgroupBackend",  # after taskstats: it uses what that has just measured
     "procstats": "colmet.node.backends.procstats:ProcstatsBackend",
     "jobproc": "colmet.node.backends.jobproc:JobprocBackend",
+    "rapl": "colmet.node.backends.rapl:RaplBackend",
 }

@@ -1,0 +1,430 @@
+"""Energy of processors and memory as their RAPL counters tell it: a row of the node, and one for each zone."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import BackendUnavailable
+from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.node import clib
+from colmet.node.backend import InputBackend
+from colmet.node.host import Host
+from colmet.node.jobs import NODE_JOB, Job
+from colmet.node.mapping import CounterName
+
+log = logging.getLogger(__name__)
+
+ABI = 1  # RAPL_ABI in rapl.h
+POWERCAP = "/sys/class/powercap"
+# The columns of Colmet 0.6: of each package these zones, of each zone its energy and its range.
+PACKAGES = 4
+ZONES = ("package", "core", "dram")
+# What mapping files call energy, range, and a column of a zone that a package does not have.
+ENERGY = "energy_microjoule"
+MOST = "max_energy_range_microjoule"
+LACKING = "counter_not_supported_by_hardware"
+# What no zone draws: a counter that would have to has begun anew, or tells nonsense.
+MAX_W = {"psys": 20_000.0}
+MAX_W_OF_OTHERS = 2_000.0
+LARGE_PACKAGE_W = 500.0
+# The counters move about once in a millisecond.
+MIN_INTERVAL_S = 0.05
+
+
+def _columns() -> Iterable[Field]:
+    source = f"Source: {POWERCAP}/intel-rapl:*"
+    for package in range(PACKAGES):
+        for part, zone in enumerate(ZONES):
+            number = 2 * (package * len(ZONES) + part) + 1
+            of = f"zone {zone} of package {package}"
+            yield Field(f"counter_{number}", "count", "gauge", f"uJ since the last sample, {of}. {source} energy_uj.")
+            yield Field(
+                f"counter_{number + 1}",
+                "count",
+                "gauge",
+                f"uJ at which the counter of {of} begins again. {source} max_energy_range_uj.",
+            )
+
+
+def _label(name: str, size: int, text: str) -> Field:
+    return Field(name, "none", "label", f"{text} Source: {POWERCAP}/intel-rapl:*/name.", dtype=f"S{size}", fold="first")
+
+
+SCHEMA = Schema("RAPLstats_default", "node", _columns())
+ZONE_SCHEMA = Schema(
+    "raplzones_default",
+    "node",
+    [
+        _label("zone", 64, "Which zone the row is about: package-0, package-0/dram, psys."),
+        _label("name", 32, "Its name without its package's: package-0, core, uncore, dram, psys."),
+        _label("package", 32, "The package that it is in, package-0; empty for psys."),
+        Field(
+            "energy",
+            "ujoules",
+            "counter",
+            f"Energy used since the agent's start, over all wraps. Source: {POWERCAP}/intel-rapl:*/energy_uj.",
+        ),
+        Field(
+            "power",
+            "watts",
+            "gauge",
+            f"Mean power since the zone was last read. Source: {POWERCAP}/intel-rapl:*/energy_uj over time.",
+            dtype="f8",
+        ),
+        Field(
+            "max_energy_range",
+            "ujoules",
+            "gauge",
+            f"Where its counter begins again at 0. Source: {POWERCAP}/intel-rapl:*/max_energy_range_uj.",
+        ),
+    ],
+)
+
+
+class _Described(ctypes.Structure):
+    """``struct rapl_zone`` of rapl.h."""
+
+    _fields_ = (
+        ("id", ctypes.c_char * 32),
+        ("name", ctypes.c_char * 64),
+        ("parent", ctypes.c_int32),
+        ("package", ctypes.c_int32),
+        ("die", ctypes.c_int32),
+        ("max_energy_range_uj", ctypes.c_uint64),
+    )
+
+
+class _Library:
+    """What lib_rapl offers, for one directory.
+
+    Raises:
+        BackendUnavailable: there is no library that fits.
+        OSError: the directory cannot be read.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._handle = ctypes.c_void_p()
+        self._functions = functions = clib.load("lib_rapl", ABI, "LIB_RAPL_PATH")
+        functions.rapl_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
+        functions.rapl_count.argtypes = functions.rapl_left_out.argtypes = (ctypes.c_void_p,)
+        functions.rapl_count.restype = functions.rapl_left_out.restype = ctypes.c_size_t
+        functions.rapl_describe.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(_Described))
+        functions.rapl_read.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+        functions.rapl_close.argtypes = (ctypes.c_void_p,)
+        functions.rapl_close.restype = None
+        status = functions.rapl_open(os.fsencode(root), ctypes.byref(self._handle))
+        if status < 0:
+            raise OSError(-status, os.strerror(-status), root)
+        self.count: int = functions.rapl_count(self._handle)
+        self.left_out: int = functions.rapl_left_out(self._handle)
+        self._energies = (ctypes.c_uint64 * self.count)()
+        self._errors = (ctypes.c_int32 * self.count)()
+
+    def zones(self) -> list[_Described]:
+        """All zones, sorted by the numbers of their ids."""
+        zones = [_Described() for _ in range(self.count)]
+        for n, zone in enumerate(zones):
+            self._functions.rapl_describe(self._handle, n, ctypes.byref(zone))
+        return zones
+
+    def read(self) -> list[tuple[int, int]]:
+        """Of each zone its counter in uJ, and 0 or the errno for which it could not be read."""
+        self._functions.rapl_read(self._handle, self._energies, self._errors, self.count)
+        return [(energy, -error) for energy, error in zip(self._energies, self._errors)]
+
+    def close(self) -> None:
+        """Give everything back; also twice."""
+        self._functions.rapl_close(self._handle)
+        self._handle = ctypes.c_void_p()
+
+
+class _Zone:
+    """A zone, and what its counter has told.
+
+    Attributes:
+        label: unlike that of any other zone.
+        name: package-0, core, ...
+        package: its package's name, "" where it is in none.
+        place: number and die of its package, None where it is in none.
+        range_uj: where its counter begins again at 0; 0 where that is not known.
+        energy_uj: used since the agent's start.
+        used_uj: between the last two samples that read it; None where there were no two.
+        watts: mean power since it was read before.
+    """
+
+    def __init__(self, label: str, name: str, package: str, place: tuple[int, int] | None) -> None:
+        self.label = label
+        self.name = name
+        self.package = package
+        self.place = place
+        self.range_uj = self.energy_uj = 0
+        self.used_uj: int | None = None
+        self.watts: float | None = None
+        self._last_uj: int | None = None
+        self._read_at = 0.0
+        self._was_sampled = False
+
+    def forget(self) -> None:
+        """Its counter is not read for now: what it says next cannot be compared with what it said last."""
+        self._last_uj = None
+        self._was_sampled = False
+
+    def take(self, counter_uj: int, now: float, is_sample: bool = True) -> bool:
+        """Take in what its counter says.
+
+        Args:
+            counter_uj: the counter.
+            now: when it was read, in seconds of the monotonic clock.
+            is_sample: whether it was read for a row, and not for a first value to start from.
+
+        Returns:
+            False where it went back, or ahead, by what no zone can have used: it has begun anew, from here.
+        """
+        last_uj, seconds, was_sampled = self._last_uj, now - self._read_at, self._was_sampled
+        self._last_uj, self._read_at, self._was_sampled = counter_uj, now, is_sample
+        self.used_uj = self.watts = None
+        if last_uj is None:
+            return True
+        used_uj = counter_uj - last_uj
+        if used_uj < 0 and self.range_uj:
+            used_uj += self.range_uj
+        # in the shortest of intervals the counter still moves by a whole step
+        if not 0 <= used_uj <= MAX_W.get(self.name, MAX_W_OF_OTHERS) * 1e6 * max(seconds, MIN_INTERVAL_S):
+            return False
+        self.energy_uj += used_uj
+        if was_sampled:
+            self.used_uj = used_uj
+        if seconds >= MIN_INTERVAL_S:
+            self.watts = used_uj / 1e6 / seconds
+        return True
+
+
+class RaplBackend(InputBackend):
+    """A row of the node with 0.6's columns, and a row for each zone.
+
+    Args:
+        host: the machine.
+        period_s: seconds between two samples.
+    """
+
+    name = "rapl"
+    schema = SCHEMA
+    others = (ZONE_SCHEMA,)
+
+    def __init__(self, host: Host, period_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._period_s = period_s
+        self._monotonic = monotonic
+        self._library: _Library | None = None
+        self._listing: list[str] = []
+        self._known: dict[str, _Zone] = {}  # all that there have been, by label
+        self._present: list[_Zone] = []  # in the order of the library
+        self._columns: list[tuple[int, str, str, _Zone | None]] = []  # number, package, kind, zone
+        self._failures = self._resets = 0
+        self._told: set[str] = set()
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """One option to turn it on."""
+        parser.add_argument(
+            "--enable-RAPL",
+            action="store_true",
+            help="measure the energy of processors and memory (RAPL: Intel, and AMD since Zen; needs root)",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> RaplBackend | None:
+        """Off, unless it is asked for."""
+        return cls(host, options.sample_period) if options.enable_RAPL else None
+
+    def open(self) -> None:
+        """Find the zones and read their counters for the first time.
+
+        Raises:
+            BackendUnavailable: no library, no zone, or none that may be read.
+        """
+        for zone in self._known.values():
+            zone.forget()
+        self._find()
+        assert self._library is not None
+        now = self._monotonic()
+        errors = []
+        for zone, (counter_uj, error) in zip(self._present, self._library.read()):
+            if error:
+                errors.append(error)
+            else:
+                zone.take(counter_uj, now, is_sample=False)
+        if len(errors) == len(self._present):
+            raise BackendUnavailable(
+                f"{POWERCAP}: the energy counters are root's to read; start colmet-node as root"
+                if errno.EACCES in errors
+                else f"{POWERCAP}: no counter can be read: {os.strerror(errors[0])}; does the kernel's log say why?"
+            )
+
+    def _find(self) -> None:
+        """List the zones, those that came or went since included.
+
+        Raises:
+            BackendUnavailable: there is none.
+        """
+        self.close()
+        try:
+            self._listing = sorted(self._host.names(POWERCAP))
+            self._library = _Library(self._host.path(POWERCAP))
+        except OSError as err:
+            raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
+        if not self._library.count:
+            raise BackendUnavailable(_NO_ZONES)
+        if self._library.left_out:
+            self._tell_once("%s: %d zones are left out, their names cannot be read", POWERCAP, self._library.left_out)
+        self._present = []
+        described = self._library.zones()
+        for zone in described:
+            package = described[zone.parent].name.decode() if zone.parent >= 0 else ""
+            known = self._know(zone, package)
+            known.range_uj = zone.max_energy_range_uj
+            self._present.append(known)
+        for zone_gone in self._known.values():
+            if zone_gone not in self._present:
+                zone_gone.forget()
+        self._lay_out()
+
+    def _know(self, zone: _Described, parent: str) -> _Zone:
+        """The zone that this is, by its name: its id may be another one when it comes back."""
+        name = zone.name.decode()
+        label = f"{parent}/{name}" if parent else name
+        if any(present.label == label for present in self._present):
+            label = f"{label} ({zone.id.decode()})"
+        if label not in self._known:
+            place = (zone.package, zone.die) if zone.package >= 0 else None
+            package = (parent or name) if place is not None else ""
+            self._known[label] = _Zone(label, name, package, place)
+        return self._known[label]
+
+    def _lay_out(self) -> None:
+        """Which zone has which columns. One that has gone keeps its own."""
+        packages = {zone.place: zone.package for zone in self._known.values() if zone.place is not None}
+        ordered = [packages[place] for place in sorted(packages)]
+        self._columns = []
+        for n, package in enumerate(ordered[:PACKAGES]):
+            for part, kind in enumerate(ZONES):
+                label = package if kind == "package" else f"{package}/{kind}"
+                self._columns.append((2 * (n * len(ZONES) + part) + 1, package, kind, self._known.get(label)))
+        if len(ordered) > PACKAGES:
+            self._tell_once(
+                "%d packages, and %s has columns for %d: %s are in %s alone",
+                *(len(ordered), SCHEMA.name, PACKAGES, ", ".join(ordered[PACKAGES:]), ZONE_SCHEMA.name),
+            )
+        ranges = [zone.range_uj for zone in self._present if zone.place is not None and zone.range_uj]
+        wraps_after_s = min(ranges, default=0) / 1e6 / LARGE_PACKAGE_W
+        if ranges and self._period_s > wraps_after_s:
+            self._tell_once(
+                "--sample-period %g s is too long for these counters: at %g W one begins again after %.0f s, and "
+                "where it does so twice between two samples, energy is not seen; shorten it",
+                *(self._period_s, LARGE_PACKAGE_W, wraps_after_s),
+            )
+
+    def _tell_once(self, text: str, *arguments: object) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning(text, *arguments)
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """The row of the node, then one for each zone.
+
+        Raises:
+            BackendUnavailable: all zones have gone.
+        """
+        try:
+            has_changed = sorted(self._host.names(POWERCAP)) != self._listing
+        except OSError as err:
+            raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
+        if has_changed:
+            self._find()
+        assert self._library is not None
+        read = dict(zip(self._present, self._library.read()))
+        now = self._monotonic()
+        fresh = set()
+        for zone in self._known.values():
+            counter_uj, error = read.get(zone, (0, errno.ENODEV))
+            if not error and zone.range_uj and counter_uj > zone.range_uj:
+                error = errno.EPROTO
+            if error:
+                self._failures += 1
+                if powers_of_ten(self._failures):
+                    log.warning(
+                        "zone cannot be read zone=%s failures=%d: %s", zone.label, self._failures, os.strerror(error)
+                    )
+            elif zone.take(counter_uj, now):
+                fresh.add(zone)
+            else:
+                self._resets += 1
+                if powers_of_ten(self._resets):
+                    log.warning("counter of zone began anew zone=%s resets=%d", zone.label, self._resets)
+        return [
+            Sample(NODE_JOB, self._row(fresh, read)),
+            *[Sample(NODE_JOB, _zone_row(zone, zone in fresh), ZONE_SCHEMA) for zone in self._known.values()],
+        ]
+
+    def _row(self, fresh: set[_Zone], present: Mapping[_Zone, object]) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        for number, _, _, zone in self._columns:
+            if zone is not None and zone in present:
+                values[f"counter_{number}"] = zone.used_uj if zone in fresh else None
+                values[f"counter_{number + 1}"] = zone.range_uj or None
+        return values
+
+    def counter_names(self) -> Sequence[CounterName]:
+        """Energy and range of each zone that has columns."""
+        return [
+            name
+            for number, _, _, zone in self._columns
+            if zone is not None
+            for name in (
+                CounterName(f"counter_{number}", ENERGY, "ujoules", zone.label),
+                CounterName(f"counter_{number + 1}", MOST, "ujoules", zone.label),
+            )
+        ]
+
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None:
+        """A line for each column of a package that is here, of zones that it lacks, too."""
+        lines = []
+        for number, package, kind, zone in self._columns:
+            energy, most = (ENERGY, MOST) if zone is not None else (LACKING, LACKING)
+            lines += [f"counter_{number},{energy},{package},zone_{kind}"]
+            lines += [f"counter_{number + 1},{most},{package},zone_{kind}"]
+        return "RAPL", lines
+
+    def counters(self) -> Mapping[str, int]:
+        """What went wrong with single zones."""
+        return {"zone_failures": self._failures, "zone_resets": self._resets}
+
+    def close(self) -> None:
+        """Close the files; also twice."""
+        if self._library is not None:
+            self._library.close()
+            self._library = None
+
+
+_NO_ZONES = (
+    f"no RAPL zone in {POWERCAP}; `modprobe intel_rapl_msr` (intel_rapl before Linux 5.3) brings those of Intel's and "
+    "AMD's processors, of the latest Xeons `modprobe intel_rapl_tpmi`; virtual machines have none"
+)
+
+
+def _zone_row(zone: _Zone, is_fresh: bool) -> dict[str, Value]:
+    return {
+        "zone": zone.label.encode(),
+        "name": zone.name.encode(),
+        "package": zone.package.encode(),
+        "energy": zone.energy_uj if is_fresh else None,
+        "power": zone.watts if is_fresh else None,
+        "max_energy_range": zone.range_uj or None,
+    }
