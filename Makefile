@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-beds lint format bench docs demo clean
+.PHONY: help venv clibs test test-all test-beds c-test lint format bench docs demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -27,6 +27,16 @@ test-all: clibs ## run it on every Python from 3.9 to 3.13 that this machine has
 
 test-beds: venv clibs ## run Colmet against a real OAR and a real Slurm, which this installs with apt; as root
 	@$(PY) -m pytest -v tests/beds $(ARGS)
+
+c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it is installed; as root
+	@for makefile in colmet/node/backends/lib_*/Makefile; do \
+		$(MAKE) -s --no-print-directory -C "$${makefile%/Makefile}" test || exit; \
+		if command -v valgrind >/dev/null; then \
+			$(MAKE) -s --no-print-directory -C "$${makefile%/Makefile}" valgrind || exit; \
+		else \
+			echo "c-test: no valgrind: leaks are looked for by ASan alone (apt-get install valgrind)"; \
+		fi; \
+	done
 
 lint: venv ## check style, format and types
 	@$(PY) -m ruff check .

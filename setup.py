@@ -1,9 +1,13 @@
 """Packaging of Colmet."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 
@@ -28,6 +32,46 @@ def read_readme() -> str:
     return readme.read_text(encoding="utf-8") if readme.exists() else ""
 
 
+def build_library(folder: Path) -> None:
+    """Run make in the folder of a C library. One that does not build leaves its backend out: a warning, no error."""
+    missing = [name for name in ("make", "gcc") if shutil.which(name) is None]
+    said = ""
+    if not missing:
+        done = subprocess.run(
+            ["make", "-C", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode == 0:
+            return
+        said = f":\n{done.stdout.rstrip()}"
+    why = f"there is no {' and no '.join(missing)}" if missing else "make failed"
+    print(
+        f"warning: {folder.name} is not built, its backend will be unavailable: {why} "
+        f"(Debian: apt-get install make gcc libc6-dev){said}",
+        file=sys.stderr,
+    )
+
+
+class BuildWithLibraries(build_py):
+    """Builds the C libraries where the package is put together, or in the source where that stays the package."""
+
+    def run(self):
+        """Copy the modules and the libraries' sources, then build the libraries beside these."""
+        super().run()
+        top = HERE if getattr(self, "editable_mode", False) else Path(self.build_lib)
+        for makefile in sorted(top.glob("colmet/node/backends/lib_*/Makefile")):
+            build_library(makefile.resolve().parent)
+
+
+class LibraryDistribution(Distribution):
+    """One that holds compiled code, though no extension of Python."""
+
+    def has_ext_modules(self):
+        """True: it belongs to this machine's platform."""
+        return True
+
+
+LIBRARY_SOURCES = ["lib_*/Makefile", "lib_*/README.md", "lib_*/*.[ch]"]  # with them, `make` there works later, too
+
 setup(
     name="colmet",
     version=read_version(),
@@ -37,6 +81,11 @@ setup(
     license="GPL-3.0-or-later",
     python_requires=">=3.9",
     packages=find_packages(include=["colmet", "colmet.*"]),
+    package_data={"colmet.node.backends": LIBRARY_SOURCES},
+    exclude_package_data={"colmet.node.backends": ["lib_*/*.so"]},  # built, not copied
+    cmdclass={"build_py": BuildWithLibraries},
+    distclass=LibraryDistribution,
+    options={"bdist_wheel": {"py_limited_api": "cp39"}},  # for this platform, and any Python: ctypes opens the libraries
     install_requires=read_requirements("requirements.txt"),
     extras_require={"test": read_requirements("requirements-test.txt")},
     entry_points={
