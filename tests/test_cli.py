@@ -66,10 +66,6 @@ def test_each_v_says_more(count, level, monkeypatch):
 
 
 LATER_NODE = [
-    ["--enable-infiniband"],
-    ["--omnipath"],
-    ["--enable-lustre"],
-    ["--lustre-prefix", "scratch"],
     ["--enable-perfhw"],
     ["--perfhw-list", "instructions", "cache_misses"],
     ["--enable-temperature"],

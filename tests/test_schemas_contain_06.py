@@ -12,7 +12,7 @@ from colmet.node.mapping import SCHEMA as MAPPING
 
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 LATER = {
-    *("perfhwstats_default", "infinibandstats_default", "lustrestats_default"),
+    "perfhwstats_default",
     *("ipmipowerstats_default", "temperaturestats_default", "nvidiastats_default"),
 }
 

@@ -108,6 +108,11 @@ SCHEMA = Schema(
         _backend("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
         _backend("zone_failures", "Energy counters that could not be read or parsed.", "rapl backend"),
         _backend("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),
+        _backend(
+            "part_failures",
+            "Parts of ports, and mounts, that could not be read or parsed.",
+            "infiniband or the lustre backend",
+        ),
     ],
 )
 

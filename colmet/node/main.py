@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 # Options of Colmet 0.6 whose backends are still to come.
 LATER = {
-    "InfiniBand": ("--enable-infiniband", "--omnipath"),
-    "Lustre": ("--enable-lustre", "--lustre-prefix"),
     "perf_event": ("--enable-perfhw", "--perfhw-list"),
     "temperature": ("--enable-temperature",),
     "NVIDIA": ("--enable-nvidia",),

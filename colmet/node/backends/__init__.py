@@ -6,4 +6,6 @@ NAMES = {
     "procstats": "colmet.node.backends.procstats:ProcstatsBackend",
     "jobproc": "colmet.node.backends.jobproc:JobprocBackend",
     "rapl": "colmet.node.backends.rapl:RaplBackend",
+    "infiniband": "colmet.node.backends.infiniband:InfinibandBackend",
+    "lustre": "colmet.node.backends.lustre:LustreBackend",
 }

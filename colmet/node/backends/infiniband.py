@@ -1,0 +1,495 @@
+"""What goes through the node's InfiniBand, Omni-Path and RoCE ports, and how they are. Off by default."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.node.backend import InputBackend
+from colmet.node.command import Command
+from colmet.node.host import Host, is_gone
+from colmet.node.jobs import NODE_JOB, Job
+from colmet.node.sums import Sums
+
+log = logging.getLogger(__name__)
+
+DEVICES = "/sys/class/infiniband"
+DEADLINE_S = 5.0  # of ibstat and perfquery, which take 10 ms
+MAX_PORTS = 64
+MAX_COUNT = 2**60 - 1  # times 8 it is still a number that a column holds
+FULL = 2**32 - 1  # where 32-bit counters stop
+
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_STATES = {"INITIALIZING": "INIT"}  # what ibstat calls otherwise than sysfs
+_NOT_OFFERED = (errno.EINVAL, errno.EOPNOTSUPP)  # reading what a device does not count
+
+
+def _sum(name: str, unit: str, text: str, key: str) -> Field:
+    return Field(
+        name,
+        unit,
+        "counter",
+        f"{text} All ports together: what those that were active at the start had counted by then, and what all of "
+        f"them have counted since. Source: {key} of each port.",
+    )
+
+
+SCHEMA = Schema(
+    "infinibandstats_default",
+    "node",
+    [
+        _sum("portXmitData", "bytes", "Bytes sent.", "port_xmit_data"),
+        _sum("portRcvData", "bytes", "Bytes received.", "port_rcv_data"),
+        _sum("portXmitPkts", "count", "Packets sent.", "port_xmit_packets"),
+        _sum("portRcvPkts", "count", "Packets received.", "port_rcv_packets"),
+    ],
+)
+
+
+def _label(name: str, text: str, source: str, bytes_: int = 32) -> Field:
+    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{bytes_}", fold="first")
+
+
+def _port(name: str, text: str, unit: str = "count") -> Field:
+    return Field(name, unit, "counter", f"{text} Source: counters/{name} of the port, or perfquery.")
+
+
+def _error(name: str, text: str, highest: int) -> Field:
+    return _port(name, f"{text} On most adapters it stays at {highest} when it gets there.")
+
+
+_COUNTERS = [
+    _port("port_xmit_data", "Bytes sent, the counter in words of 4 or, with --omnipath, of 8 bytes.", "bytes"),
+    _port("port_rcv_data", "Bytes received, the counter in words of 4 or, with --omnipath, of 8 bytes.", "bytes"),
+    _port("port_xmit_packets", "Packets sent."),
+    _port("port_rcv_packets", "Packets received."),
+    _port("unicast_xmit_packets", "Packets sent to one receiver."),
+    _port("unicast_rcv_packets", "Packets received that were sent to one receiver."),
+    _port("multicast_xmit_packets", "Packets sent to several receivers."),
+    _port("multicast_rcv_packets", "Packets received that were sent to several receivers."),
+    _error("symbol_error", "Minor link errors.", 65535),
+    _error("link_error_recovery", "Times that the link recovered from an error.", 255),
+    _error("link_downed", "Times that the link could not recover, and went down.", 255),
+    _error("port_rcv_errors", "Packets received that had an error.", 65535),
+    _error("port_rcv_remote_physical_errors", "Packets received that were marked bad on their way.", 65535),
+    _error("port_rcv_switch_relay_errors", "Packets received that could not be forwarded.", 65535),
+    _error("port_xmit_discards", "Packets not sent as the port was down or congested.", 65535),
+    _error("port_xmit_wait", "Clock ticks of the port in which it had data and could not send.", FULL),
+    _error("port_xmit_constraint_errors", "Packets not sent as a partition or rule forbids it.", 255),
+    _error("port_rcv_constraint_errors", "Packets received and dropped as a partition or rule forbids it.", 255),
+    _error("local_link_integrity_errors", "Times that the errors of the local link passed their threshold.", 15),
+    _error("excessive_buffer_overrun_errors", "Times that buffers overran for longer than allowed.", 15),
+    _error("VL15_dropped", "Management packets dropped for want of buffers.", 65535),
+]
+
+PORTS = Schema(
+    "infinibandports_default",
+    "node",
+    [
+        _label("port", "Device and number, mlx5_0/1.", DEVICES, 80),
+        _label("state", "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port, or ibstat"),
+        _label("physical_state", "LinkUp, Polling, Disabled, ...", "phys_state of the port, or ibstat"),
+        _label("rate", "100 Gb/sec (4X EDR).", "rate of the port, or ibstat", 48),
+        _label("link_layer", "InfiniBand, or Ethernet (RoCE).", "link_layer of the port, or ibstat"),
+        *_COUNTERS,
+    ],
+)
+
+_DATA = {  # column of the sums -> counter of a port
+    "portXmitData": "port_xmit_data",
+    "portRcvData": "port_rcv_data",
+    "portXmitPkts": "port_xmit_packets",
+    "portRcvPkts": "port_rcv_packets",
+}
+_IN_WORDS = ("port_xmit_data", "port_rcv_data")
+# Where `counters` has 32 bits, drivers of that time have 64 here: kernels before 4.5, and Mellanox OFED 2 to 4.
+_WIDE = {
+    "port_xmit_data": "port_xmit_data_64",
+    "port_rcv_data": "port_rcv_data_64",
+    "port_xmit_packets": "port_xmit_packets_64",
+    "port_rcv_packets": "port_rcv_packets_64",
+    "unicast_xmit_packets": "port_unicast_xmit_packets",
+    "unicast_rcv_packets": "port_unicast_rcv_packets",
+    "multicast_xmit_packets": "port_multicast_xmit_packets",
+    "multicast_rcv_packets": "port_multicast_rcv_packets",
+}
+_EXTENDED = {  # as perfquery -x names them
+    "PortXmitData": "port_xmit_data",
+    "PortRcvData": "port_rcv_data",
+    "PortXmitPkts": "port_xmit_packets",
+    "PortRcvPkts": "port_rcv_packets",
+    "PortUnicastXmitPkts": "unicast_xmit_packets",
+    "PortUnicastRcvPkts": "unicast_rcv_packets",
+    "PortMulticastXmitPkts": "multicast_xmit_packets",
+    "PortMulticastRcvPkts": "multicast_rcv_packets",
+}
+_BASIC = {  # as perfquery names those that -x leaves out
+    "SymbolErrorCounter": "symbol_error",
+    "LinkErrorRecoveryCounter": "link_error_recovery",
+    "LinkDownedCounter": "link_downed",
+    "PortRcvErrors": "port_rcv_errors",
+    "PortRcvRemotePhysicalErrors": "port_rcv_remote_physical_errors",
+    "PortRcvSwitchRelayErrors": "port_rcv_switch_relay_errors",
+    "PortXmitDiscards": "port_xmit_discards",
+    "PortXmitWait": "port_xmit_wait",
+    "PortXmitConstraintErrors": "port_xmit_constraint_errors",
+    "PortRcvConstraintErrors": "port_rcv_constraint_errors",
+    "LocalLinkIntegrityErrors": "local_link_integrity_errors",
+    "ExcessiveBufferOverrunErrors": "excessive_buffer_overrun_errors",
+    "VL15Dropped": "VL15_dropped",
+}
+
+
+class Port(NamedTuple):
+    """One port now.
+
+    Attributes:
+        name: device and number, ``mlx5_0/1``.
+        labels: state, physical_state, rate and link_layer, where it tells them.
+        counters: by their names in sysfs, as the port counts: data in words. What it cannot tell is left out.
+    """
+
+    name: str
+    labels: dict[str, str]
+    counters: dict[str, int]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether data can go through."""
+        return self.labels.get("state") == "ACTIVE"
+
+
+class PortSource(Protocol):
+    """Where ports are read.
+
+    Attributes:
+        failures: parts of ports that could not be read or parsed.
+    """
+
+    failures: int
+
+    def read(self) -> list[Port]:
+        """All ports; none where the node has no device.
+
+        Raises:
+            CommandFailed: a program does not tell, of any port.
+            ParseError: its answer has another form.
+        """
+
+
+def parse_count(text: bytes) -> int:
+    """One counter.
+
+    Raises:
+        ValueError: not a number, or one that no port can have counted up to.
+    """
+    text = text.strip()
+    if not text.isdigit() or len(text) > 20 or int(text) > MAX_COUNT:
+        raise ValueError(f"not a counter: {text[:80]!r}")
+    return int(text)
+
+
+def parse_ibstat(text: str) -> list[Port]:
+    """What `ibstat` says: devices, and the ports of each.
+
+    Raises:
+        ValueError: another form.
+    """
+    keys = {"State": "state", "Physical state": "physical_state", "Rate": "rate", "Link layer": "link_layer"}
+    ports: list[Port] = []
+    device = ""
+    for line in text.splitlines():
+        if line.startswith("CA '"):
+            device = line[4:].rstrip("'")
+            if not _DEVICE.fullmatch(device):
+                raise ValueError(f"not a device: {line[:80]!r}")
+        elif (number := re.fullmatch(r"\s+Port (\d{1,3}):", line)) and device:
+            ports.append(Port(f"{device}/{number[1]}", {}, {}))
+        elif ports and ports[-1].name.startswith(f"{device}/"):
+            key, _, value = line.strip().partition(": ")
+            if key in keys:
+                ports[-1].labels[keys[key]] = value
+    for port in ports:
+        state = port.labels.get("state", "").upper()
+        port.labels["state"] = _STATES.get(state, state)
+        if "rate" in port.labels:
+            port.labels["rate"] += " Gb/sec"
+    if text.strip() and not device:
+        raise ValueError(f"no device: {text[:80]!r}")
+    return ports[:MAX_PORTS]
+
+
+def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
+    """What `perfquery` says: a comment, then ``PortXmitData:....................648``.
+
+    Args:
+        text: all of it.
+        names: counters that are looked for, and what they are called here.
+
+    Raises:
+        ValueError: another form.
+    """
+    counters: dict[str, int] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key in names:
+            counters[names[key]] = parse_count(value.lstrip(".").encode())
+    if not counters:
+        raise ValueError(f"no counters: {text[:80]!r}")
+    return counters
+
+
+class SysfsPorts:
+    """Ports as the kernel shows them."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.failures = 0
+
+    def read(self) -> list[Port]:
+        """All ports."""
+        ports = []
+        for device in self._names(DEVICES):
+            for number in sorted(self._names(f"{DEVICES}/{device}/ports"), key=lambda name: (len(name), name)):
+                path = f"{DEVICES}/{device}/ports/{number}"
+                ports.append(Port(f"{device}/{number}", self._labels(path), self._counters(path)))
+        return ports[:MAX_PORTS]
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return sorted(self._host.names(path))
+        except OSError:
+            return []
+
+    def _labels(self, path: str) -> dict[str, str]:
+        labels = {}
+        for name, file in (
+            ("state", "state"),
+            ("physical_state", "phys_state"),
+            ("rate", "rate"),
+            ("link_layer", "link_layer"),
+        ):
+            try:
+                text = self._host.read(f"{path}/{file}").decode("ascii").strip()
+            except OSError as err:
+                if not is_gone(err):
+                    self._failed(err)
+            except UnicodeDecodeError as err:
+                self._failed(ParseError(f"{path}/{file}", err.object[:80]))
+            else:
+                # "4: ACTIVE"
+                labels[name] = text.partition(": ")[2] if name in ("state", "physical_state") else text
+        return labels
+
+    def _counters(self, path: str) -> dict[str, int]:
+        offered = set(self._names(f"{path}/counters"))
+        wide = set(self._names(f"{path}/counters_ext"))
+        counters = {}
+        for field in _COUNTERS:
+            name = field.name
+            if _WIDE.get(name) in wide:
+                file = f"{path}/counters_ext/{_WIDE[name]}"
+            elif name in offered:
+                file = f"{path}/counters/{name}"
+            else:
+                continue
+            value = self._counter(file)
+            if value is not None:
+                counters[name] = value
+        return counters
+
+    def _counter(self, file: str) -> int | None:
+        try:
+            data = self._host.read(file)
+        except OSError as err:
+            if not is_gone(err) and err.errno not in _NOT_OFFERED:
+                self._failed(err)
+            return None
+        if data.startswith(b"N/A"):  # "N/A (no PMA)", of virtual functions
+            return None
+        try:
+            return parse_count(data)
+        except ValueError:
+            self._failed(ParseError(file, data[:80]))
+            return None
+
+    def _failed(self, err: Exception) -> None:
+        self.failures += 1
+        if powers_of_ten(self.failures):
+            log.error("cannot read part of a port failures=%d: %s", self.failures, err)
+
+
+class AskedPorts:
+    """Ports as `ibstat` lists them, and what `perfquery` says of those that are active and no Ethernet."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._ibstat = host.command(["ibstat"], DEADLINE_S)
+        self._commands: dict[str, tuple[Command, Command]] = {}
+        self.failures = 0
+
+    def read(self) -> list[Port]:
+        """All ports."""
+        text = self._ibstat.run()
+        try:
+            ports = parse_ibstat(text)
+        except ValueError as err:
+            raise ParseError("ibstat", text[:80]) from err
+        asked = [port for port in ports if port.is_active and port.labels.get("link_layer") != "Ethernet"]
+        failed = 0
+        for port in asked:
+            try:
+                self._ask(port)
+            except (CommandFailed, ParseError) as err:
+                failed += 1
+                # after one that hangs, the others would, and the sample would take minutes
+                if failed == len(asked) or (isinstance(err, CommandFailed) and err.why != "status"):
+                    raise
+                self.failures += 1
+                if powers_of_ten(self.failures):
+                    log.error("cannot read a port port=%s failures=%d: %s", port.name, self.failures, err)
+        return ports
+
+    def _ask(self, port: Port) -> None:
+        if port.name not in self._commands:
+            device, _, number = port.name.partition("/")
+            where = ["-C", device, "-P", number]
+            self._commands[port.name] = (
+                self._host.command(["perfquery", "-x", *where], DEADLINE_S),
+                self._host.command(["perfquery", *where], DEADLINE_S),
+            )
+        for command, names in zip(self._commands[port.name], (_EXTENDED, _BASIC)):
+            text = command.run()
+            try:
+                port.counters.update(parse_perfquery(text, names))
+            except ValueError as err:
+                raise ParseError(str(command), text[:200]) from err
+
+
+class InfinibandBackend(InputBackend):
+    """One row of the node, and one for each port.
+
+    Args:
+        source: where ports are read.
+        word_bytes: bytes in a word of the data counters.
+    """
+
+    name = "infiniband"
+    schema = SCHEMA
+    others = (PORTS,)
+    blocking = True
+
+    def __init__(self, source: PortSource, word_bytes: int = 4) -> None:
+        self._source = source
+        self._word_bytes = word_bytes
+        self._sums = Sums()
+        self._was_active = False
+        self._full: set[tuple[str, str]] = set()
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """Declare --enable-infiniband, --omnipath and --infiniband-perfquery."""
+        parser.add_argument(
+            "--enable-infiniband",
+            action="store_true",
+            help="measure InfiniBand, Omni-Path and RoCE ports: data, packets, errors, link state",
+        )
+        parser.add_argument(
+            "--omnipath",
+            action="store_true",
+            help="the data counters of --enable-infiniband are in words of 8 bytes, as those of Omni-Path adapters "
+            "(default: of 4, as InfiniBand has them)",
+        )
+        parser.add_argument(
+            "--infiniband-perfquery",
+            action="store_true",
+            help="have --enable-infiniband ask ibstat and perfquery -x instead of reading /sys/class/infiniband, for "
+            "drivers that show no or only 32-bit counters there",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:
+        """Off, unless it is turned on."""
+        if not options.enable_infiniband:
+            return None
+        source = AskedPorts(host) if options.infiniband_perfquery else SysfsPorts(host)
+        return cls(source, 8 if options.omnipath else 4)
+
+    def open(self) -> None:
+        """Look for ports.
+
+        Raises:
+            BackendUnavailable: there is none, or the programs do not tell.
+        """
+        self._read()
+
+    def _read(self) -> list[Port]:
+        try:
+            ports = self._source.read()
+        except CommandFailed as err:
+            remedy = {
+                "absent": "; install infiniband-diags, or start without --infiniband-perfquery",
+                "late": "; is the adapter's driver stuck?",
+            }.get(err.why, "; does it work by hand, as root? Start without --infiniband-perfquery otherwise")
+            raise BackendUnavailable(f"{err}{remedy}") from err
+        if not ports:
+            raise BackendUnavailable(
+                "this node has no InfiniBand, Omni-Path or RoCE port; load the adapter's driver (mlx5_ib, hfi1, ...), "
+                "or start without --enable-infiniband"
+            )
+        return ports
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """One row of job 0, and one for each port.
+
+        Raises:
+            CommandFailed, ParseError: programs that are asked do not tell, of any port.
+            BackendUnavailable: there is no port any more.
+        """
+        ports = self._source.read()
+        if not ports:
+            raise BackendUnavailable("all ports have gone; has the adapter's driver been unloaded?")
+        rows = []
+        unknown = set()
+        for port in ports:
+            values: dict[str, int | None] = dict(port.counters)
+            for name in _DATA.values():
+                if values.get(name) == FULL:
+                    values[name] = None
+                    self._tell_full(port.name, name)
+                    if port.is_active:
+                        unknown.add(name)
+                elif name in _IN_WORDS and name in port.counters:
+                    values[name] = port.counters[name] * self._word_bytes
+            self._was_active |= port.is_active
+            self._sums.add(port.name, {name: values.get(key) for name, key in _DATA.items()}, port.is_active)
+            labels = {name: text.encode("ascii", "replace") for name, text in port.labels.items()}
+            rows.append(Sample(NODE_JOB, {"port": port.name.encode(), **labels, **values}, PORTS))
+        totals: dict[str, Value] = {}
+        if self._was_active:
+            totals.update({name: total for name, total in self._sums.totals().items() if _DATA[name] not in unknown})
+        return [Sample(NODE_JOB, totals), *rows]
+
+    def _tell_full(self, port: str, counter: str) -> None:
+        if (port, counter) not in self._full:
+            self._full.add((port, counter))
+            log.warning(
+                "counter of 32 bits is full and counts no more port=%s counter=%s: reset it with 'perfquery -R', and "
+                "give --infiniband-perfquery, which asks for 64 bits",
+                port,
+                counter,
+            )
+
+    def counters(self) -> dict[str, int]:
+        """Parts of ports that could not be read or parsed."""
+        return {"part_failures": self._source.failures}
+
+    def close(self) -> None:
+        """Nothing is held; the totals go on when it is opened again."""

@@ -1,0 +1,344 @@
+"""What the node reads, writes and asks of its Lustre file systems. Off by default."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.schema import Field, Sample, Schema
+from colmet.node.backend import InputBackend
+from colmet.node.host import Host, is_gone
+from colmet.node.jobs import NODE_JOB, Job
+from colmet.node.sums import MAX_TOTAL, Sums
+
+log = logging.getLogger(__name__)
+
+FOLDERS = (
+    "/proc/fs/lustre/llite",  # up to Lustre 2.11
+    "/sys/kernel/debug/lustre/llite",  # since 2.12
+)
+DEADLINE_S = 10.0  # of lctl, which takes 10 ms
+MAX_MOUNTS = 256
+
+_SOURCE = "llite.*.stats of the client"
+# read_bytes                25673 samples [bytes] 1 3366225 145121869
+_LINE = re.compile(rb"(\w{1,40}) +(\d{1,19}) samples \[\w+\](?: -?\d+ -?\d+ (\d{1,19})(?: \d+)?)?", re.ASCII)
+_TIMES = (b"snapshot_time", b"start_time", b"elapsed_time")
+
+
+def _sum(name: str, unit: str, text: str, line: str) -> Field:
+    return Field(name, unit, "counter", f"{text}, on all mounts of --lustre-prefix. Source: {_SOURCE}, {line}.")
+
+
+SCHEMA = Schema(
+    "lustrestats_default",
+    "node",
+    [
+        _sum("lustre_nb_read", "count", "Reads by programs", "samples of read_bytes"),
+        _sum("lustre_bytes_read", "bytes", "Bytes that programs read, from the page cache too", "read_bytes"),
+        _sum("lustre_nb_write", "count", "Writes by programs", "samples of write_bytes"),
+        _sum("lustre_bytes_write", "bytes", "Bytes that programs wrote", "write_bytes"),
+    ],
+)
+
+
+def _label(name: str, text: str, source: str, bytes_: int) -> Field:
+    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{bytes_}", fold="first")
+
+
+def _data(name: str, unit: str, text: str, line: str) -> Field:
+    return Field(name, unit, "counter", f"{text} Source: {_SOURCE}, {line}.")
+
+
+def _always(name: str, text: str) -> Field:
+    """An operation that every client counts: Lustre lists it once it has happened."""
+    return Field(name, "count", "counter", f"{text} 0 where it is not listed. Source: {_SOURCE}, samples of {name}.")
+
+
+def _sometimes(name: str, text: str, clients: str) -> Field:
+    return Field(
+        name,
+        "count",
+        "counter",
+        f"{text} Missing where it has not happened, or the client does not count it ({clients} do). "
+        f"Source: {_SOURCE}, samples of {name}.",
+    )
+
+
+_ALWAYS = [
+    _always("ioctl", "ioctl() calls."),
+    _always("open", "Files opened."),
+    _always("close", "Files closed."),
+    _always("mmap", "Files mapped."),
+    _always("seek", "Seeks."),
+    _always("fsync", "fsync() calls."),
+    _always("readdir", "Reads of directories."),
+    _always("setattr", "Changes of attributes: owner, mode, times, size."),
+    _always("truncate", "Files truncated."),
+    _always("flock", "Locks of files taken or given back."),
+    _always("getattr", "Reads of attributes (stat)."),
+    _always("create", "Files created."),
+    _always("link", "Hard links made."),
+    _always("unlink", "Files removed."),
+    _always("symlink", "Symbolic links made."),
+    _always("mkdir", "Directories made."),
+    _always("rmdir", "Directories removed."),
+    _always("mknod", "Special files made; newer clients count files created here, too."),
+    _always("rename", "Files and directories renamed."),
+    _always("statfs", "Questions for the space of the file system (df)."),
+    _always("setxattr", "Extended attributes set."),
+    _always("getxattr", "Extended attributes read."),
+    _always("listxattr", "Lists of extended attributes."),
+    _always("removexattr", "Extended attributes removed."),
+    _always("inode_permission", "Checks of permissions."),
+]
+_SOMETIMES = [
+    _sometimes("getxattr_hits", "Extended attributes that the client's cache had.", "2.5 and later"),
+    _sometimes("page_fault", "Pages read for programs that have mapped files.", "2.13 and later"),
+    _sometimes("page_mkwrite", "Pages written by programs that have mapped files.", "2.13 and later"),
+    _sometimes("fallocate", "Space of files reserved or given back.", "2.14 and later"),
+    _sometimes("alloc_inode", "Inodes made in memory.", "older ones"),
+    _sometimes("dirty_pages_hits", "Writes to pages that were to be written already.", "older ones"),
+    _sometimes("dirty_pages_misses", "Writes to other pages.", "older ones"),
+    _sometimes("osc_read", "Reads asked of servers.", "older ones"),
+    _sometimes("osc_write", "Writes asked of servers.", "older ones"),
+]
+
+MOUNTS = Schema(
+    "lustremounts_default",
+    "node",
+    [
+        _label("mount", "The client's name for the mount, scratch-ffff8803f1a2c000.", "its folder in llite", 64),
+        _label("fsname", "Name of the file system, scratch.", "the same, up to the last dash", 32),
+        _label(
+            "mount_point",
+            "Where it is mounted; missing where the file system is mounted twice.",
+            "/proc/mounts",
+            255,
+        ),
+        _data("nb_read", "count", "Reads by programs.", "samples of read_bytes"),
+        _data("bytes_read", "bytes", "Bytes that programs read, from the page cache too.", "read_bytes"),
+        _data("nb_write", "count", "Writes by programs.", "samples of write_bytes"),
+        _data("bytes_write", "bytes", "Bytes that programs wrote.", "write_bytes"),
+        *_ALWAYS,
+        *_SOMETIMES,
+    ],
+)
+_OPERATIONS = {field.name.encode(): field.name for field in [*_ALWAYS, *_SOMETIMES]}
+_NONE_YET = {
+    **dict.fromkeys(("nb_read", "bytes_read", "nb_write", "bytes_write"), 0),
+    **{field.name: 0 for field in _ALWAYS},
+}
+_DATA = {  # column of the sums -> that of a mount
+    "lustre_nb_read": "nb_read",
+    "lustre_bytes_read": "bytes_read",
+    "lustre_nb_write": "nb_write",
+    "lustre_bytes_write": "bytes_write",
+}
+
+
+class Mount(NamedTuple):
+    """One mount's statistics, as text, and where they are from."""
+
+    name: str
+    path: str
+    text: bytes
+
+
+def parse_stats(text: bytes) -> dict[str, int]:
+    """The `stats` of one mount, by column of `lustremounts_default`.
+
+    What has not happened since the mount, Lustre does not list.
+
+    Raises:
+        ValueError: another form.
+    """
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith(b"snapshot_time"):
+        raise ValueError("no snapshot_time")
+    values = dict(_NONE_YET)
+    for line in lines:
+        if line.startswith(_TIMES):
+            continue
+        match = _LINE.fullmatch(line.rstrip())
+        if match is None:
+            raise ValueError(f"not a counter: {line[:80]!r}")
+        name, samples, total = match.groups()
+        if max(int(samples), int(total or 0)) > MAX_TOTAL:
+            raise ValueError(f"too large: {line[:80]!r}")
+        if name in (b"read_bytes", b"write_bytes"):
+            if total is None:
+                raise ValueError(f"no sum: {line[:80]!r}")
+            way = name[: -len(b"_bytes")].decode()
+            values[f"nb_{way}"], values[f"bytes_{way}"] = int(samples), int(total)
+        elif name in _OPERATIONS:
+            values[_OPERATIONS[name]] = int(samples)
+    return values
+
+
+def split_params(text: bytes) -> list[Mount]:
+    """What ``lctl get_param llite.*.stats`` says: a line that names each mount, and its statistics."""
+    mounts: list[Mount] = []
+    for line in text.splitlines(keepends=True):
+        name = re.fullmatch(rb"llite\.([!-~]{1,64})\.stats=\s*", line)
+        if name is not None:
+            mounts.append(Mount(name[1].decode(), name[0].decode().strip(), b""))
+        elif mounts:
+            mounts[-1] = mounts[-1]._replace(text=mounts[-1].text + line)
+    return mounts
+
+
+def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
+    """Where each Lustre file system is mounted, by its name; None for one that is mounted several times.
+
+    A line of /proc/mounts: ``10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch /mnt/scratch lustre rw,flock 0 0``.
+    """
+    points: dict[str, bytes | None] = {}
+    for line in text.splitlines():
+        parts = line.split(b" ")
+        if len(parts) < 3 or parts[2] != b"lustre" or b":/" not in parts[0]:
+            continue
+        name = parts[0].rpartition(b":/")[2].partition(b"/")[0].decode("ascii", "replace")
+        point = re.sub(rb"\\([0-3][0-7]{2})", lambda found: bytes([int(found[1], 8)]), parts[1])
+        points[name] = None if name in points else point
+    return points
+
+
+class LustreBackend(InputBackend):
+    """One row of the node, and one for each mount.
+
+    Args:
+        host: the machine.
+        prefix: measured are mounts whose name is this, a dash, and anything; all where it is empty.
+    """
+
+    name = "lustre"
+    schema = SCHEMA
+    others = (MOUNTS,)
+    blocking = True
+
+    def __init__(self, host: Host, prefix: str = "lustre") -> None:
+        self._host = host
+        self._prefix = f"{prefix}-" if prefix else ""
+        self._lctl = host.command(["lctl", "get_param", "llite.*.stats"], DEADLINE_S)
+        self._sums = Sums()
+        self._failures = 0
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """Declare --enable-lustre and --lustre-prefix."""
+        parser.add_argument(
+            "--enable-lustre",
+            action="store_true",
+            help="measure Lustre file systems: reads, writes and metadata operations of each mount",
+        )
+        parser.add_argument(
+            "--lustre-prefix",
+            metavar="NAME",
+            default="lustre",
+            help="the file systems that --enable-lustre measures: those whose mounts the client calls NAME-..., as "
+            f"'ls {FOLDERS[0]} {FOLDERS[1]}' shows; '' for all (default: %(default)s)",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> LustreBackend | None:
+        """Off, unless it is turned on."""
+        return cls(host, options.lustre_prefix) if options.enable_lustre else None
+
+    def open(self) -> None:
+        """Look for mounts.
+
+        Raises:
+            BackendUnavailable: there is no client, or none of its mounts is to be measured.
+        """
+        try:
+            mounts = self._mounts()
+        except CommandFailed as err:
+            raise BackendUnavailable(
+                f"no Lustre mount in {' or '.join(FOLDERS)}, and {err}; mount it, start as root, and see that debugfs "
+                "is mounted; or start without --enable-lustre"
+            ) from err
+        if not any(self._is_wanted(mount) for mount in mounts):
+            there = ", ".join([mount.name for mount in mounts[:8]]) or "none"
+            raise BackendUnavailable(
+                f"no Lustre mount is named {self._prefix}...; there are: {there}; give --lustre-prefix NAME for those "
+                "named NAME-..., or mount the file system"
+            )
+
+    def _is_wanted(self, mount: Mount) -> bool:
+        return mount.name.startswith(self._prefix)
+
+    def _mounts(self) -> list[Mount]:
+        """All mounts, from where this client shows them.
+
+        Raises:
+            CommandFailed: no file shows any, and lctl fails.
+        """
+        for folder in FOLDERS:
+            mounts = []
+            for name in self._names(folder):
+                path = f"{folder}/{name}/stats"
+                try:
+                    mounts.append(Mount(name, path, self._host.read(path)))
+                except OSError as err:
+                    if not is_gone(err):  # unmounted meanwhile, or other files than mounts'
+                        self._failed(err)
+            if mounts:
+                return mounts[:MAX_MOUNTS]
+        return split_params(self._lctl.run().encode("utf-8", "replace"))[:MAX_MOUNTS]
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return sorted(self._host.names(folder))
+        except OSError:
+            return []
+
+    def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
+        """One row of job 0, and one for each mount.
+
+        Raises:
+            CommandFailed: the client does not show its mounts as files, and lctl fails.
+        """
+        mounts = [mount for mount in self._mounts() if self._is_wanted(mount)]
+        points = self._mount_points()
+        fsnames = [mount.name.rpartition("-")[0] for mount in mounts]
+        rows = []
+        for mount, fsname in zip(mounts, fsnames):
+            values: dict[str, int] = {}
+            try:
+                values = parse_stats(mount.text)
+            except ValueError as err:
+                self._failed(ParseError(mount.path, str(err)))
+            self._sums.add(mount.name, {name: values.get(key) for name, key in _DATA.items()})
+            labels = {
+                "mount": mount.name.encode("ascii", "replace"),
+                "fsname": fsname.encode("ascii", "replace"),
+                "mount_point": points.get(fsname) if fsnames.count(fsname) == 1 else None,
+            }
+            rows.append(Sample(NODE_JOB, {**labels, **values}, MOUNTS))
+        self._sums.keep_only([mount.name for mount in mounts])
+        return [Sample(NODE_JOB, self._sums.totals()), *rows]
+
+    def _mount_points(self) -> dict[str, bytes | None]:
+        try:
+            return parse_mount_points(self._host.read("/proc/mounts"))
+        except OSError as err:
+            self._failed(err)
+            return {}
+
+    def _failed(self, err: Exception) -> None:
+        self._failures += 1
+        if powers_of_ten(self._failures):
+            log.error("cannot read a Lustre mount failures=%d: %s", self._failures, err)
+
+    def counters(self) -> dict[str, int]:
+        """Mounts that could not be read or parsed."""
+        return {"part_failures": self._failures}
+
+    def close(self) -> None:
+        """Nothing is held; the totals go on when it is opened again."""
