@@ -1,4 +1,4 @@
-"""What goes through the node's InfiniBand, Omni-Path and RoCE ports, and how they are. Off by default."""
+"""What goes through the node's InfiniBand, Omni-Path and RoCE ports, and how they are."""
 
 from __future__ import annotations
 

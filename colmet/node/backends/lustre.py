@@ -1,4 +1,4 @@
-"""What the node reads, writes and asks of its Lustre file systems. Off by default."""
+"""What the node reads, writes and asks of its Lustre file systems."""
 
 from __future__ import annotations
 
