@@ -106,7 +106,7 @@ def energies(zones):
 
 
 def test_two_sockets_with_dram(machine):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.uses(5, z0=600, z0_0=50, z1=700, z1_0=60)
     columns, zones = machine.sample()
@@ -136,7 +136,7 @@ def test_two_sockets_with_dram(machine):
 
 
 def test_a_client_with_uncore_and_psys_whose_package_is_not_counted_twice(machine):
-    machine.fake.tree("rapl-intel-client")
+    machine.fake.tree("intel-client")
     machine.backend.open()
     machine.sample()
     machine.uses(2, z0=40, z0_0=30, z0_1=1, z1=100)
@@ -152,7 +152,7 @@ def test_a_client_with_uncore_and_psys_whose_package_is_not_counted_twice(machin
 
 
 def test_amd_has_no_dram_and_its_columns_are_missing_not_0(machine):
-    machine.fake.tree("rapl-amd-epyc")
+    machine.fake.tree("amd-epyc")
     machine.backend.open()
     machine.sample()
     machine.uses(5, z0=900, z0_0=100, z1=800, z1_0=90)
@@ -165,7 +165,7 @@ def test_amd_has_no_dram_and_its_columns_are_missing_not_0(machine):
 
 
 def test_of_eight_packages_four_have_columns_by_their_numbers_and_all_have_rows(machine, caplog):
-    machine.fake.tree("rapl-intel-eight-socket")
+    machine.fake.tree("intel-eight-socket")
     machine.backend.open()
     machine.backend.close()
     machine.backend.open()
@@ -197,7 +197,7 @@ def test_dies_of_a_package_are_packages_of_their_own(machine):
 
 
 def test_counters_that_wrap_go_on(machine):
-    machine.fake.tree("rapl-amd-epyc")
+    machine.fake.tree("amd-epyc")
     machine.backend.open()
     machine.sample()
     total = 0
@@ -211,7 +211,7 @@ def test_counters_that_wrap_go_on(machine):
 
 
 def test_a_counter_that_begins_anew_is_missing_once_and_counted(machine, caplog):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
     machine.uses(5, z0=500, z1=500)
@@ -226,7 +226,7 @@ def test_a_counter_that_begins_anew_is_missing_once_and_counted(machine, caplog)
 
 
 def test_a_counter_without_a_range_cannot_wrap(machine):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     machine.file("0", "max_energy_range_uj").write_text("much\n")
     machine.backend.open()
     machine.sample()
@@ -241,7 +241,7 @@ def test_a_counter_without_a_range_cannot_wrap(machine):
 
 @pytest.mark.parametrize("garbage", ["", "much\n", "-3\n", "1 2\n", "99999999999999999999\n", str(XEON_RANGE + 1)])
 def test_a_file_of_garbage_is_one_missing_value_and_the_energy_is_told_with_the_next(machine, garbage, caplog):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
     machine.uses(5, z0=500, z1=500)
@@ -258,7 +258,7 @@ def test_a_file_of_garbage_is_one_missing_value_and_the_energy_is_told_with_the_
 
 
 def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_back(machine):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
     names = machine.backend.counter_names()
@@ -281,7 +281,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
 
 
 def test_when_all_zones_vanish_the_backend_is_off_until_they_are_back(machine):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
     machine.uses(5, z0=500)
@@ -307,7 +307,7 @@ def test_a_machine_without_rapl_is_told_what_brings_it(machine, make):
 
 
 def test_counters_of_root_alone_say_so(root, machine, tmp_path):
-    machine.fake.tree("rapl-intel-two-socket")
+    machine.fake.tree("intel-two-socket")
     for path in tmp_path.rglob("energy_uj"):
         path.chmod(0o400)
     closed = [path for path in (tmp_path, *tmp_path.parents) if not path.stat().st_mode & 0o001]
@@ -326,7 +326,7 @@ def test_counters_of_root_alone_say_so(root, machine, tmp_path):
 
 
 def test_counters_that_all_fail_are_told_with_their_error(machine):
-    machine.fake.tree("rapl-amd-epyc")
+    machine.fake.tree("amd-epyc")
     for zone in ("0", "0:0", "1", "1:0"):
         machine.file(zone).unlink()
         machine.file(zone).mkdir()
@@ -335,7 +335,7 @@ def test_counters_that_all_fail_are_told_with_their_error(machine):
 
 
 def test_a_tree_of_links_to_themselves_ends(machine, caplog):
-    machine.fake.tree("rapl-intel-client")
+    machine.fake.tree("intel-client")
     machine.fake.link("/sys/class/powercap/intel-rapl:2", "intel-rapl:2")
     machine.fake.link("/sys/class/powercap/intel-rapl:3", ".")
     machine.fake.link("/sys/class/powercap/intel-rapl:4", "../../devices/virtual/powercap/intel-rapl/intel-rapl:1")
@@ -349,14 +349,14 @@ def test_a_tree_of_links_to_themselves_ends(machine, caplog):
 
 @pytest.mark.parametrize(("period_s", "warns"), [(60, False), (131, False), (132, True), (3600, True)])
 def test_a_period_in_which_counters_could_wrap_unseen_is_a_warning(fake, caplog, period_s, warns):
-    machine = Machine(fake.tree("rapl-amd-epyc"), period_s)
+    machine = Machine(fake.tree("amd-epyc"), period_s)
     machine.backend.open()
     machine.backend.close()
     assert ("--sample-period" in caplog.text) is warns
 
 
 def test_power_of_an_instant_is_missing(machine):
-    machine.fake.tree("rapl-amd-epyc")
+    machine.fake.tree("amd-epyc")
     machine.backend.open()
     machine.uses(0.001, z0=0.4)
     _, zones = machine.sample()
@@ -364,7 +364,7 @@ def test_power_of_an_instant_is_missing(machine):
 
 
 def test_the_names_of_the_counters(machine):
-    machine.fake.tree("rapl-amd-epyc")
+    machine.fake.tree("amd-epyc")
     assert list(machine.backend.counter_names()) == []
     machine.backend.open()
     names = machine.backend.counter_names()
@@ -385,7 +385,7 @@ def test_the_names_of_the_counters(machine):
 
 
 def test_nothing_stays_open(machine):
-    machine.fake.tree("rapl-intel-eight-socket")
+    machine.fake.tree("intel-eight-socket")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         machine.backend.open()
@@ -397,7 +397,7 @@ def test_nothing_stays_open(machine):
 
 
 def test_a_library_that_is_not_there_is_told_with_what_builds_it(machine, monkeypatch, tmp_path):
-    machine.fake.tree("rapl-amd-epyc")
+    machine.fake.tree("amd-epyc")
     monkeypatch.delenv("LIB_RAPL_PATH")
     monkeypatch.setattr(clib, "HERE", str(tmp_path))
     with pytest.raises(BackendUnavailable, match="make -C"):
@@ -430,7 +430,7 @@ def test_every_field_of_the_zones_says_where_it_is_from():
 
 
 def test_people_see_zones_by_their_names(machine):
-    machine.fake.tree("rapl-intel-client")
+    machine.fake.tree("intel-client")
     machine.backend.open()
     machine.uses(2, z0=40)
     _, *rows = machine.backend.sample([])

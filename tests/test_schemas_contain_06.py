@@ -13,7 +13,8 @@ from colmet.node.mapping import SCHEMA as MAPPING
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 LATER = {
     "perfhwstats_default",
-    *("ipmipowerstats_default", "temperaturestats_default", "nvidiastats_default"),
+    "ipmipowerstats_default",
+    "nvidiastats_default",
 }
 
 # Where 0.6 named no unit, or called bytes, kilobytes and clock ticks a count, the right one is named.

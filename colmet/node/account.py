@@ -113,6 +113,7 @@ SCHEMA = Schema(
             "Parts of ports, and mounts, that could not be read or parsed.",
             "infiniband or the lustre backend",
         ),
+        _backend("sensor_failures", "Temperatures that could not be read or parsed.", "temperature backend"),
     ],
 )
 

@@ -8,4 +8,5 @@ NAMES = {
     "rapl": "colmet.node.backends.rapl:RaplBackend",
     "infiniband": "colmet.node.backends.infiniband:InfinibandBackend",
     "lustre": "colmet.node.backends.lustre:LustreBackend",
+    "temperature": "colmet.node.backends.temperature:TemperatureBackend",
 }

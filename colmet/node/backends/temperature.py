@@ -1,0 +1,313 @@
+"""Temperatures: of thermal zones, and of all sensors that the kernel's hwmon drivers know."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import BackendUnavailable
+from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.node.backend import InputBackend
+from colmet.node.host import Host
+from colmet.node.jobs import NODE_JOB
+from colmet.node.mapping import CounterName
+
+log = logging.getLogger(__name__)
+
+THERMAL = "/sys/class/thermal"
+HWMON = "/sys/class/hwmon"
+COLUMNS = 6
+MAX_SENSORS = 1024
+# Drivers of processors: where columns are filled from hwmon, theirs come first.
+PROCESSORS = frozenset({"coretemp", "k10temp", "k8temp", "zenpower"})
+# Beyond these (mC) it is no temperature: registers of sensors that are absent read -128, 255, -273 and the like.
+LOWEST, HIGHEST = -100_000, 200_000
+
+_ZONE = re.compile(r"thermal_zone(\d{1,5})", re.ASCII)
+_TRIP = re.compile(r"trip_point_(\d{1,3})_type", re.ASCII)
+_CHIP = re.compile(r"hwmon(\d{1,5})", re.ASCII)
+_INPUT = re.compile(r"temp(\d{1,5})_input", re.ASCII)
+_MILLI = re.compile(rb"-?\d{1,10}\n?")
+
+SCHEMA = Schema(
+    "temperaturestats_default",
+    "node",
+    [
+        Field(
+            f"counter_{n}",
+            "celsius",
+            "gauge",
+            f"Temperature in whole degrees; which sensor it is, mapping_default tells. Source: {THERMAL}/thermal_zone*/"
+            f"temp, or where there is none {HWMON}/hwmon*/temp*_input.",
+        )
+        for n in range(1, COLUMNS + 1)
+    ],
+)
+
+
+def _label(name: str, size: int, text: str) -> Field:
+    return Field(name, "none", "label", f"{text} Source: {THERMAL} and {HWMON}.", dtype=f"S{size}", fold="first")
+
+
+def _celsius(name: str, text: str, files: str) -> Field:
+    return Field(name, "celsius", "gauge", f"{text} Source: {files}.", dtype="f8")
+
+
+SENSOR_SCHEMA = Schema(
+    "temperatures_default",
+    "node",
+    [
+        _label("sensor", 64, "Which sensor the row is about: x86_pkg_temp_0, coretemp.0/Package id 0."),
+        _label("source", 8, "thermal or hwmon."),
+        _celsius("temperature", "Temperature.", f"{THERMAL}/thermal_zone*/temp, {HWMON}/hwmon*/temp*_input"),
+        _celsius(
+            "critical",
+            "Where the sensor's owner shuts down or throttles.",
+            f"{THERMAL}/thermal_zone*/trip_point_*_temp of type critical, {HWMON}/hwmon*/temp*_crit",
+        ),
+    ],
+)
+
+
+def parse_milli(data: bytes) -> int:
+    """Thousandths of a degree.
+
+    Raises:
+        ValueError: no number, or none that is a temperature.
+    """
+    if not _MILLI.fullmatch(data):
+        raise ValueError(f"not a number: {data[:20]!r}")
+    milli = int(data)
+    if not LOWEST <= milli <= HIGHEST:
+        raise ValueError(f"{milli / 1000:g} C is no temperature")
+    return milli
+
+
+class _Sensor:
+    """A sensor, wherever it is read now.
+
+    Attributes:
+        name: unlike that of any other.
+        source: ``thermal`` or ``hwmon``.
+        path: of the file with its temperature; "" while it has gone.
+        critical: in degrees Celsius, None where there is no threshold.
+    """
+
+    def __init__(self, name: str, source: str, path: str, critical: float | None) -> None:
+        self.name = name
+        self.source = source
+        self.path = path
+        self.critical = critical
+
+
+class TemperatureBackend(InputBackend):
+    """A row of the node with 0.6's columns, and a row for each sensor."""
+
+    name = "temperature"
+    schema = SCHEMA
+    others = (SENSOR_SCHEMA,)
+    blocking = True  # ACPI asks the firmware, others a slow bus
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._listing: list[list[str]] = []
+        self._known: dict[str, _Sensor] = {}  # all that there have been, in the order of their columns
+        self._columns: list[_Sensor] = []
+        self._failures = 0
+        self._told: set[str] = set()
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """One option to turn it on."""
+        parser.add_argument(
+            "--enable-temperature",
+            action="store_true",
+            help="measure temperatures: thermal zones, and all sensors that hwmon drivers know",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> TemperatureBackend | None:
+        """Off, unless it is asked for."""
+        return cls(host) if options.enable_temperature else None
+
+    def open(self) -> None:
+        """Find the sensors.
+
+        Raises:
+            BackendUnavailable: there is none.
+        """
+        self._find()
+
+    def _find(self) -> None:
+        self._listing = self._list()
+        found: dict[str, _Sensor] = {}
+        for sensor in (*self._zones(), *self._chips()):
+            if len(found) == MAX_SENSORS:
+                self._tell_once(logging.WARNING, "more than %d sensors, the others are left out", MAX_SENSORS)
+                break
+            found[sensor.name] = sensor
+        if not found:
+            raise BackendUnavailable(
+                f"no thermal zone in {THERMAL} and no temperature in {HWMON}; `modprobe coretemp` (Intel) or `modprobe "
+                "k10temp` (AMD) brings those of processors; virtual machines have none"
+            )
+        for name, known in self._known.items():
+            if name not in found:
+                known.path = ""
+        self._known.update(found)
+        # whichever there was first: a column is not to change its meaning
+        first = self._columns[0] if self._columns else next(iter(self._known.values()))
+        ours = [sensor for sensor in self._known.values() if sensor.source == first.source]
+        self._columns = ours[:COLUMNS]
+        if len(ours) > COLUMNS:
+            self._tell_once(
+                logging.INFO,
+                "%d sensors, and %s has columns for %d: all are in %s",
+                *(len(ours), SCHEMA.name, COLUMNS, SENSOR_SCHEMA.name),
+            )
+
+    def _list(self) -> list[list[str]]:
+        listing = []
+        for path in (THERMAL, HWMON):
+            try:
+                listing.append(sorted(self._host.names(path)))
+            except OSError:
+                listing.append([])
+        return listing
+
+    def _tell_once(self, level: int, text: str, *arguments: object) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.log(level, text, *arguments)
+
+    def _zones(self) -> Iterator[_Sensor]:
+        """The thermal zones, by their numbers."""
+        for number, name in _numbered(_ZONE, self._listing[0]):
+            path = f"{THERMAL}/{name}"
+            kind = self._text(f"{path}/type")
+            if kind:
+                yield _Sensor(f"{kind}_{number}", "thermal", f"{path}/temp", self._critical_of_zone(path))
+
+    def _critical_of_zone(self, path: str) -> float | None:
+        for number, name in _numbered(_TRIP, self._names(path)):
+            if self._text(f"{path}/{name}") == "critical":
+                return self._threshold(f"{path}/trip_point_{number}_temp")
+        return None
+
+    def _chips(self) -> Iterator[_Sensor]:
+        """What hwmon knows: processors first, of each chip its first sensor before the second of any.
+
+        The first is that of the whole package (Tctl, Package id 0), so all sockets have theirs among the first.
+        """
+        found = []
+        for _, name in _numbered(_CHIP, self._listing[1]):
+            path = f"{HWMON}/{name}"
+            chip = self._text(f"{path}/name")
+            real = self._host.resolve(path)
+            if not chip or "/thermal_zone" in real:  # a zone that shows itself here once more
+                continue
+            prefix = _chip_name(chip, real)
+            for number, file in _numbered(_INPUT, self._names(path)):
+                found.append(((chip not in PROCESSORS, number, chip, real), number, path, prefix, file))
+        taken = set()
+        for _, number, path, prefix, file in sorted(found):
+            name = f"{prefix}/{self._text(f'{path}/temp{number}_label') or f'temp{number}'}"
+            if name in taken:
+                name = f"{name} ({path.rpartition('/')[2]} temp{number})"
+            taken.add(name)
+            yield _Sensor(name, "hwmon", f"{path}/{file}", self._threshold(f"{path}/temp{number}_crit"))
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return self._host.names(path)
+        except OSError:  # gone since it was listed
+            return []
+
+    def _text(self, path: str) -> str:
+        """A line of firmware or of a driver, harmless in files and on terminals; "" where there is none."""
+        try:
+            line = self._host.read(path)[:64].decode("ascii", "replace").strip()
+        except OSError:
+            return ""
+        return "".join([c if c.isascii() and c.isprintable() and c != "," else "?" for c in line])
+
+    def _threshold(self, path: str) -> float | None:
+        try:
+            milli = parse_milli(self._host.read(path))
+        except (OSError, ValueError):
+            return None
+        return milli / 1000 if milli > 0 else None
+
+    def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
+        """The row of the node, then one for each sensor.
+
+        Raises:
+            BackendUnavailable: all sensors have gone.
+        """
+        if self._list() != self._listing:
+            self._find()
+        milli = {sensor: self._read(sensor) for sensor in self._known.values()}
+        columns: dict[str, Value] = {}
+        for n, sensor in enumerate(self._columns):
+            value = milli[sensor]
+            columns[f"counter_{n + 1}"] = None if value is None else (value + 500) // 1000
+        return [
+            Sample(NODE_JOB, columns),
+            *[Sample(NODE_JOB, _sensor_row(sensor, value), SENSOR_SCHEMA) for sensor, value in milli.items()],
+        ]
+
+    def _read(self, sensor: _Sensor) -> int | None:
+        try:
+            return parse_milli(self._host.read(sensor.path))
+        except (OSError, ValueError) as err:  # a device that sleeps says ENODATA, EAGAIN or EIO
+            self._failures += 1
+            if powers_of_ten(self._failures):
+                reason = getattr(err, "strerror", None) or err
+                log.warning("no temperature sensor=%s failures=%d: %s", sensor.name, self._failures, reason)
+            return None
+
+    def counter_names(self) -> Sequence[CounterName]:
+        """The sensors that have columns."""
+        return [CounterName(f"counter_{n + 1}", one.name, "celsius") for n, one in enumerate(self._columns)]
+
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None:
+        """A line for each sensor that has a column."""
+        return "temperature", [f"counter_{n + 1}, {one.name}" for n, one in enumerate(self._columns)]
+
+    def counters(self) -> Mapping[str, int]:
+        """What could not be read."""
+        return {"sensor_failures": self._failures}
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+def _chip_name(chip: str, path: str) -> str:
+    """What a chip is called: by its device, since the numbers in `hwmon3` may be others at each boot.
+
+    Args:
+        chip: its driver's name for it.
+        path: of its directory, without links: ``/sys/devices/platform/coretemp.0/hwmon/hwmon3``.
+    """
+    device = path.rpartition("/")[0].removesuffix("/hwmon").rpartition("/")[2]
+    if device == "virtual" or device.startswith(chip):
+        return chip if device == "virtual" else device
+    return f"{chip}-{device}"
+
+
+def _numbered(form: re.Pattern[str], names: Iterable[str]) -> list[tuple[int, str]]:
+    """Names of one form with their numbers, sorted by these."""
+    return sorted((int(match[1]), name) for name in names if (match := form.fullmatch(name)))
+
+
+def _sensor_row(sensor: _Sensor, milli: int | None) -> dict[str, Value]:
+    return {
+        "sensor": sensor.name.encode(),
+        "source": sensor.source.encode(),
+        "temperature": None if milli is None else milli / 1000,
+        "critical": sensor.critical,
+    }
