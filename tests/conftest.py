@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from colmet.node import clib
 from colmet.node.host import Host
 
 TREES = Path(__file__).parent / "data/trees"
+LIB_RAPL = Path(clib.HERE) / "lib_rapl"
 
 pytest.register_assert_rewrite("bed")  # what the tests in beds/ share: its assertions tell the values, too
 settings.register_profile("colmet", deadline=None)  # how long an example takes says how busy the machine is
@@ -82,6 +85,24 @@ class FakeRoot:
 @pytest.fixture
 def fake(tmp_path):
     return FakeRoot(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def lib_rapl_built(tmp_path_factory):
+    if not (shutil.which("make") and shutil.which("cc")):
+        cannot_run("lib_rapl needs make and a C compiler")
+    folder = tmp_path_factory.mktemp("clib") / "lib_rapl"
+    shutil.copytree(LIB_RAPL, folder, ignore=shutil.ignore_patterns("*.so"))
+    done = subprocess.run(["make", "-C", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def lib_rapl(lib_rapl_built, monkeypatch):
+    """The library of this source, built in a folder of its own, is the one that is loaded."""
+    monkeypatch.setenv("LIB_RAPL_PATH", str(lib_rapl_built))
+    return lib_rapl_built
 
 
 def cgroup_mount(controller):

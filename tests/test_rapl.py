@@ -6,10 +6,9 @@ import ctypes
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import cannot_run
+from conftest import LIB_RAPL
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Table
@@ -19,25 +18,9 @@ from colmet.node.backends.rapl import SCHEMA, ZONE_SCHEMA, RaplBackend, _Describ
 from colmet.node.main import build_parser
 from colmet.node.once import format_table
 
-SOURCE = Path(clib.HERE) / "lib_rapl"
+pytestmark = pytest.mark.usefixtures("lib_rapl")
 BASE = "/sys/devices/virtual/powercap/intel-rapl"
 XEON_RANGE, DRAM_RANGE, EPYC_RANGE = 262_143_328_850, 65_712_999_613, 65_532_610_987
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    if not (shutil.which("make") and shutil.which("cc")):
-        cannot_run("lib_rapl needs make and a C compiler")
-    folder = tmp_path_factory.mktemp("lib") / "lib_rapl"
-    shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.so", "test_rapl", "test_rapl_sanitized"))
-    done = subprocess.run(["make", "-C", str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def library(built, monkeypatch):
-    monkeypatch.setenv("LIB_RAPL_PATH", str(built))
 
 
 class Machine:
@@ -404,17 +387,17 @@ def test_a_library_that_is_not_there_is_told_with_what_builds_it(machine, monkey
         machine.backend.open()
 
 
-def test_python_and_c_agree_on_the_abi(built):
-    header = (SOURCE / "rapl.h").read_text()
+def test_python_and_c_agree_on_the_abi(lib_rapl):
+    header = (LIB_RAPL / "rapl.h").read_text()
     assert f"#define RAPL_ABI {rapl.ABI}\n" in header
-    program = built / "sizes.c"
+    program = lib_rapl / "sizes.c"
     program.write_text(
         '#include "rapl.h"\n#include <stdio.h>\n#define AT(f) printf("%zu ", offsetof(struct rapl_zone, f))\n'
         "int main(void) { AT(id); AT(name); AT(parent); AT(package); AT(die); AT(max_energy_range_uj); "
         'printf("%zu", sizeof(struct rapl_zone)); return 0; }\n'
     )
-    subprocess.run(["cc", "-o", str(built / "sizes"), str(program)], check=True)
-    said = subprocess.run([str(built / "sizes")], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["cc", "-o", str(lib_rapl / "sizes"), str(program)], check=True)
+    said = subprocess.run([str(lib_rapl / "sizes")], capture_output=True, text=True, check=True).stdout
     ours = [getattr(_Described, name).offset for name, _ in _Described._fields_]
     assert [int(number) for number in said.split()] == [*ours, ctypes.sizeof(_Described)]
 
