@@ -87,7 +87,7 @@ setup(
     distclass=LibraryDistribution,
     options={"bdist_wheel": {"py_limited_api": "cp39"}},  # for this platform, and any Python: ctypes opens the libraries
     install_requires=read_requirements("requirements.txt"),
-    extras_require={"test": read_requirements("requirements-test.txt")},
+    extras_require={"test": read_requirements("requirements-test.txt"), "nvidia": ["nvidia-ml-py"]},
     entry_points={
         "console_scripts": [
             "colmet-node = colmet.node.main:main",

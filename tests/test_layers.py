@@ -16,6 +16,7 @@ LIBRARIES = {
     "msgpack": ("colmet.common.wire.",),
     "tables": ("colmet.collector.backends.hdf5", "colmet.tools."),
     "pyinotify": ("colmet.node.discovery.watches",),
+    "pynvml": ("colmet.node.gpus.nvml",),
     "requests": ("colmet.collector.backends.elasticsearch",),
     "subprocess": ("colmet.node.command", "colmet.tools."),
     "ctypes": ("colmet.node.clib", "colmet.node.kernel.netlink", "colmet.node.backends."),
@@ -87,6 +88,7 @@ def test_a_module_imports_only_what_its_layer_may(path):
         ("colmet.collector.receiver", "msgpack"),
         ("colmet.collector.buffer", "tables"),
         ("colmet.node.backends.jobproc", "subprocess"),
+        ("colmet.node.backends.nvidia", "pynvml"),
     ],
 )
 def test_the_check_sees_what_is_not_allowed(importer, imported):

@@ -14,7 +14,6 @@ SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 LATER = {
     "perfhwstats_default",
     "ipmipowerstats_default",
-    "nvidiastats_default",
 }
 
 # Where 0.6 named no unit, or called bytes, kilobytes and clock ticks a count, the right one is named.
@@ -22,12 +21,16 @@ REFINED = {
     **dict.fromkeys(("rchar", "wchar", "read_bytes", "write_bytes", "cancelled_write_bytes"), ("count", "bytes")),
     **dict.fromkeys(("VmRSS", "RssShmem", "VmSize"), ("count", "kbytes")),
     **dict.fromkeys(("vmstat_pgpgin", "vmstat_pgpgout", "meminfo_hugepagesize"), ("count", "kbytes")),
+    # what every form of nvidia-smi's answer gives them in
+    **dict.fromkeys(("memory-total", "memory-free", "memory-used"), ("count", "mbytes")),
+    **dict.fromkeys(("utilization-gpu", "utilization-memory"), ("count", "percent")),
+    **{"power": ("count", "watts"), "temperature": ("count", "celsius")},
     **dict.fromkeys(("stat_intr", "stat_ctxt", "stat_processes", "stat_procs_blocked"), ("n/a", "count")),
 }
 
 
 def unit_today(table, name, unit):
-    if table in ("jobprocstats_default", "procstats_default") and name in REFINED:
+    if table in ("jobprocstats_default", "procstats_default", "nvidiastats_default") and name in REFINED:
         former, today = REFINED[name]
         assert unit == former
         return today

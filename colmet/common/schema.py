@@ -26,6 +26,7 @@ UNITS = frozenset(
         "count",
         "bytes",
         "kbytes",
+        "mbytes",
         "nsec",
         "usec",
         "sec",
@@ -35,6 +36,7 @@ UNITS = frozenset(
         "celsius",
         "watts",
         "ujoules",
+        "mhz",
         "percent",
         "none",
     }

@@ -114,6 +114,9 @@ SCHEMA = Schema(
             "infiniband or the lustre backend",
         ),
         _backend("sensor_failures", "Temperatures that could not be read or parsed.", "temperature backend"),
+        _backend("gpus_lost", "GPUs that did not answer, once a sample.", "nvidia backend"),
+        _backend("gpu_failures", "Answers about GPUs that failed, not for lack of support.", "nvidia backend"),
+        _backend("jobs_unread", "Times that a job's processes could not be read.", "nvidia backend"),
     ],
 )
 

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 # Options of Colmet 0.6 whose backends are still to come.
 LATER = {
     "perf_event": ("--enable-perfhw", "--perfhw-list"),
-    "NVIDIA": ("--enable-nvidia",),
     "IPMI power": ("--enable-ipmipower", "--ipmipower-cmd"),
 }
 

@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 WIDTH = 100
 MAX_LABEL = 24
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_BYTES = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
 # seconds, name; and below how many seconds the next larger one is not used yet
 _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
 _SECONDS = {"nsec": 1e-9, "usec": 1e-6, "sec": 1.0}
-_SUFFIXES = {"celsius": " C", "watts": " W", "percent": " %"}
+_SUFFIXES = {"celsius": " C", "watts": " W", "mhz": " MHz", "percent": " %"}
 
 
 def add_options(parser: cli.Options) -> None:
@@ -80,8 +81,8 @@ def humanise(field: Field, value: Value) -> str:
         return "-"
     if isinstance(value, bytes):
         return printable(value.decode("utf-8", "replace"))
-    if field.unit in ("bytes", "kbytes"):
-        return _bytes(value * (1024 if field.unit == "kbytes" else 1))
+    if field.unit in _BYTES:
+        return _bytes(value * _BYTES[field.unit])
     if field.unit in _SECONDS:
         return _duration(value * _SECONDS[field.unit])
     if field.unit == "jiffies":

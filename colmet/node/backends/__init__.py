@@ -9,4 +9,5 @@ NAMES = {
     "infiniband": "colmet.node.backends.infiniband:InfinibandBackend",
     "lustre": "colmet.node.backends.lustre:LustreBackend",
     "temperature": "colmet.node.backends.temperature:TemperatureBackend",
+    "nvidia": "colmet.node.backends.nvidia:NvidiaBackend",
 }

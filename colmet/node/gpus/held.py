@@ -1,0 +1,293 @@
+"""Which GPUs a job holds, whether it uses them or not.
+
+Three may say, and the first that does counts:
+
+1. The kernel: the job's devices cgroup (v1), where it lists the only devices that the job may open. One that was made
+   by denying some devices does not list them, and says nothing; device programs of cgroup v2 cannot be read back.
+2. OAR: the GPUs among the resources of the job, in the file that it writes on each node.
+3. The environment with which the job's processes were started. It is the user's to write: what it says is about the
+   user's own job, and no more than his word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from colmet.node.gpus.reading import Gpu, whole
+from colmet.node.host import Host
+
+NVIDIA_MAJOR = 195  # of /dev/nvidiaN, of old
+_CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl
+OAR_DIRECTORY = "/var/lib/oar"
+MAX_RESOURCES = 4 << 20  # bytes
+MAX_ENVIRONMENT = 256 << 10  # bytes of one process's
+MAX_PROCESSES = 64  # of a job that are asked
+MAX_TOKENS = 64
+_EAGER_LOOKS = 8  # OAR and the environment are asked at a job's first so many samples, then at every so-many-th
+_RARE_LOOKS = 32
+
+_DEVICE = re.compile(rb"([abc]) (\d{1,10}|\*):(\d{1,10}|\*) ([rwm]{1,3})")
+_PROPERTY = re.compile(r"(?:^|,)\s*(\w{1,64}) = '([^']{0,4096})'")
+_FILE_OF_GPU = re.compile(r"(?:/dev/nvidia)?(\d{1,4})")
+_FILE_OF_CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d{1,6})")
+_INDEX = re.compile(r"\d{1,3}")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,72}")
+
+# In the order in which they are believed: Slurm's first two name GPUs by their numbers on the node, where those of CUDA
+# count among what the job may open, if Slurm constrains that.
+VARIABLES = (
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+)
+
+
+class Held(NamedTuple):
+    """What a job holds.
+
+    Attributes:
+        uuids: of GPUs without instances, and of instances.
+        source: who says so: ``devices``, ``oar`` or ``environment``.
+    """
+
+    uuids: frozenset[str]
+    source: str
+
+
+class Devices(NamedTuple):
+    """Device files that a job may open.
+
+    Attributes:
+        gpus: the N of ``/dev/nvidiaN``.
+        capabilities: the N of ``/dev/nvidia-caps/nvidia-capN``, which stand for MIG instances.
+    """
+
+    gpus: frozenset[int]
+    capabilities: frozenset[int]
+
+
+def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
+    """A ``devices.list`` of cgroup v1; None where it leaves all GPUs open, and so says nothing.
+
+    Args:
+        data: its lines, ``c 195:0 rwm``.
+        capability_major: of the devices that stand for MIG instances.
+
+    Raises:
+        ValueError: another form.
+    """
+    gpus, capabilities = set(), set()
+    for line in data.splitlines():
+        match = _DEVICE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(line)
+        kind, major, minor, access = match.groups()
+        if kind == b"b" or not {*b"rw"} <= {*access}:
+            continue  # to make a device file is not to open it
+        if kind == b"a" or major == b"*":
+            return None
+        if int(major) == NVIDIA_MAJOR:
+            if minor == b"*":
+                return None
+            gpus.add(int(minor))
+        elif int(major) == capability_major:
+            if minor == b"*":
+                return None
+            capabilities.add(int(minor))
+    return Devices(frozenset(gpus - _CONTROL_MINORS), frozenset(capabilities))
+
+
+def parse_resources(text: str, host_name: str) -> Devices | None:
+    """OAR's list of a job's resources; None where it does not say which GPUs of this node are among them.
+
+    Args:
+        text: a line a resource, `` gpudevice = '0' , host = 'node-1' , type = 'default'``.
+        host_name: of this node.
+    """
+    resources = [dict(_PROPERTY.findall(line)) for line in text.splitlines()]
+    resources = [one for one in resources if one.get("type", "default") == "default" and "gpudevice" in one]
+    names = {one.get("network_address") or one.get("host") or "" for one in resources}
+    if len(names) > 1:  # of several nodes; this one may be written with its domain in one place alone
+        here = [name for name in names if name == host_name] or [
+            name for name in names if name.partition(".")[0] == host_name.partition(".")[0]
+        ]
+        resources = [one for one in resources if (one.get("network_address") or one.get("host")) in here]
+    if not resources:
+        return None
+    gpus, capabilities = set(), set()
+    for one in resources:
+        for token in re.split(r"[,+\s]+", one["gpudevice"].strip()):
+            gpu, capability = _FILE_OF_GPU.fullmatch(token), _FILE_OF_CAPABILITY.fullmatch(token)
+            if gpu:
+                gpus.add(int(gpu[1]))
+            elif capability:
+                capabilities.add(int(capability[1]))
+            elif token:
+                return None
+    return Devices(frozenset(gpus), frozenset(capabilities))
+
+
+def find_named(text: str, gpus: Sequence[Gpu]) -> frozenset[str] | None:
+    """The GPUs that a variable like ``CUDA_VISIBLE_DEVICES`` names; None where it names none, or what is not here.
+
+    Args:
+        text: numbers, as nvidia-smi counts, or UUIDs, or beginnings of them that only one has.
+        gpus: of the node.
+    """
+    tokens = [token.strip() for token in text.split(",")]
+    if len(tokens) > MAX_TOKENS:
+        return None
+    here = whole(gpus)
+    divided = any(gpu.parent for gpu in gpus)
+    uuids = set()
+    for token in tokens:
+        if _INDEX.fullmatch(token) and not divided:  # Slurm numbers GPUs and instances together
+            found = [gpu.uuid for gpu in here if gpu.index == int(token)]
+        elif _UUID.fullmatch(token):
+            found = [gpu.uuid for gpu in here if gpu.uuid.startswith(token)]
+        else:
+            return None
+        if len(found) != 1:
+            return None
+        uuids.add(found[0])
+    return frozenset(uuids)
+
+
+class _Looked:
+    """What OAR and the environment of a job's processes said, and how often they were asked."""
+
+    __slots__ = ("resources", "said", "times")
+
+    def __init__(self) -> None:
+        self.resources: Devices | None = None
+        self.said: dict[str, set[str]] = {}
+        self.times = 0
+
+
+class Holdings:
+    """Finds out which GPUs each job holds.
+
+    Everything is read in the thread of a backend that may wait: a user can make a read of the environment of his
+    processes take as long as he likes.
+
+    Args:
+        host: the machine.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._looked: dict[str, _Looked] = {}
+
+    def of(
+        self, job_id: int, identity: str, devices: str | None, pids: Sequence[int], gpus: Sequence[Gpu]
+    ) -> Held | None:
+        """What a job holds; None where nobody says.
+
+        Args:
+            job_id: of the job.
+            identity: tells it from an earlier job of that id.
+            devices: its directory in the devices hierarchy of cgroup v1.
+            pids: its processes.
+            gpus: of the node.
+        """
+        looked = self._look(job_id, identity, pids)
+        for source, allowed in (("devices", self._in_cgroup(devices)), ("oar", looked.resources)):
+            uuids = None if allowed is None else self._open_to(allowed, gpus)
+            if uuids is not None:
+                return Held(uuids, source)
+        for variable in VARIABLES:
+            named = [find_named(text, gpus) for text in looked.said.get(variable, ())]
+            uuids = frozenset().union(*[some for some in named if some is not None])
+            if uuids:
+                return Held(uuids, "environment")
+        return None
+
+    def keep(self, identities: Iterable[str]) -> None:
+        """Forget all jobs but these."""
+        known = set(identities)
+        self._looked = {identity: looked for identity, looked in self._looked.items() if identity in known}
+
+    def _look(self, job_id: int, identity: str, pids: Sequence[int]) -> _Looked:
+        looked = self._looked.setdefault(identity, _Looked())
+        if looked.times < _EAGER_LOOKS or looked.times % _RARE_LOOKS == 0:
+            looked.resources = self._in_resources(job_id)
+            for pid in pids[:MAX_PROCESSES]:
+                for variable, text in self._variables(pid):
+                    texts = looked.said.setdefault(variable, set())
+                    if len(texts) < MAX_TOKENS:
+                        texts.add(text)
+        looked.times += 1
+        return looked
+
+    def _in_cgroup(self, directory: str | None) -> Devices | None:
+        if directory is None:
+            return None
+        try:
+            return parse_devices(self._host.read(f"{directory}/devices.list"), self._capability_major())
+        except (OSError, ValueError):
+            return None
+
+    def _capability_major(self) -> int | None:
+        try:
+            match = re.search(rb"^\s*(\d{1,4}) nvidia-caps$", self._host.read("/proc/devices"), re.M)
+        except OSError:
+            return None
+        return int(match[1]) if match else None
+
+    def _in_resources(self, job_id: int) -> Devices | None:
+        try:
+            data = self._host.read_start(f"{OAR_DIRECTORY}/{job_id}_resources", MAX_RESOURCES)
+            name = self._host.read("/proc/sys/kernel/hostname")
+        except OSError:
+            return None
+        if len(data) == MAX_RESOURCES:  # cut
+            return None
+        return parse_resources(data.decode("utf-8", "replace"), name.decode("ascii", "replace").strip())
+
+    def _open_to(self, allowed: Devices, gpus: Sequence[Gpu]) -> frozenset[str] | None:
+        """GPUs and instances that who may open these files can use; None where that cannot be told."""
+        uuids = set()
+        for gpu in whole(gpus):
+            if gpu.minor is None:
+                return None
+            if gpu.minor not in allowed.gpus:
+                continue
+            if gpu.parent:
+                needed = self._capabilities(gpu)
+                if needed is None or not allowed.capabilities:
+                    return None
+                if not needed <= allowed.capabilities:
+                    continue
+            uuids.add(gpu.uuid)
+        return frozenset(uuids)
+
+    def _capabilities(self, gpu: Gpu) -> frozenset[int] | None:
+        """Minor numbers of the capabilities that a MIG instance takes. Source: /proc/driver/nvidia/capabilities."""
+        if gpu.instance is None:
+            return None
+        one, two = gpu.instance
+        base = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{one}"
+        minors = set()
+        for path in (f"{base}/access", f"{base}/ci{two}/access"):
+            try:
+                match = re.search(rb"^DeviceFileMinor:\s*(\d{1,6})\s*$", self._host.read(path), re.M)
+            except OSError:
+                return None
+            if match is None:
+                return None
+            minors.add(int(match[1]))
+        return frozenset(minors)
+
+    def _variables(self, pid: int) -> Iterable[tuple[str, str]]:
+        try:
+            data = self._host.read_start(f"/proc/{pid}/environ", MAX_ENVIRONMENT)
+        except OSError:  # ended meanwhile, or not ours to read
+            return
+        for entry in data.split(b"\0"):
+            name, _, text = entry.partition(b"=")
+            if len(entry) < 4096 and name.decode("ascii", "replace") in VARIABLES:
+                yield name.decode(), text.decode("ascii", "replace")

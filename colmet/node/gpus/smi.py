@@ -1,0 +1,207 @@
+"""GPUs as nvidia-smi tells of them, where NVML cannot be asked: without energy, PCIe, and MIG instances."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.schema import Value
+from colmet.node.command import Command
+from colmet.node.gpus.reading import Gpu, Process, Reader
+from colmet.node.host import Host
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "nvidia-smi"
+DEADLINE_S = 20.0  # without persistence mode, the driver initialises each GPU for each run
+MIB = 1 << 20
+
+_IDENTITY = ("index", "uuid", "name", "pci.bus_id")
+# column: what it is called there, and what one of its units is in those of the column
+_QUERIES: dict[str, tuple[str, int]] = {
+    "power": ("power.draw", 1),
+    "power_limit": ("enforced.power.limit", 1),
+    "utilization_gpu": ("utilization.gpu", 1),
+    "utilization_memory": ("utilization.memory", 1),
+    "memory_total": ("memory.total", MIB),
+    "memory_free": ("memory.free", MIB),
+    "memory_used": ("memory.used", MIB),
+    "memory_reserved": ("memory.reserved", MIB),
+    "temperature": ("temperature.gpu", 1),
+    "temperature_memory": ("temperature.memory", 1),
+    "fan": ("fan.speed", 1),
+    "clock_graphics": ("clocks.gr", 1),
+    "clock_sm": ("clocks.sm", 1),
+    "clock_memory": ("clocks.mem", 1),
+    "performance_state": ("pstate", 1),
+    "clock_event_reasons": ("clocks_throttle_reasons.active", 1),
+    "ecc_corrected_volatile": ("ecc.errors.corrected.volatile.total", 1),
+    "ecc_uncorrected_volatile": ("ecc.errors.uncorrected.volatile.total", 1),
+    "ecc_corrected_aggregate": ("ecc.errors.corrected.aggregate.total", 1),
+    "ecc_uncorrected_aggregate": ("ecc.errors.uncorrected.aggregate.total", 1),
+}
+_REALS = frozenset({"power", "power_limit"})
+_REFUSED = re.compile(r'Field "([a-z0-9_.]{1,64})" is not a valid field')
+_ABSENT = re.compile(r"couldn't communicate|No devices were found|version mismatch|not supported on this", re.I)
+_REMEDY = "is the NVIDIA driver loaded, and of the version of its libraries?"
+
+
+def parse_value(text: str, factor: int, of_reals: bool) -> Value:
+    """A number of nvidia-smi in the column's unit; None for ``[N/A]``, ``[Not Supported]`` and all else in brackets.
+
+    Args:
+        text: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``.
+        factor: what one of its units is in those of the column.
+        of_reals: whether the column has decimals.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if text.startswith("[") or text in ("N/A", "Not Supported", "ERR!"):
+        return None
+    if re.fullmatch(r"P\d{1,2}", text):
+        return int(text[1:])
+    if re.fullmatch(r"0x[0-9a-fA-F]{1,15}|0x0[0-9a-fA-F]{15}", text):
+        return int(text, 16)
+    if re.fullmatch(r"\d{1,18}(\.\d{1,6})?", text) is None:
+        raise ValueError(f"not a number: {text!r}")
+    number = float(text) * factor
+    return number if of_reals else int(number)
+
+
+def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
+    """What ``--query-gpu`` prints, a line a GPU.
+
+    Args:
+        text: with ``--format=csv,noheader,nounits``.
+        columns: that were asked for behind the GPU's identity.
+
+    Raises:
+        ValueError: another form.
+    """
+    gpus = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(_IDENTITY) + len(columns) or not cells[1].startswith("GPU-"):
+            raise ValueError(line)
+        values = {
+            name: parse_value(cell, _QUERIES[name][1], name in _REALS)
+            for name, cell in zip(columns, cells[len(_IDENTITY) :])
+        }
+        gpus.append(Gpu(cells[1], cells[2], cells[3], int(cells[0]), values=values, processes=[]))
+    return gpus
+
+
+def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
+    """What ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory`` prints: a GPU's uuid and a process on it.
+
+    Raises:
+        ValueError: another form.
+    """
+    for line in text.splitlines():
+        uuid, pid, used = [cell.strip() for cell in line.split(",")]
+        if not uuid.startswith("GPU-"):
+            raise ValueError(line)
+        memory = parse_value(used, MIB, of_reals=False)
+        yield uuid, Process(int(pid), memory if isinstance(memory, int) else None)
+
+
+class SmiReader(Reader):
+    """Asks nvidia-smi, twice a reading.
+
+    Args:
+        host: the machine.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._columns = list(_QUERIES)
+        self._ask_gpus = self._query()
+        self._ask_processes = host.command(
+            [PROGRAM, "--query-compute-apps=gpu_uuid,pid,used_gpu_memory", "--format=csv,noheader,nounits"], DEADLINE_S
+        )
+
+    def open(self) -> None:
+        """Run it once.
+
+        Raises:
+            BackendUnavailable: there is no such program, or no GPU, or it fails.
+        """
+        try:
+            self._gpus()
+        except CommandFailed as err:
+            if err.why == "absent":
+                raise BackendUnavailable(f"there is no {PROGRAM}, which comes with the driver") from err
+            raise BackendUnavailable(f"{err}; {_REMEDY}") from err
+
+    def read(self) -> list[Gpu]:
+        """All GPUs; none of them counts as lost, as the program fails as a whole then.
+
+        Raises:
+            BackendUnavailable: the driver has gone.
+            CommandFailed: it failed this time.
+            ParseError: it prints another form.
+        """
+        gpus = {gpu.uuid: gpu for gpu in self._gpus()}
+        said = self._ask_processes.run()
+        processes: dict[str, list[Process]] = {uuid: [] for uuid in gpus}
+        try:
+            for uuid, process in parse_processes(said):
+                if uuid in processes:
+                    processes[uuid].append(process)
+        except ValueError as err:
+            raise ParseError(str(self._ask_processes), said[:200]) from err
+        for uuid, gpu in gpus.items():
+            gpu.processes = processes[uuid]
+        return list(gpus.values())
+
+    def close(self) -> None:
+        """Nothing is kept between two runs."""
+
+    def _query(self) -> Command:
+        names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
+        return self._host.command(
+            [PROGRAM, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"], DEADLINE_S
+        )
+
+    def _gpus(self) -> list[Gpu]:
+        said = self._run()
+        try:
+            gpus = parse_gpus(said, self._columns)
+        except ValueError as err:
+            if _ABSENT.search(said):
+                raise BackendUnavailable(f"{PROGRAM}: {' '.join(said.split())[:200]}") from err
+            raise ParseError(PROGRAM, said[:200]) from err
+        if not gpus:
+            raise BackendUnavailable(f"{PROGRAM} finds no NVIDIA GPU on this node")
+        for gpu in gpus:
+            gpu.minor = self._minor(gpu.pci)
+        return gpus
+
+    def _run(self) -> str:
+        """Its answer; what this version of it does not know is not asked for any more."""
+        while True:
+            try:
+                return self._ask_gpus.run()
+            except CommandFailed as err:
+                refused = _REFUSED.search(str(err))
+                known = [column for column in self._columns if refused and _QUERIES[column][0] == refused[1]]
+                if not known:
+                    if _ABSENT.search(str(err)):
+                        raise BackendUnavailable(f"{err}; {_REMEDY}") from err
+                    raise
+                self._columns.remove(known[0])
+                self._ask_gpus = self._query()
+
+    def _minor(self, pci: str) -> int | None:
+        """The N of a GPU's ``/dev/nvidiaN``. Source: /proc/driver/nvidia/gpus/<bus id>/information."""
+        if re.fullmatch(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]", pci) is None:
+            return None
+        try:
+            data = self._host.read(f"/proc/driver/nvidia/gpus/{pci[4:].lower()}/information")
+        except OSError:
+            return None
+        match = re.search(rb"^Device Minor:\s+(\d{1,6})\s*$", data, re.M)
+        return int(match[1]) if match else None
