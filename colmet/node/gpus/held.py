@@ -240,11 +240,9 @@ class Holdings:
 
     def _in_resources(self, job_id: int) -> Devices | None:
         try:
-            data = self._host.read_start(f"{OAR_DIRECTORY}/{job_id}_resources", MAX_RESOURCES)
+            data = self._host.read_plain(f"{OAR_DIRECTORY}/{job_id}_resources", MAX_RESOURCES)
             name = self._host.read("/proc/sys/kernel/hostname")
         except OSError:
-            return None
-        if len(data) == MAX_RESOURCES:  # cut
             return None
         return parse_resources(data.decode("utf-8", "replace"), name.decode("ascii", "replace").strip())
 
