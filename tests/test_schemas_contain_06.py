@@ -12,7 +12,6 @@ from colmet.node.mapping import SCHEMA as MAPPING
 
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 LATER = {
-    "perfhwstats_default",
     "ipmipowerstats_default",
 }
 

@@ -67,7 +67,7 @@ SCHEMA = Schema(
         ),
         _gauge("rss", "kbytes", "Resident memory.", "/proc/self/statm, resident"),
         _gauge("open_files", "count", "Open descriptors; missing before Linux 6.2.", "stat of /proc/self/fd, st_size"),
-        _gauge("kept_files", "count", "Files of /proc and cgroups that are kept open from tick to tick."),
+        _gauge("kept_files", "count", "Files of /proc and cgroups, and perf events, that are kept open."),
         _gauge("jobs", "count", "Jobs on the node."),
         _counter("jobs_started", "count", "Jobs that came, those that the start found included."),
         _counter("jobs_ended", "count", "Jobs that went."),
@@ -117,6 +117,12 @@ SCHEMA = Schema(
         _backend("gpus_lost", "GPUs that did not answer, once a sample.", "nvidia backend"),
         _backend("gpu_failures", "Answers about GPUs that failed, not for lack of support.", "nvidia backend"),
         _backend("jobs_unread", "Times that a job's processes could not be read.", "nvidia backend"),
+        _backend("perf_jobs_uncounted", "Jobs whose events could not be opened at first.", "perfhw backend"),
+        _backend("perf_fd_shortages", "Times that there were no descriptors for a job's events.", "perfhw backend"),
+        _backend("perf_yields", "Times that events were closed for a user's own perf.", "perfhw backend"),
+        _backend("perf_read_failures", "Times that a job's events could not be read.", "perfhw backend"),
+        _backend("perf_tasks_moved", "Processes put into groups of --perfhw-make-cgroup.", "perfhw backend"),
+        _backend("perf_group_failures", "Failures to make, fill or remove such groups.", "perfhw backend"),
     ],
 )
 

@@ -264,6 +264,17 @@ class Host:
         """The file for many reads; it is opened at the first."""
         return Kept(self, path)
 
+    def reserve(self, count: int) -> bool:
+        """Count this many descriptors, which someone is about to keep, as kept; False where that would be too many."""
+        if self.kept + count > self.max_kept:
+            return False
+        self.kept += count
+        return True
+
+    def release(self, count: int) -> None:
+        """Reserved descriptors have been closed."""
+        self.kept -= count
+
     def command(
         self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None, hide: Iterable[str] = ()
     ) -> Command:
@@ -320,6 +331,31 @@ class Host:
     def inode(self, path: str) -> int:
         """Inode number of a file or directory. Among cgroups, a directory that is made again has another one."""
         return os.stat(self.root + path).st_ino
+
+    def mode(self, path: str) -> int:
+        """Type and permissions of a file or directory, as stat(2) has them."""
+        return os.stat(self.root + path).st_mode
+
+    def link(self, path: str) -> str:
+        """What a symbolic link says, such as those in ``/proc/<pid>/fd``."""
+        return os.readlink(self.root + path)
+
+    def make_group(self, path: str, mode: int) -> None:
+        """Make the directory of a cgroup, with exactly these permissions."""
+        os.mkdir(self.root + path)
+        os.chmod(self.root + path, mode)
+
+    def remove_group(self, path: str) -> None:
+        """Remove the directory of a cgroup; EBUSY where it has tasks or groups."""
+        os.rmdir(self.root + path)
+
+    def write_group(self, path: str, text: str) -> None:
+        """Write to a file of a cgroup, by one system call."""
+        fd = os.open(self.root + path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode("ascii"))
+        finally:
+            os.close(fd)
 
     def resolve(self, path: str) -> str:
         """The path without symbolic links; what does not exist stays as it is."""

@@ -135,19 +135,25 @@ class Job:
         if asked >= _EAGER_MISSES and asked % _RARE_MISSES:
             self._misses[controller] = asked + 1
             return None
+        path = self.place(controller)
+        if path is not None and self._host.is_directory(path):
+            self._misses.pop(controller, None)
+            return path
+        self._misses[controller] = asked + 1
+        return None
+
+    def place(self, controller: str) -> str | None:
+        """Where its directory in a hierarchy is, or would be.
+
+        None where that hierarchy is not mounted, or where it has no directory of its own, or several.
+        """
         if self._mounts is None:
             self._mounts = Mounts(self._host)
             self._mounts.refresh(anyway=True)
             self._mounts.close()
         point = self._mounts.unified if controller == "unified" else self._mounts.v1.get(controller)
-        if point is not None:
-            paths = {point.rstrip("/") + within for within in self._within_mounts(self._mounts)}
-            for path in paths if len(paths) == 1 else ():
-                if self._host.is_directory(path):
-                    self._misses.pop(controller, None)
-                    return path
-        self._misses[controller] = asked + 1
-        return None
+        within = set(self._within_mounts(self._mounts)) if point is not None else set()
+        return f"{point}".rstrip("/") + within.pop() if len(within) == 1 else None
 
     def _within_mounts(self, mounts: Mounts) -> Sequence[str]:
         """Its own directories, each from the mount point of its hierarchy on."""

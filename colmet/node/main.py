@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # Options of Colmet 0.6 whose backends are still to come.
 LATER = {
-    "perf_event": ("--enable-perfhw", "--perfhw-list"),
     "IPMI power": ("--enable-ipmipower", "--ipmipower-cmd"),
 }
 
@@ -143,6 +142,7 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
         ConfigError: the options ask for what cannot be done.
     """
     options.state_dir = ""
+    options.perfhw_make_cgroup = False
     source = find_jobs(options, host)
     try:
         text, status = once.report(options, classes, host, socket.gethostname(), source)

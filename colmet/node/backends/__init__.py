@@ -10,4 +10,5 @@ NAMES = {
     "lustre": "colmet.node.backends.lustre:LustreBackend",
     "temperature": "colmet.node.backends.temperature:TemperatureBackend",
     "nvidia": "colmet.node.backends.nvidia:NvidiaBackend",
+    "perfhw": "colmet.node.backends.perfhw:PerfhwBackend",
 }

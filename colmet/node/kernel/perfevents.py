@@ -1,0 +1,240 @@
+"""Names of perf events, and what each is to perf_event_open(2).
+
+Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices for what only this machine has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from colmet.node.host import Host
+
+DEVICES = "/sys/bus/event_source/devices"
+_HARDWARE, _SOFTWARE, _CACHE, _RAW = 0, 1, 3, 4
+_MAX_FILE = 4096  # bytes: a file of sysfs is one page at most
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_PMU = re.compile(r"([^/]+)/([^/]+)/(.*)", re.ASCII | re.DOTALL)
+_FORMAT = re.compile(r"config([12]?):(\d{1,2}(?:-\d{1,2})?(?:,\d{1,2}(?:-\d{1,2})?)*)", re.ASCII)
+_NUMBER = re.compile(r"0[xX][0-9A-Fa-f]{1,16}|[0-9]{1,20}", re.ASCII)
+_WHOLE = ("config", "config1", "config2")
+
+
+class Event(NamedTuple):
+    """One event, in the words of struct perf_event_attr.
+
+    Attributes:
+        type: of the PMU.
+        config: which of its events.
+        config1: more of that.
+        config2: and more.
+        unit: of the count.
+    """
+
+    type: int
+    config: int
+    config1: int = 0
+    config2: int = 0
+    unit: str = "count"
+
+
+class Absent(LookupError):
+    """This machine does not have such an event, others may; the text says what is missing."""
+
+
+# The names of Colmet 0.6. Those of caches are PERF_TYPE_HW_CACHE with a bare PERF_COUNT_HW_CACHE_* number, as there:
+# that counts read accesses to that cache, and cache_op_* and cache_result_* are the same as the cache of that number.
+NAMES_06 = {
+    "cpu_cycles": Event(_HARDWARE, 0),
+    "instructions": Event(_HARDWARE, 1),
+    "cache_references": Event(_HARDWARE, 2),
+    "cache_misses": Event(_HARDWARE, 3),
+    "branch_instructions": Event(_HARDWARE, 4),
+    "branch_misses": Event(_HARDWARE, 5),
+    "bus_cycles": Event(_HARDWARE, 6),
+    "ref_cpu_cycles": Event(_HARDWARE, 9),
+    "cache_l1d": Event(_CACHE, 0),
+    "cache_ll": Event(_CACHE, 2),
+    "cache_dtlb": Event(_CACHE, 3),
+    "cache_itlb": Event(_CACHE, 4),
+    "cache_bpu": Event(_CACHE, 5),
+    "cache_node": Event(_CACHE, 6),
+    "cache_op_read": Event(_CACHE, 0),
+    "cache_op_prefetch": Event(_CACHE, 2),
+    "cache_result_access": Event(_CACHE, 0),
+    "cpu_clock": Event(_SOFTWARE, 0, unit="nsec"),
+    "task_clock": Event(_SOFTWARE, 1, unit="nsec"),
+    "page_faults": Event(_SOFTWARE, 2),
+    "context_switches": Event(_SOFTWARE, 3),
+    "cpu_migrations": Event(_SOFTWARE, 4),
+    "page_faults_min": Event(_SOFTWARE, 5),
+    "page_faults_maj": Event(_SOFTWARE, 6),
+    "alignment_faults": Event(_SOFTWARE, 7),
+    "emulation_faults": Event(_SOFTWARE, 8),
+    "dummy": Event(_SOFTWARE, 9),
+    "bpf_output": Event(_SOFTWARE, 10),
+}
+
+
+def _kernel_names() -> dict[str, Event]:
+    """The generic names of `perf list`, beside those that differ from 0.6's by dashes alone."""
+    names = {
+        "cycles": NAMES_06["cpu_cycles"],
+        "branches": NAMES_06["branch_instructions"],
+        "ref-cycles": NAMES_06["ref_cpu_cycles"],
+        "stalled-cycles-frontend": Event(_HARDWARE, 7),
+        "stalled-cycles-backend": Event(_HARDWARE, 8),
+        "cs": NAMES_06["context_switches"],
+        "faults": NAMES_06["page_faults"],
+        "minor-faults": NAMES_06["page_faults_min"],
+        "major-faults": NAMES_06["page_faults_maj"],
+        "migrations": NAMES_06["cpu_migrations"],
+        "cgroup-switches": Event(_SOFTWARE, 11),
+    }
+    caches = ("L1-dcache", "L1-icache", "LLC", "dTLB", "iTLB", "branch", "node")
+    for number, cache in enumerate(caches):
+        for operation, (word, words) in enumerate((("load", "loads"), ("store", "stores"), ("prefetch", "prefetches"))):
+            for result, name in enumerate((words, f"{word}-misses")):
+                names[f"{cache}-{name}"] = Event(_CACHE, number | operation << 8 | result << 16)
+    return names
+
+
+_KERNEL_NAMES = _kernel_names()
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_").lower()
+
+
+_GENERIC = {_plain(name): event for name, event in {**_KERNEL_NAMES, **NAMES_06}.items()}
+
+
+def find(name: str, host: Host) -> Event:
+    """The event of a name: one of 0.6, a generic one of `perf list`, ``pmu/event/``, ``pmu/term=1,.../``, ``r1a8``.
+
+    Raises:
+        Absent: this machine has no such PMU or event.
+        ValueError: there can be no such event, or it cannot be counted for a job; the text says why.
+    """
+    generic = _GENERIC.get(_plain(name))
+    if generic is not None:
+        return generic
+    if re.fullmatch(r"r[0-9A-Fa-f]{1,16}", name, re.ASCII):
+        return Event(_RAW, int(name[1:], 16))
+    match = _PMU.fullmatch(name)
+    if match is None:
+        if _NAME.fullmatch(name) and _read(host, f"{DEVICES}/cpu/events/{name}") is not None:
+            return _of_pmu(name, "cpu", name, host)  # perf lists those of the CPU by their bare names, too
+        raise ValueError(_unknown(name, host))
+    pmu, terms, modifiers = match.groups()
+    if modifiers:
+        raise ValueError(f"{name!r}: what is counted cannot be narrowed by {modifiers!r}; leave it out")
+    return _of_pmu(name, pmu, terms, host)
+
+
+def _unknown(name: str, host: Host) -> str:
+    known = [*NAMES_06, *_KERNEL_NAMES, *_listed(host)]
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"{name!r} is no event; {hint}There are {', '.join(NAMES_06)}, the generic names of `perf list`, r<hex>, and "
+        f"<pmu>/<event>/ or <pmu>/<term>=<number>,.../ for what is in {DEVICES}"
+    )
+
+
+def _listed(host: Host) -> Iterator[str]:
+    """What `perf list` would name of this machine's own events."""
+    for pmu in _names(host, DEVICES):
+        for event in _names(host, f"{DEVICES}/{pmu}/events"):
+            if "." not in event:  # power has energy-pkg.scale and energy-pkg.unit beside energy-pkg
+                yield f"{pmu}/{event}/"
+
+
+def _names(host: Host, path: str) -> list[str]:
+    try:
+        return sorted(host.names(path))
+    except OSError:
+        return []
+
+
+def _read(host: Host, path: str) -> str | None:
+    """A small file of sysfs; None where there is none."""
+    try:
+        return host.read(path)[:_MAX_FILE].decode("ascii", "replace").strip()
+    except OSError:
+        return None
+
+
+def _of_pmu(name: str, pmu: str, terms: str, host: Host) -> Event:
+    """The event of terms that the PMU describes in its events/ and format/."""
+    folder = f"{DEVICES}/{pmu}"
+    kind = _read(host, f"{folder}/type") if _NAME.fullmatch(pmu) else None
+    if kind is None:
+        raise Absent(f"{name}: there is no PMU {pmu}, only {', '.join(_names(host, DEVICES)) or 'none at all'}")
+    if _read(host, f"{folder}/cpumask") is not None:
+        raise ValueError(f"{name!r}: {pmu} counts for a whole socket or core, which cannot be told apart by jobs")
+    if not re.fullmatch(r"[0-9]{1,9}", kind, re.ASCII):
+        raise Absent(f"{name}: cannot parse {folder}/type {kind!r:.80}")
+    configs = [0, 0, 0]
+    for key, value in _terms(name, folder, terms, host).items():
+        if key in _WHOLE:
+            configs[_WHOLE.index(key)] |= value
+        else:
+            _place(configs, name, f"{folder}/format/{key}", value, host)
+    return Event(int(kind), configs[0], configs[1], configs[2])
+
+
+def _terms(name: str, folder: str, text: str, host: Host) -> dict[str, int]:
+    """The numbers of an event's terms; a later one counts where there are several."""
+    found: dict[str, str] = {}
+    for term in text.split(","):
+        key, equals, number = term.partition("=")
+        if not _NAME.fullmatch(key):
+            raise ValueError(f"{name!r}: {term!r} is no term")
+        if equals:
+            found[key] = number
+            continue
+        event = _read(host, f"{folder}/events/{key}")
+        if event is not None:
+            for part in event.split(","):
+                key, equals, number = part.partition("=")
+                found[key] = number if equals else "1"
+        elif _read(host, f"{folder}/format/{key}") is not None:
+            found[key] = "1"
+        else:
+            near = difflib.get_close_matches(key, _names(host, f"{folder}/events"), n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise Absent(f"{name}: there is no {folder}/events/{key}{hint}")
+    return {key: _number(name, key, number) for key, number in found.items()}
+
+
+def _number(name: str, key: str, text: str) -> int:
+    if text == "?":
+        raise ValueError(f"{name!r}: the event wants a number: add {key}=<number>")
+    value = int(text, 16 if text[1:2] in ("x", "X") else 10) if _NUMBER.fullmatch(text) else 1 << 64
+    if value >> 64:
+        raise ValueError(f"{name!r}: {key}={text!r:.40} is no number of 64 bits")
+    return value
+
+
+def _place(configs: list[int], name: str, path: str, value: int, host: Host) -> None:
+    """Put a term's bits where the PMU's format/ says, ``config:0-7,32-35``."""
+    text = _read(host, path)
+    if text is None:
+        known = ", ".join(_names(host, path.rpartition("/")[0]))
+        raise Absent(f"{name}: there is no {path}, only {known or 'none at all'}")
+    match = _FORMAT.fullmatch(text)
+    if match is None:
+        raise Absent(f"{name}: cannot parse {path} {text!r:.80}")
+    rest = value
+    for part in match[2].split(","):
+        low, _, high = part.partition("-")
+        width = int(high or low) - int(low) + 1
+        if width < 1 or int(high or low) > 63:
+            raise Absent(f"{name}: cannot parse {path} {text!r:.80}")
+        configs[int(match[1] or 0)] |= (rest & (1 << width) - 1) << int(low)
+        rest >>= width
+    if rest:
+        raise ValueError(f"{name!r}: {path.rpartition('/')[2]}={value:#x} is too large for {text}")

@@ -1,0 +1,149 @@
+"""Groups in cgroup v1's perf_event hierarchy for jobs whose resource manager makes none there."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import posixpath
+import stat
+from collections.abc import Iterable
+
+from colmet.common.cli import powers_of_ten
+from colmet.node.host import Host, is_gone
+from colmet.node.jobs import Job
+
+log = logging.getLogger(__name__)
+
+# Groups of ours have the sticky bit, which the kernel keeps and gives no meaning to here, and which no resource manager
+# sets. The next agent tells by it what one before has left.
+_OURS = 0o1755
+_MAX_DEPTH = 8
+_MAX_GROUPS = 4096
+_MAX_ROUNDS = 3  # over the tasks of a job, which go on making others while they are moved
+
+
+class PerfGroups:
+    """Makes groups, has the jobs' tasks in them, and removes them.
+
+    Args:
+        host: the machine.
+
+    Attributes:
+        moved: processes put into a group.
+        failures: of making, filling and removing groups.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.moved = self.failures = 0
+        self._host = host
+        self._going: set[str] = set()
+
+    def is_ours(self, path: str) -> bool:
+        """Whether this agent, or one before, has made a group."""
+        try:
+            return bool(self._host.mode(path) & stat.S_ISVTX)
+        except OSError:
+            return False
+
+    def make(self, path: str, point: str) -> bool:
+        """Make a group, and those above it that are missing below the mount point; whether it is there now."""
+        missing = []
+        while path != point and not self._host.is_directory(path):
+            missing.append(path)
+            path = posixpath.dirname(path)
+        for one in reversed(missing):
+            try:
+                self._host.make_group(one, _OURS)
+            except FileExistsError:
+                pass  # someone else was faster: it is theirs
+            except OSError as err:
+                self._failed("make", one, err)
+                return False
+            self._going.discard(one)
+        return True
+
+    def fill(self, path: str, job: Job) -> None:
+        """Put the processes of a job into its group that are not there: those that come later are their children.
+
+        One that came from elsewhere since is put there at the next call.
+        """
+        for _ in range(_MAX_ROUNDS):
+            try:
+                inside = set(map(int, self._host.read(f"{path}/cgroup.procs").split()))
+            except OSError as err:
+                if not is_gone(err):
+                    self._failed("read", path, err)
+                return
+            outside = [pid for pid in job.pids() if pid not in inside]
+            moved = [self._move(pid, path) for pid in outside]
+            if not any(moved):
+                return
+            job.forget_tasks()
+
+    def _move(self, pid: int, path: str) -> bool:
+        try:
+            self._host.write_group(f"{path}/cgroup.procs", f"{pid}")
+        except OSError as err:
+            if not is_gone(err):
+                self._failed(f"put process {pid} into", path, err)
+            return False
+        self.moved += 1
+        return True
+
+    def leave(self, path: str) -> None:
+        """The job of a group has ended: remove it when the next `tidy` comes."""
+        self._going.add(path)
+
+    def find_left(self, point: str, used: Iterable[str]) -> None:
+        """Have `tidy` remove what an agent before has made under a mount point, but for the groups of jobs now."""
+        keep = tuple(used)
+        level = [point]
+        for _ in range(_MAX_DEPTH):
+            inside: list[str] = []
+            for path in level:
+                try:
+                    inside += [f"{path.rstrip('/')}/{name}" for name in self._host.directories(path)]
+                except OSError:
+                    continue  # gone meanwhile
+            level = inside[:_MAX_GROUPS]
+            for path in level:
+                if self.is_ours(path) and not any(one == path or one.startswith(path + "/") for one in keep):
+                    self._going.add(path)
+
+    def tidy(self, point: str) -> None:
+        """Remove the groups whose jobs have ended, and those above them that were made for them.
+
+        Whatever still has a task is tried again at the next call: a process that has left its job goes to the top.
+        """
+        for path in sorted(self._going, key=len, reverse=True):
+            if not self._remove(path):
+                self._empty(path, point)
+                if not self._remove(path):
+                    continue
+            self._going.discard(path)
+            above = posixpath.dirname(path)
+            while above.startswith(point.rstrip("/") + "/") and self.is_ours(above) and self._remove(above):
+                above = posixpath.dirname(above)
+
+    def _remove(self, path: str) -> bool:
+        try:
+            self._host.remove_group(path)
+        except OSError as err:
+            if err.errno not in (errno.EBUSY, errno.ENOTEMPTY) and not is_gone(err):
+                self._failed("remove", path, err)
+            return is_gone(err)
+        return True
+
+    def _empty(self, path: str, point: str) -> None:
+        """Put what runs in a group that has no job any more where all processes are that belong to none."""
+        try:
+            pids = [int(pid) for pid in self._host.read(f"{path}/cgroup.procs").split()]
+        except OSError:
+            return
+        for pid in pids:
+            self._move(pid, point)
+
+    def _failed(self, what: str, path: str, err: OSError) -> None:
+        self.failures += 1
+        if powers_of_ten(self.failures):
+            log.warning("cannot %s %s failures=%d: %s", what, path, self.failures, err.strerror)
