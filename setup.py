@@ -85,7 +85,9 @@ setup(
     exclude_package_data={"colmet.node.backends": ["lib_*/*.so"]},  # built, not copied
     cmdclass={"build_py": BuildWithLibraries},
     distclass=LibraryDistribution,
-    options={"bdist_wheel": {"py_limited_api": "cp39"}},  # for this platform, and any Python: ctypes opens the libraries
+    options={
+        "bdist_wheel": {"py_limited_api": "cp39"}
+    },  # for this platform, and any Python: ctypes opens the libraries
     install_requires=read_requirements("requirements.txt"),
     extras_require={"test": read_requirements("requirements-test.txt"), "nvidia": ["nvidia-ml-py"]},
     entry_points={

@@ -118,7 +118,12 @@ def copy(tmp_path_factory):
 def pip(copy, *arguments, **environment):
     command = [sys.executable, "-m", "pip", "-v", "--disable-pip-version-check", "--no-input", *arguments]
     done = subprocess.run(
-        command, cwd=copy, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        command,
+        cwd=copy,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
     )
     if "No module named pip" in done.stdout:
         cannot_run("this Python has no pip")
