@@ -66,8 +66,6 @@ def test_each_v_says_more(count, level, monkeypatch):
 
 
 LATER_NODE = [
-    ["--enable-perfhw"],
-    ["--perfhw-list", "instructions", "cache_misses"],
     ["--enable-ipmipower"],
     ["--ipmipower-cmd", "ipmi-dcmi", "power"],
 ]

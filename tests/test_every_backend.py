@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -10,32 +11,63 @@ import time
 from pathlib import Path
 
 import pytest
+from test_nvidia import V100
 
-DRIVER = Path(__file__).parent / "every_backend.py"
-PROGRAMS = ("ipmi-oem", "ipmi-dcmi", "ipmi-sensors", "ipmitool", "perfquery", "lctl", "nvidia-smi")
-# It hears no signal but the last, and so does what it has started; both hold the pipes.
-HANG = "#!/bin/sh\ntrap '' TERM HUP INT\n(trap '' TERM HUP INT; exec -a {mark} sleep 600) &\nexec -a {mark} sleep 600\n"
+from colmet.common.cli import load
+from colmet.node.backends import NAMES
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+HERE = Path(__file__).parent
+ANSWERS = HERE / "data/infiniband"
 PERIOD_S = 0.05
 TICKS = 1000
-SETTLED = 100  # ticks until every backend has begun
+LATE_S = 0.05
+OPTIONS = ("--enable-jobproc", "--enable-RAPL", "--enable-temperature", "--enable-infiniband", "--infiniband-perfquery")
+OPTIONS += ("--enable-lustre", "--enable-ipmipower", "--enable-nvidia", "--enable-perfhw")
+OPTIONS += ("--perfhw-list", "page_faults", "task_clock", "--agent-stats-period", "0.05")
+
+# What programs say while they are well.
+SAID = {
+    "ibstat": f"cat {ANSWERS}/ibstat.txt",
+    "perfquery": f"case $1 in -x) cat {ANSWERS}/perfquery-x.txt;; *) cat {ANSWERS}/perfquery.txt;; esac",
+    "lctl": "printf 'llite.lustre-ffff9440f1003000.stats=\\nsnapshot_time 1.5 secs.nsecs\\nopen 4 samples [regs]\\n'",
+    "ipmi-oem": "echo 'Average Power Consumption : 207 W'",
+    "nvidia-smi": f"case $1 in --query-gpu=*) echo '{V100}';; *) cat {{root}}/processes;; esac",
+}
+# Then they hang, and so does what they have started; both hold the pipes, and hear no signal but the last.
+PROGRAM = """#!/bin/sh
+[ -e {root}/hang ] || {{ {said}; exit; }}
+trap '' TERM HUP INT
+sleep {mark} &
+exec sleep {mark}
+"""
 
 
 @pytest.fixture
 def machine(fake):
-    """The running kernel's /proc and cgroups; made-up hardware; programs that hang."""
-    for name in ("proc", "dev"):
-        (fake.path / name).symlink_to(f"/{name}")
-    fake.mkdir("sys/class")
-    for name in ("fs", "kernel", "bus", "devices"):
-        (fake.path / "sys" / name).symlink_to(f"/sys/{name}")
+    """The /proc, cgroups and CPUs of this machine; made-up hardware; programs that are going to hang."""
+    fake.tree("intel-two-socket").tree("infiniband-mlx5")
+    for path in ("proc", "dev", "sys/fs", "sys/devices/system", "sys/bus"):
+        there = fake.path / path
+        if not there.exists():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            there.symlink_to(f"/{path}")
+    for name, said in SAID.items():
+        text = PROGRAM.format(root=fake.path, said=said.format(root=fake.path), mark=mark())
+        fake.write(f"/usr/sbin/{name}", text).chmod(0o755)
     return fake
 
 
-def processes(mark):
+def mark():
+    return f"600.{os.getpid()}"
+
+
+def hanging():
+    """Programs that hang, and what they have started, now."""
     found = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found += path.read_bytes().startswith(mark.encode())
+            found += path.read_bytes() == f"sleep\0{mark()}\0".encode()
         except OSError:
             continue
     return found
@@ -45,7 +77,7 @@ class Sleeper(threading.Thread):
     """How late this machine lets someone be who does nothing but sleep until the next tick."""
 
     def __init__(self):
-        super().__init__(daemon=True)
+        super().__init__()
         self.worst_s = 0.0
         self.ends = False
 
@@ -55,4 +87,42 @@ class Sleeper(threading.Thread):
             due += PERIOD_S
             time.sleep(max(0.0, due - time.monotonic()))
             self.worst_s = max(self.worst_s, time.monotonic() - due)
-            due = max(due, time.monotonic() - PERIOD_S)
+
+
+def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machine, cgroups):
+    job = cgroups.job("bob_42")
+    machine.write("processes", f"GPU-5a10d111-aaaa, {job.start('sleep', '600').pid}, 900\n")
+    sleeper = Sleeper()
+    command = [sys.executable, str(HERE / "every_backend.py"), str(machine.path), str(PERIOD_S), str(TICKS), *OPTIONS]
+    command += ["--cpuset_rootpath", str(cgroups.path)]
+    sleeper.start()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=40 + 5 * TICKS * PERIOD_S, check=False)
+    finally:
+        sleeper.ends = True
+        sleeper.join()
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+
+    assert told["backends"] == list(NAMES), "every one of them"
+    perf = {"perfhwstats_default"}  # where no hierarchy has perf_event
+    for cls in load(NAMES):
+        assert told["rows"].get(cls.schema.name, 0) > 0 or {cls.schema.name} <= perf, done.stderr
+    late_s, took_s = max(told["late_s"]), max(told["took_s"])
+    left_out = {name: counts.get("left_out", 0) for name, counts in told["counts"].items()}
+    killed = {name: counts.get("commands_killed", 0) for name, counts in told["counts"].items()}
+    print(f"latest {1e3 * late_s:.1f} ms, longest {1e3 * took_s:.1f} ms, a sleeper {1e3 * sleeper.worst_s:.1f} ms late")
+    print("left out", left_out, "killed", killed, "at the end", told["held"][-1])
+    assert late_s <= LATE_S + sleeper.worst_s
+    assert took_s <= LATE_S + sleeper.worst_s
+    for name in ("infiniband", "lustre"):
+        assert killed[name] >= 10 and left_out[name] > 200, "they did hang"
+    assert killed["ipmipower"] >= 1 and killed["nvidia"] >= 1
+
+    def most(what, since, until):
+        return max(one[what] for one in told["held"][since:until])
+
+    for what in ("descriptors", "threads", "processes"):
+        early, late = most(what, TICKS // 5, 2 * TICKS // 5), most(what, 4 * TICKS // 5, TICKS)
+        assert late <= early, f"{what}: from {early} to {late}"
+    assert hanging() == 0, "nothing outlives the agent"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -132,7 +133,8 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
 def test_an_agent_gives_every_descriptor_back(tmp_path):
     before = descriptors()
     for _ in range(5):
-        options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
+        enabled = [on for cls in load(NAMES) if (on := cls.switches()[0])]
+        options = build_node_parser(load(NAMES)).parse_args([*enabled, "--state-dir", ""])
         host = Host()
         backends = [cls.from_options(options, host) for cls in load(NAMES)]
         source = JobSource(host, [str(tmp_path)], compile_patterns([DEFAULT_PATTERN]), Job(host, 0, pids=[os.getpid()]))
@@ -140,6 +142,7 @@ def test_an_agent_gives_every_descriptor_back(tmp_path):
         agent.tick()
         agent.close()
     assert descriptors() == before
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("colmet-")]
 
 
 def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(tmp_path):

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+_LONG = 100  # characters of a command line in an error
+
+
 class ColmetError(Exception):
     """Base of all of them; its text is written for the administrator."""
 
@@ -43,5 +46,6 @@ class CommandFailed(ColmetError):
     """
 
     def __init__(self, argv: Sequence[str], text: str, why: str = "") -> None:
-        super().__init__(f"{' '.join(argv)}: {text}")
+        line = " ".join(argv)
+        super().__init__(f"{line if len(line) <= _LONG else line[:_LONG] + '...'}: {text}")
         self.why = why
