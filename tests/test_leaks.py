@@ -61,7 +61,7 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
     sent = []
     options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
     host = Host()
-    backends = [cls.from_options(options, host) for cls in load(NAMES)]
+    backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
     source = JobSource(host, [str(cgroups.path)], compile_patterns([DEFAULT_PATTERN]))
     agent = Agent(
         "node", source, backends, Spool(v1.encode, lambda message: sent.append(len(message)) or True), Schedule(1)
@@ -103,7 +103,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
         cannot_run(str(err))
     options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
     host = Host()
-    backends = [cls.from_options(options, host) for cls in load(NAMES)]
+    backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
     source = JobSource(host, [str(jobs.path)], compile_patterns([DEFAULT_PATTERN]))
     spool = Spool(v1.encode, lambda message: True)
     agent = Agent("node", source, backends, spool, Schedule(1), account=Account(host))
@@ -136,7 +136,7 @@ def test_an_agent_gives_every_descriptor_back(tmp_path):
         enabled = [on for cls in load(NAMES) if (on := cls.switches()[0])]
         options = build_node_parser(load(NAMES)).parse_args([*enabled, "--state-dir", ""])
         host = Host()
-        backends = [cls.from_options(options, host) for cls in load(NAMES)]
+        backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(tmp_path)], compile_patterns([DEFAULT_PATTERN]), Job(host, 0, pids=[os.getpid()]))
         agent = Agent("node", source, backends, Spool(v1.encode, lambda message: True), Schedule(1))
         agent.tick()
