@@ -245,6 +245,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     machine.backend.open()
     machine.sample()
     names = machine.backend.counter_names()
+    before = len(os.listdir("/proc/self/fd"))
     plug = machine.unplug("0")
     machine.uses(5, z1=500, z1_0=50)
     columns, zones = machine.sample()
@@ -261,6 +262,22 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     columns, zones = machine.sample()
     assert columns[1] == 7_000_000 and energies(zones)["package-1"] == 1_500_000_000
     assert machine.backend.counters() == {"zone_failures": 2, "zone_resets": 0}
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_was_used_while_the_backend_was_off_is_not_told(machine):
+    machine.fake.tree("intel-two-socket")
+    machine.backend.open()
+    machine.sample()
+    machine.uses(5, z0=500)
+    machine.sample()
+    machine.backend.close()
+    machine.uses(3600, z0=1000)
+    machine.backend.open()
+    machine.uses(5, z0=100)
+    columns, zones = machine.sample()
+    assert 1 not in columns and zones["package-0"]["energy"] == 600_000_000
+    assert zones["package-0"]["power"] == pytest.approx(20)
 
 
 def test_when_all_zones_vanish_the_backend_is_off_until_they_are_back(machine):

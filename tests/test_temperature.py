@@ -125,6 +125,20 @@ def test_names_are_those_of_the_devices_whatever_numbers_the_chips_get_at_this_b
     assert columns == first and celsius(rows)["nvme0/Composite"] is None
 
 
+def test_a_number_that_another_chip_got_is_not_read_for_the_one_that_had_it(fake):
+    backend = opened(fake.tree("amd-epyc"))
+    chip = "/sys/devices/platform/coretemp.0/hwmon/hwmon1"
+    fake.write(f"{chip}/name", "coretemp\n")
+    fake.write(f"{chip}/temp1_input", "11000\n")
+    fake.write(f"{chip}/temp1_crit", "0\n")
+    (fake.path / "sys/class/hwmon/hwmon1").unlink()
+    sample(backend)
+    fake.link("/sys/class/hwmon/hwmon1", "../../devices/platform/coretemp.0/hwmon/hwmon1")
+    columns, rows = sample(backend)
+    assert columns == {1: 53, 3: 49, 5: 49} and rows["k10temp-0000:00:19.3/Tctl"]["temperature"] is None
+    assert rows["coretemp.0/temp1"]["temperature"] == 11.0 and rows["coretemp.0/temp1"]["critical"] is None
+
+
 def test_the_names_of_the_counters(fake):
     backend = TemperatureBackend(fake.tree("intel-two-socket").host)
     assert list(backend.counter_names()) == []

@@ -159,8 +159,8 @@ class TemperatureBackend(InputBackend):
             if name not in found:
                 known.path = ""
         self._known.update(found)
-        # whichever there was first: a column is not to change its meaning
-        first = self._columns[0] if self._columns else next(iter(self._known.values()))
+        # zones come first where there are any; but a column is not to change its meaning when they come later
+        first = next(iter(self._known.values()))
         ours = [sensor for sensor in self._known.values() if sensor.source == first.source]
         self._columns = ours[:COLUMNS]
         if len(ours) > COLUMNS:

@@ -187,6 +187,19 @@ static void what_is_no_zone_is_left_alone(void)
     rapl_close(rapl);
 }
 
+static void a_part_without_its_package_stands_alone(void)
+{
+    struct rapl_zone found;
+    struct rapl *rapl;
+
+    zone("intel-rapl:0", "package-0\n", "1\n", "2\n");
+    zone("intel-rapl:1:0", "core\n", "1\n", "2\n");
+    rapl = opened();
+    CHECK(rapl_describe(rapl, 1, &found) == 0);
+    CHECK(found.parent == -1 && found.package == -1 && found.die == -1);
+    rapl_close(rapl);
+}
+
 static void names_of_another_form_are_left_out(void)
 {
     char longest[RAPL_NAME_BYTES + 8];
@@ -362,6 +375,7 @@ int main(void)
         two_packages_are_found_in_order_and_read,
         names_tell_package_and_die,
         what_is_no_zone_is_left_alone,
+        a_part_without_its_package_stands_alone,
         names_of_another_form_are_left_out,
         what_is_no_number_is_an_error_of_its_zone_alone,
         a_zone_goes_and_comes_back,
