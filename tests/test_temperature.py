@@ -93,13 +93,13 @@ def test_amd_nodes_have_no_zones_and_the_packages_of_all_sockets_come_first(fake
     backend = opened(fake.tree("amd-epyc"))
     columns, rows = sample(backend)
     assert [name.name for name in backend.counter_names()] == [
-        *("k10temp-0000:00:18.3/Tctl", "k10temp-0000:00:19.3/Tctl"),
-        *("k10temp-0000:00:18.3/Tccd1", "k10temp-0000:00:19.3/Tccd1"),
-        *("k10temp-0000:00:18.3/Tccd3", "k10temp-0000:00:19.3/Tccd3"),
+        *("k10temp-00:18.3/Tctl", "k10temp-00:19.3/Tctl"),
+        *("k10temp-00:18.3/Tccd1", "k10temp-00:19.3/Tccd1"),
+        *("k10temp-00:18.3/Tccd3", "k10temp-00:19.3/Tccd3"),
     ]
     assert columns == {1: 53, 2: 56, 3: 49, 4: 51, 5: 49, 6: 51}
-    assert rows["k10temp-0000:00:18.3/Tctl"]["temperature"] == 52.625
-    assert rows["bnxt_en-0000:41:00.0/temp1"]["critical"] == 115.0
+    assert rows["k10temp-00:18.3/Tctl"]["temperature"] == 52.625
+    assert rows["bnxt_en-41:00.0/temp1"]["critical"] == 115.0
     assert len(rows) == 12
 
 
@@ -135,7 +135,7 @@ def test_a_number_that_another_chip_got_is_not_read_for_the_one_that_had_it(fake
     sample(backend)
     fake.link("/sys/class/hwmon/hwmon1", "../../devices/platform/coretemp.0/hwmon/hwmon1")
     columns, rows = sample(backend)
-    assert columns == {1: 53, 3: 49, 5: 49} and rows["k10temp-0000:00:19.3/Tctl"]["temperature"] is None
+    assert columns == {1: 53, 3: 49, 5: 49} and rows["k10temp-00:19.3/Tctl"]["temperature"] is None
     assert rows["coretemp.0/temp1"]["temperature"] == 11.0 and rows["coretemp.0/temp1"]["critical"] is None
 
 

@@ -296,7 +296,7 @@ def _chip_name(chip: str, path: str) -> str:
     device = path.rpartition("/")[0].removesuffix("/hwmon").rpartition("/")[2]
     if device == "virtual" or device.startswith(chip):
         return chip if device == "virtual" else device
-    return f"{chip}-{device}"
+    return f"{chip}-{device.removeprefix('0000:')}"  # the PCI domain that most machines have alone
 
 
 def _numbered(form: re.Pattern[str], names: Iterable[str]) -> list[tuple[int, str]]:
