@@ -186,8 +186,8 @@ def test_lctl_that_hangs_is_killed(fake, monkeypatch):
 
 def test_lines_before_the_first_mount_are_no_mount():
     assert split_params(b"Warning: something\nllite.a-1.stats=\nx\ny\nllite.b-2.stats=\n") == [
-        ("a-1", "llite.a-1.stats=", b"x\ny\n"),
-        ("b-2", "llite.b-2.stats=", b""),
+        ("a-1", "llite.a-1.stats", b"x\ny\n"),
+        ("b-2", "llite.b-2.stats", b""),
     ]
 
 
@@ -212,6 +212,33 @@ def test_a_mount_that_starts_anew_under_its_old_name_never_takes_the_sum_down(fa
     fake.write(f"{PROC}/lustre-ffff01/stats", reads(101, 90))
     total, mounts = rows(backend)
     assert totals(total)[:2] == [201, 1090] and data(mounts["lustre-ffff01"])[:2] == [101, 90]
+
+
+def test_another_mount_under_an_old_name_counts_whole(fake):
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    lctl(fake, "exit 0")
+    backend = opened(fake)
+    rows(backend)
+    shutil.rmtree(fake.path / PROC.lstrip("/"))
+    rows(backend)
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(101, 2000))
+    assert totals(rows(backend)[0])[:2] == [201, 3000]
+
+
+def test_a_mount_that_cannot_be_read_for_a_while_is_still_the_same(fake):
+    fake.write("/proc/mounts", "")
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    fake.write(f"{PROC}/lustre-ffff02/stats", reads(10, 100))
+    backend = opened(fake)
+    before = rows(backend)[0]
+    (fake.path / PROC.lstrip("/") / "lustre-ffff02/stats").unlink()
+    fake.mkdir(f"{PROC}/lustre-ffff02/stats")  # reading it is an error
+    total, mounts = rows(backend)
+    assert total == before and "nb_read" not in mounts["lustre-ffff02"]
+    assert backend.counters() == {"part_failures": 1}
+    (fake.path / PROC.lstrip("/") / "lustre-ffff02/stats").rmdir()
+    fake.write(f"{PROC}/lustre-ffff02/stats", reads(11, 105))
+    assert totals(rows(backend)[0])[:2] == [111, 1105]
 
 
 def test_cleared_statistics_never_take_the_sum_down(fake):
@@ -273,6 +300,16 @@ def test_a_mount_whose_file_vanishes_is_left_out(fake):
 
 def test_operations_that_are_not_known_are_left_out():
     assert "hybrid_io" not in parse_stats(stats("hybrid_io   3 samples [reqs]", "seek  2 samples [reqs]").encode())
+
+
+@pytest.mark.parametrize(("mounts", "points"), [(1, ["/a", "/b"]), (2, ["/a"]), (1, [])])
+def test_where_a_mount_is_is_missing_where_it_cannot_be_told(fake, mounts, points):
+    for number in range(mounts):
+        fake.write(f"{PROC}/lustre-ffff0{number}/stats", reads(1, 1))
+    if points:
+        fake.write("/proc/mounts", "".join([f"1.1.1.1@tcp:/lustre {point} lustre rw 0 0\n" for point in points]))
+    _, found = rows(opened(fake))
+    assert len(found) == mounts and {mount["mount_point"] for mount in found.values()} == {None}
 
 
 def test_mount_points_are_those_of_lustre_alone():

@@ -143,11 +143,11 @@ _DATA = {  # column of the sums -> that of a mount
 
 
 class Mount(NamedTuple):
-    """One mount's statistics, as text, and where they are from."""
+    """One mount's statistics, as text, and where they are from; no text where it could not be read."""
 
     name: str
     path: str
-    text: bytes
+    text: bytes | None
 
 
 def parse_stats(text: bytes) -> dict[str, int]:
@@ -183,14 +183,9 @@ def parse_stats(text: bytes) -> dict[str, int]:
 
 def split_params(text: bytes) -> list[Mount]:
     """What ``lctl get_param llite.*.stats`` says: a line that names each mount, and its statistics."""
-    mounts: list[Mount] = []
-    for line in text.splitlines(keepends=True):
-        name = re.fullmatch(rb"llite\.([!-~]{1,64})\.stats=\s*", line)
-        if name is not None:
-            mounts.append(Mount(name[1].decode(), name[0].decode().strip(), b""))
-        elif mounts:
-            mounts[-1] = mounts[-1]._replace(text=mounts[-1].text + line)
-    return mounts
+    _, *parts = re.split(rb"^llite\.([!-~]{1,64})\.stats=\n", text, flags=re.MULTILINE)
+    names = [name.decode() for name in parts[::2]]
+    return [Mount(name, f"llite.{name}.stats", stats) for name, stats in zip(names, parts[1::2])]
 
 
 def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
@@ -288,7 +283,8 @@ class LustreBackend(InputBackend):
                 except OSError as err:
                     if not is_gone(err):  # unmounted meanwhile, or other files than mounts'
                         self._failed(err)
-            if mounts:
+                        mounts.append(Mount(name, path, None))
+            if any(mount.text is not None for mount in mounts):
                 return mounts[:MAX_MOUNTS]
         return split_params(self._lctl.run().encode("utf-8", "replace"))[:MAX_MOUNTS]
 
@@ -311,7 +307,8 @@ class LustreBackend(InputBackend):
         for mount, fsname in zip(mounts, fsnames):
             values: dict[str, int] = {}
             try:
-                values = parse_stats(mount.text)
+                if mount.text is not None:
+                    values = parse_stats(mount.text)
             except ValueError as err:
                 self._failed(ParseError(mount.path, str(err)))
             self._sums.add(mount.name, {name: values.get(key) for name, key in _DATA.items()})
