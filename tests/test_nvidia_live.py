@@ -14,6 +14,7 @@ from conftest import CgroupRoot
 
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, NvidiaBackend
+from colmet.node.gpus.held import VARIABLES
 from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.smi import SmiReader
 from colmet.node.host import Host
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 SIZE = 512 * MIB
-# Through the driver alone: no toolkit is needed. It writes to the GPU's memory until its standard input ends.
+# Through the driver alone: no toolkit is needed. It writes to the GPU's memory until it is told to end.
 CUDA = f"""
 import ctypes, select, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -70,10 +71,11 @@ def start():
                 cgroups = CgroupRoot(stack)
 
         def started(job_id, *command, **environment):
+            inherited = {name: text for name, text in os.environ.items() if name not in VARIABLES}
             options = {
                 "stdin": subprocess.PIPE,
                 "stdout": subprocess.PIPE,
-                "env": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **environment},
+                "env": {**inherited, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environment},
             }
             if cgroups is None:
                 process = subprocess.Popen(command, text=True, **options)
@@ -98,6 +100,12 @@ def sample(backend, *jobs):
         {one.values["uuid"].decode(): one.values for one in samples if one.schema == GPUS},
         {(one.job_id, one.values["uuid"].decode()): one.values for one in samples if one.schema == JOBS},
     )
+
+
+def end(process):
+    process.stdin.write("end\n")
+    process.stdin.flush()
+    process.wait(30)
 
 
 def nvidia_smi(*fields):
@@ -170,13 +178,13 @@ def test_live_a_cuda_program_is_its_jobs_and_no_others(backend, start):
     # whoever holds it without using it is seen, and whoever does neither has no rows
     assert (parts[43, uuid]["held"], parts[43, uuid]["processes"], parts[43, uuid]["memory_used"]) == (1, 0, 0)
     assert 44 not in jobs and row["jobs"] == b"42,43"
-    process.stdin.close()
-    process.wait(30)
+    end(process)
     until = time.monotonic() + 20
-    while 42 in jobs and time.monotonic() < until:
+    while parts[42, uuid]["processes"] and time.monotonic() < until:
         time.sleep(0.2)
-        jobs, gpus, _ = sample(backend, mine, idle, other)
-    assert 42 not in jobs and gpus[uuid]["memory_used"] < before["memory_used"] + SIZE
+        jobs, gpus, parts = sample(backend, mine, idle, other)
+    assert (parts[42, uuid]["held"], parts[42, uuid]["processes"], parts[42, uuid]["memory_used"]) == (1, 0, 0)
+    assert gpus[uuid]["memory_used"] < before["memory_used"] + SIZE
 
 
 def test_live_the_command_shows_the_gpu(start):
@@ -188,5 +196,4 @@ def test_live_the_command_shows_the_gpu(start):
     assert done.returncode == 0
     for table in ("nvidiastats_default", "nvidiagpus_default", "nvidiajobs_default"):
         assert table in done.stdout
-    process.stdin.close()
-    process.wait(30)
+    end(process)
