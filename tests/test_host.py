@@ -25,6 +25,14 @@ def test_a_large_file_is_read_whole(fake):
     assert len(fake.host.read("/proc/big")) == 100_001
 
 
+def test_no_more_of_a_file_is_read_than_was_asked_for(fake):
+    fake.write("/large", bytes(range(256)) * 100)
+    assert fake.host.read_start("/large", 300) == bytes(range(256)) + bytes(range(44))
+    assert fake.host.read_start("/large", 10**6) == bytes(range(256)) * 100
+    assert fake.host.read_start("/large", 0) == b""
+    assert len(Host().read_start(f"/proc/{os.getpid()}/maps", 20)) == 20
+
+
 def test_beyond_the_limit_files_are_read_without_keeping_descriptors(fake):
     host = Host(str(fake.path), max_kept=2)
     for n in range(5):

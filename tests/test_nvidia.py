@@ -10,6 +10,7 @@ import time
 
 import nvml_replay
 import pytest
+from conftest import cannot_run
 from nvml_replay import DATA, LOST, NOT_LOADED, Replay
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
@@ -521,6 +522,24 @@ def test_a_beginning_that_two_have_names_none():
     gpus = [Gpu("GPU-11aa", index=0), Gpu("GPU-11bb", index=1)]
     assert find_named("GPU-11", gpus) is None
     assert find_named("GPU-11a", gpus) == {"GPU-11aa"}
+
+
+@pytest.mark.live
+def test_live_a_devices_cgroup_tells_what_is_allowed_and_not_what_is_denied(cgroups):
+    directory = cgroups.job("bob_42", ["devices"]).directories.get("devices")
+    if directory is None:
+        cannot_run("there is no devices hierarchy of cgroup v1")
+
+    def said():
+        return parse_devices((directory / "devices.list").read_bytes(), 237)
+
+    assert said() is None
+    (directory / "devices.deny").write_text("c 195:1 rwm")
+    assert said() is None, "the kernel lists what was denied now: OAR's resources are not needed any more"
+    (directory / "devices.deny").write_text("a")
+    for text in ("c 195:0 rw", "c 195:255 rwm", "c *:* m", "c 237:30 rw"):
+        (directory / "devices.allow").write_text(text)
+    assert said() == Devices(frozenset({0}), frozenset({30}))
 
 
 # -- GPUs and drivers that go --
