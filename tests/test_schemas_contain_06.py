@@ -12,7 +12,6 @@ from colmet.node.mapping import SCHEMA as MAPPING
 
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 LATER = {
-    "ipmipowerstats_default",
 }
 
 # Where 0.6 named no unit, or called bytes, kilobytes and clock ticks a count, the right one is named.
@@ -25,11 +24,13 @@ REFINED = {
     **dict.fromkeys(("utilization-gpu", "utilization-memory"), ("count", "percent")),
     **{"power": ("count", "watts"), "temperature": ("count", "celsius")},
     **dict.fromkeys(("stat_intr", "stat_ctxt", "stat_processes", "stat_procs_blocked"), ("n/a", "count")),
+    "average_power_consumption": ("count", "watts"),
 }
 
 
 def unit_today(table, name, unit):
-    if table in ("jobprocstats_default", "procstats_default", "nvidiastats_default") and name in REFINED:
+    "jobprocstats_default",
+    "procstats_default",
         former, today = REFINED[name]
         assert unit == former
         return today

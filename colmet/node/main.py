@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # Options of Colmet 0.6 whose backends are still to come.
 LATER = {
-    "IPMI power": ("--enable-ipmipower", "--ipmipower-cmd"),
 }
 
 

@@ -11,4 +11,5 @@ NAMES = {
     "temperature": "colmet.node.backends.temperature:TemperatureBackend",
     "nvidia": "colmet.node.backends.nvidia:NvidiaBackend",
     "perfhw": "colmet.node.backends.perfhw:PerfhwBackend",
+    "ipmipower": "colmet.node.backends.ipmipower:IpmipowerBackend",
 }

@@ -1,0 +1,486 @@
+"""Power that the whole node draws, as its management controller (BMC) measures it. docs/inputs/ipmipower.md."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet.common.cli import Options, positive_seconds
+from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
+from colmet.common.schema import Field, Sample, Schema
+from colmet.node.backend import InputBackend
+from colmet.node.command import Command
+from colmet.node.host import Host
+from colmet.node.jobs import NODE_JOB
+
+log = logging.getLogger(__name__)
+
+MAX_WATTS = 1_000_000
+DELL = 674  # its number as a manufacturer of BMCs, by IANA
+# Names under which BMCs are known to have the power of the whole node as a sensor; the first that is there is taken.
+SENSORS = (
+    *("Pwr Consumption", "System Level", "Power Meter", "Total Power", "Total_Power", "Sys Power", "Sys_Power"),
+    *("System Power", "PW Consumption", "Power_Usage", "Avg Power"),
+)
+_FAILURES_IN_A_ROW = 5  # then the BMC has a rest
+_LIST_S = 60.0  # a list of all sensors is long in coming, most of all the first time
+_SHOWN = 200  # characters of an answer that cannot be parsed
+
+
+def _power(name: str, text: str) -> Field:
+    source = "ipmi-oem dell, ipmi-dcmi, ipmitool dcmi, a sensor, or --ipmipower-cmd"
+    return Field(name, "watts", "gauge", f"{text} Source: {source}.")
+
+
+SCHEMA = Schema(
+    "ipmipowerstats_default",
+    "node",
+    [
+        _power(
+            "average_power_consumption",
+            "Power averaged by the BMC: of a Dell over 5 s, by DCMI over a time of its own; of a sensor, its reading.",
+        ),
+        _power("current_power", "Power at the time of the measurement."),
+        _power("minimum_power", "The lowest that the BMC has seen in the time that it averages over."),
+        _power("maximum_power", "The highest that the BMC has seen in the time that it averages over."),
+        Field(
+            "source",
+            "none",
+            "label",
+            "What was asked: dell, dcmi, sensor or command. Source: the backend.",
+            dtype="S8",
+            fold="first",
+        ),
+    ],
+)
+
+# How the tools call what they print: freeipmi's ipmi-oem and ipmi-dcmi, ipmitool.
+_COLUMNS = {
+    "average power consumption": "average_power_consumption",
+    "min power consumption": "minimum_power",
+    "max power consumption": "maximum_power",
+    "instantaneous power": "current_power",
+    "current power": "current_power",
+    "minimum power over sampling duration": "minimum_power",
+    "maximum power over sampling duration": "maximum_power",
+    "average power over sampling duration": "average_power_consumption",
+    "instantaneous power reading": "current_power",
+    "minimum during sampling period": "minimum_power",
+    "maximum during sampling period": "maximum_power",
+    "average power reading over sample period": "average_power_consumption",
+}
+_SENSOR = "sensor reading"  # ipmitool sdr get, ipmi-sensors -v
+# With these, all values are old or nothing at all.
+_STATES = {"power measurement": "active", "power reading state is": "activated"}
+_NO_VALUE = frozenset({"n/a", "na", "no reading", "not available", "disabled", "unavailable"})
+_NUMBER = r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?: ?\(\+/- [0-9.]+\))?"
+_WATTS = re.compile(_NUMBER + r" ?(?P<unit>watts?|kw|w)", re.ASCII | re.IGNORECASE)
+_BARE = re.compile(_NUMBER + r"(?: ?(?P<unit>watts?|kw|w))?", re.ASCII | re.IGNORECASE)
+_MANUFACTURER = re.compile(r"^Manufacturer ID *:.*?\b([0-9]{1,8})\)?$", re.ASCII | re.MULTILINE)
+
+Values = Mapping[str, "int | None"]
+
+
+def watts(text: str, form: re.Pattern[str] = _WATTS) -> int | None:
+    """A power as the tools print it, in whole W; None where they say that there is none.
+
+    Raises:
+        ValueError: it is no power, or more than 1,000,000 W.
+    """
+    text = " ".join(text.split())
+    if text.lower() in _NO_VALUE:
+        return None
+    match = form.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    value = round(float(match["number"]) * (1000 if (match["unit"] or "").lower() == "kw" else 1))
+    if value > MAX_WATTS:
+        raise ValueError(text)
+    return value
+
+
+def _of_a_sensor(value: int | None) -> dict[str, int | None]:
+    return {"average_power_consumption": value, "current_power": value}
+
+
+def parse(text: str) -> dict[str, int | None]:
+    """What a tool says, by column; empty where it says nothing of power, or that it does not measure now.
+
+    Knows what `ipmi-oem dell`, `ipmi-dcmi`, `ipmitool dcmi`, `ipmitool sdr get`, and, where they print one sensor
+    alone, `ipmitool sensor reading` and `ipmi-sensors` print, and a number alone.
+
+    Raises:
+        ValueError: a value is no power, or there are two.
+    """
+    found: dict[str, int | None] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        key, value = " ".join(key.lower().split()), value.strip()
+        if not colon:
+            continue
+        if value.lower() != _STATES.get(key, value.lower()):
+            return {}
+        columns = _of_a_sensor(None) if key == _SENSOR else {_COLUMNS[key]: None} if key in _COLUMNS else {}
+        if columns.keys() & found.keys():
+            raise ValueError(line)
+        found.update(dict.fromkeys(columns, watts(value)) if columns else {})
+    if found:
+        return found
+    sensors = parse_sensors(text)
+    if len(sensors) == 1:
+        return _of_a_sensor(sensors[0].watts)
+    if sensors:
+        raise ValueError(f"{len(sensors)} sensors in watts")
+    lines = text.strip().splitlines()
+    if len(lines) != 1:
+        return {}
+    try:
+        return _of_a_sensor(watts(lines[0].rpartition("|")[2], _BARE))
+    except ValueError:
+        return {}
+
+
+class Sensor(NamedTuple):
+    """A sensor that measures power.
+
+    Attributes:
+        record: the number of its record; 0 where the tool does not say.
+        name: as the BMC has it.
+        watts: its reading, None where it has none now.
+    """
+
+    record: int
+    name: str
+    watts: int | None
+
+
+def parse_sensors(text: str) -> list[Sensor]:
+    """The sensors in watts that `ipmi-sensors` prints, as a table or with commas, or `ipmitool sdr list`.
+
+    Raises:
+        ValueError: a reading is no power.
+    """
+    sensors = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|" if "|" in line else ",")]
+        if len(cells) == 6 and cells[4] == "W" and cells[0].isascii() and cells[0].isdecimal():
+            sensors.append(Sensor(int(cells[0]), cells[1], watts(f"{cells[3]} W") if cells[3] != "N/A" else None))
+        elif len(cells) == 3 and cells[1].endswith("Watts"):
+            sensors.append(Sensor(0, cells[0], watts(cells[1])))
+    return sensors
+
+
+def secrets(words: Sequence[str]) -> set[str]:
+    """The words of a command line of freeipmi or ipmitool that are passwords or keys."""
+    is_ipmitool = bool(words) and os.path.basename(words[0]) == "ipmitool"  # there -p is a port
+    letters = "-P -k -y" if is_ipmitool else "-p -P -k -y"
+    found = set()
+    for word, following in zip(words, [*words[1:], ""]):
+        name, _, value = word.partition("=")
+        is_long = len(name) > 3 and ("--password".startswith(name) or "--k-g".startswith(name))
+        if word in letters.split() or (is_long and not value):
+            found.add(following)
+        elif is_long:
+            found.add(value)
+        elif word[:2] in letters.split():
+            found.add(word[2:])
+    return found - {""}
+
+
+# What helps, by what the tools say when it goes wrong; the first that fits.
+_REMEDIES = {
+    r"password|username|user name|privilege|authentication|cipher|RAKP": "give user and password in a file that "
+    "--config-file (freeipmi) or -f (ipmitool) names, in --ipmipower-freeipmi or --ipmipower-ipmitool, and let that "
+    "user log in over the network",
+    r"inband|in-band|/dev/ipmi|driver": "load the kernel's driver (`modprobe -a ipmi_si ipmi_devintf`); if this node "
+    "has no BMC, leave out --enable-ipmipower",
+    r"permission": "start colmet-node as root",
+    r"timeout|did not end|unable to establish|hostname|connect": "see that the BMC answers at its address, to "
+    "that user and password; --ipmipower-timeout gives it longer",
+    r"no such program": "install freeipmi-tools (freeipmi) or ipmitool",
+}
+_ELSE = "name a sensor with --ipmipower-sensor, as `ipmi-sensors` lists them, or a command with --ipmipower-cmd"
+_ELSE_OF_A_COMMAND = "see what the command of --ipmipower-cmd prints when root runs it in /"
+
+
+class _Source(NamedTuple):
+    """A command that says the power.
+
+    Attributes:
+        tool: what it belongs to: freeipmi, ipmitool, or "" for another.
+        label: of its rows.
+        command: to ask.
+    """
+
+    tool: str
+    label: str
+    command: Command
+
+    def ask(self) -> Values:
+        """Its values now.
+
+        Raises:
+            CommandFailed: it failed.
+            ParseError: it says no power, or in another form.
+        """
+        text = self.command.run()
+        try:
+            values = parse(text)
+        except ValueError as err:
+            raise ParseError(str(self.command), str(err)[:_SHOWN]) from err
+        if all(value is None for value in values.values()):
+            raise ParseError(str(self.command), text[:_SHOWN])
+        return values
+
+
+class IpmipowerBackend(InputBackend):
+    """One row of what the BMC measures, by a tool that asks it.
+
+    Args:
+        host: whose tools, and whose BMC.
+        words: the command to ask; none: the first that answers, of what the tools can ask the BMC for.
+        freeipmi: options of freeipmi's tools; None where they are not to be used.
+        ipmitool: the same of ipmitool.
+        sensor: name of the sensor to ask for, and nothing else; "": what there is.
+        timeout_s: that an answer may take.
+    """
+
+    name = "ipmipower"
+    schema = SCHEMA
+    blocking = True
+
+    def __init__(
+        self,
+        host: Host,
+        words: Sequence[str] = (),
+        freeipmi: Sequence[str] | None = (),
+        ipmitool: Sequence[str] | None = (),
+        sensor: str = "",
+        timeout_s: float = 10.0,
+    ) -> None:
+        self.deadline_s = 6 * timeout_s + 4 * _LIST_S  # of an open() that tries all; each command has one of its own
+        self._host = host
+        self._words = words
+        self._options = {"freeipmi": freeipmi, "ipmitool": ipmitool}
+        self._sensor = sensor
+        self._timeout_s = timeout_s
+        self._commands: dict[tuple[str, ...], Command] = {}
+        self._source: _Source | None = None
+        self._failures = 0
+        self._troubles: list[str] = []  # of an open(): what failed, and what it said
+        self._said = ""  # the same without the command lines
+        self._off: set[str] = set()  # tools that are not to be used, or of no use
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """What to ask, and how."""
+        parser.add_argument(
+            "--enable-ipmipower",
+            action="store_true",
+            help="measure the power of the node through its BMC, with freeipmi's tools or ipmitool",
+        )
+        parser.add_argument(
+            "--ipmipower-cmd",
+            metavar="WORD",
+            nargs="+",
+            help="command that prints the power, in place of what is found by itself; quoted as one word if it has "
+            "options: --ipmipower-cmd 'ipmi-oem -h bmc ...'. No shell runs it",
+        )
+        parser.add_argument(
+            "--ipmipower-sensor",
+            metavar="NAME",
+            default="",
+            help="ask for this sensor of the BMC, and for nothing else",
+        )
+        for tool, example in (
+            ("freeipmi", "-h bmc1 --config-file /etc/colmet/bmc.conf"),
+            ("ipmitool", "-I lanplus -H bmc1 -U colmet -f /etc/colmet/bmc-password"),
+        ):
+            parser.add_argument(
+                f"--ipmipower-{tool}",
+                metavar="OPTIONS",
+                type=_words,
+                help=f"options of {tool} that name the BMC, as one word and after a =: "
+                f"--ipmipower-{tool}='{example}'. The other tool is then not used, unless it has options, too. "
+                "Passwords do not belong here, everyone can read them in the list of processes",
+            )
+        parser.add_argument(
+            "--ipmipower-timeout",
+            metavar="S",
+            type=positive_seconds,
+            default=10.0,
+            help="seconds after which a tool that has not answered is killed (default: %(default)g)",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:
+        """Off, unless it is turned on.
+
+        Raises:
+            ConfigError: the command is not one, or there is more than one way to ask.
+        """
+        if not options.enable_ipmipower:
+            return None
+        freeipmi, ipmitool = options.ipmipower_freeipmi, options.ipmipower_ipmitool
+        words = options.ipmipower_cmd or []
+        if words and (options.ipmipower_sensor or freeipmi is not None or ipmitool is not None):
+            raise ConfigError("--ipmipower-cmd: leave out the other --ipmipower options, they belong into the command")
+        if len(words) == 1:
+            try:
+                words = _words(words[0])
+            except argparse.ArgumentTypeError as err:
+                raise ConfigError(f"--ipmipower-cmd: {err}") from err
+        if options.ipmipower_cmd and not (words and words[0]):
+            raise ConfigError("--ipmipower-cmd: name a program")
+        if freeipmi is None and ipmitool is None:
+            freeipmi = ipmitool = []
+        return cls(host, words, freeipmi, ipmitool, options.ipmipower_sensor, options.ipmipower_timeout)
+
+    def open(self) -> None:
+        """Find what says the power: asks for it.
+
+        Raises:
+            BackendUnavailable: nothing does; the text has what each tool said.
+        """
+        self._troubles, self._said = [], ""
+        self._off = {tool for tool, options in self._options.items() if options is None}
+        for source in self._sources():
+            try:
+                values = source.ask()
+            except (CommandFailed, ParseError) as err:
+                self._note(err, source.tool, source.command)
+                continue
+            if not any(values.values()):  # so says many a BMC that has no power meter
+                self._troubles.append(f"{source.command}: says 0 W")
+                continue
+            self._source = source
+            self._failures = 0
+            log.info("power of the node: source=%s command=%s", source.label, source.command)
+            return
+        troubles = "; ".join(self._troubles)
+        raise BackendUnavailable(f"nothing says the power: {troubles}. Remedy: {self._remedy(self._said)}")
+
+    def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
+        """One row of the node.
+
+        Raises:
+            CommandFailed: the tool failed, or the BMC did not answer in time.
+            ParseError: the answer has no power, or another form.
+            BackendUnavailable: that happened 5 times in a row: the BMC has a rest.
+        """
+        assert self._source is not None
+        try:
+            values = self._source.ask()
+        except (CommandFailed, ParseError) as err:
+            self._failures += 1
+            if self._failures < _FAILURES_IN_A_ROW:
+                raise
+            remedy = self._remedy(_said(err, self._source.command))
+            raise BackendUnavailable(f"{self._failures} failures in a row, {err}. Remedy: {remedy}") from err
+        self._failures = 0
+        return [Sample(NODE_JOB, {**values, "source": self._source.label.encode()})]
+
+    def counters(self) -> Mapping[str, int]:
+        """Programs started, and those that were killed."""
+        commands = list(self._commands.values())
+        return {
+            "commands": sum(command.runs for command in commands),
+            "commands_killed": sum(command.killed for command in commands),
+        }
+
+    def close(self) -> None:
+        """What is asked is found anew by `open()`."""
+        self._source = None
+
+    def _sources(self) -> Iterator[_Source]:
+        """What may say the power, in the order in which it is tried."""
+        if self._words:
+            yield _Source("", "command", self._command(self._words))
+            return
+        if not self._sensor:
+            manufacturer = self._look("freeipmi", "bmc-info", "--get-device-id")
+            if manufacturer is None:
+                self._off.add("freeipmi")
+            # what Dell's commands mean to the BMC of another, nobody knows
+            elif any(int(number) == DELL for number in _MANUFACTURER.findall(manufacturer)):
+                words = ("dell", "power-monitoring-over-interval", "5", "systempower")
+                yield _Source("freeipmi", "dell", self._of("freeipmi", "ipmi-oem", *words))
+            if "freeipmi" not in self._off:
+                command = self._of("freeipmi", "ipmi-dcmi", "--get-system-power-statistics")
+                yield _Source("freeipmi", "dcmi", command)
+            if "ipmitool" not in self._off:
+                yield _Source("ipmitool", "dcmi", self._of("ipmitool", "ipmitool", "dcmi", "power", "reading"))
+        table = ("--quiet-cache", "--sdr-cache-recreate", "--comma-separated-output", "--no-header-output")
+        for sensor in self._wanted(self._look("freeipmi", "ipmi-sensors", *table, deadline_s=_LIST_S)):
+            record = f"--record-ids={sensor.record}"
+            yield _Source("freeipmi", "sensor", self._of("freeipmi", "ipmi-sensors", *table, record))
+        for sensor in self._wanted(self._look("ipmitool", "ipmitool", "sdr", "list", "full", deadline_s=_LIST_S)):
+            yield _Source("ipmitool", "sensor", self._of("ipmitool", "ipmitool", "sdr", "get", sensor.name))
+
+    def _of(self, tool: str, program: str, *arguments: str, deadline_s: float = 0.0) -> Command:
+        return self._command([program, *(self._options[tool] or ()), *arguments], deadline_s)
+
+    def _command(self, words: Sequence[str], deadline_s: float = 0.0) -> Command:
+        """The command of these words, always the same one: it knows of a process of its own that has not gone yet."""
+        key = tuple(words)
+        if key not in self._commands:
+            deadline_s = max(deadline_s, self._timeout_s)
+            self._commands[key] = self._host.command(words, deadline_s, hide=secrets(words))
+        return self._commands[key]
+
+    def _look(self, tool: str, program: str, *arguments: str, deadline_s: float = 0.0) -> str | None:
+        """What a command of a tool says; None where it fails, or the tool is not to be used."""
+        if tool in self._off:
+            return None
+        command = self._of(tool, program, *arguments, deadline_s=deadline_s)
+        try:
+            return command.run()
+        except CommandFailed as err:
+            self._note(err, tool, command)
+            return None
+
+    def _note(self, err: CommandFailed | ParseError, tool: str, command: Command) -> None:
+        self._troubles.append(str(err))
+        self._said += _said(err, command)
+        if isinstance(err, CommandFailed) and err.why in ("absent", "late"):
+            self._off.add(tool)  # its other commands would not do better
+
+    def _remedy(self, said: str) -> str:
+        for form, remedy in _REMEDIES.items():
+            if re.search(form, said, re.IGNORECASE):
+                return remedy
+        return _ELSE_OF_A_COMMAND if self._words else _ELSE
+
+    def _wanted(self, listed: str | None) -> list[Sensor]:
+        """Of the sensors that a tool lists, the one that says the power of the node; none or one."""
+        if listed is None:
+            return []
+        try:
+            sensors = {sensor.name.lower(): sensor for sensor in parse_sensors(listed)}
+        except ValueError as err:
+            self._troubles.append(f"a sensor's power is {str(err)[:_SHOWN]!r}")
+            return []
+        for name in [self._sensor] if self._sensor else SENSORS:
+            if name.lower() in sensors:
+                return [sensors[name.lower()]]
+        there = ", ".join(sorted(sensor.name for sensor in sensors.values()))[:_SHOWN] or "none"
+        self._troubles.append(f"no sensor {self._sensor or 'of a known name'} in watts, there are: {there}")
+        return []
+
+
+def _said(err: Exception, command: Command) -> str:
+    """An error's text without the command line, in which there may be the name of a password file."""
+    return str(err)[len(str(command)) :]
+
+
+def _words(text: str) -> list[str]:
+    """An option type: words as a shell would part them; nothing else of a shell."""
+    try:
+        return shlex.split(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(f"{text!r}: {err}") from err
