@@ -65,10 +65,6 @@ def test_each_v_says_more(count, level, monkeypatch):
     assert asked["level"] == level
 
 
-LATER_NODE = [
-    ["--enable-ipmipower"],
-    ["--ipmipower-cmd", "ipmi-dcmi", "power"],
-]
 LATER_COLLECTOR = [
     ["--elastic-host", "http://localhost:9200"],
     ["--elastic-index-prefix", "x_"],
@@ -78,12 +74,10 @@ LATER_COLLECTOR = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("parse", "arguments"), [(node, one) for one in LATER_NODE] + [(collector, one) for one in LATER_COLLECTOR]
-)
-def test_options_of_parts_that_are_still_to_come_are_refused_by_name(parse, arguments, capsys):
+@pytest.mark.parametrize("arguments", LATER_COLLECTOR)
+def test_options_of_parts_that_are_still_to_come_are_refused_by_name(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        parse(*arguments)
+        collector(*arguments)
     assert exit_info.value.code == 2
     message = capsys.readouterr().err
     assert arguments[0] in message and "is not in Colmet" in message and message.count("\n") == 1

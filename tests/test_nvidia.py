@@ -141,7 +141,7 @@ def test_every_recorded_machine_can_be_read_and_shown(node, name):
         assert row["memory_total"] >= row["memory_used"] >= 0
     samples = [one for one in machine.backend.sample([]) if one.schema == GPUS]
     assert "memory_total" in "\n".join(format_table(Table.from_samples(GPUS, 0, samples)))
-    assert machine.backend.counters() == {"gpus_lost": 0, "gpu_failures": 0, "jobs_unread": 0}
+    assert machine.backend.counters() == {"gpus_lost": 0, "part_failures": 0, "jobs_unread": 0}
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -306,7 +306,7 @@ def test_an_answer_that_fails_is_missing_counted_and_told(node, caplog):
     t4.nvml.devices[0].answers["nvmlDeviceGetPowerUsage"] = {"error": 999}
     _, gpus, _ = t4.sample()
     assert [row["power"] for row in gpus.values()] == [None]
-    assert t4.backend.counters()["gpu_failures"] == 1 and "nvmlDeviceGetPowerUsage" in caplog.text
+    assert t4.backend.counters()["part_failures"] == 1 and "nvmlDeviceGetPowerUsage" in caplog.text
 
 
 # -- MIG --

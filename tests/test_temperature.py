@@ -84,7 +84,7 @@ def test_a_client_with_more_zones_than_columns_and_one_that_sleeps(fake, caplog)
     assert (rows["acpitz_0"]["critical"], rows["pch_cannonlake_2"]["critical"]) == (119.0, 115.0)
     assert rows["x86_pkg_temp_3"]["critical"] is None
     assert not any("acpitz" in name for name in rows if name != "acpitz_0")  # hwmon has it once more
-    assert backend.counters() == {"sensor_failures": 1} and "iwlwifi_1_4" in caplog.text
+    assert backend.counters() == {"part_failures": 1} and "iwlwifi_1_4" in caplog.text
     backend.open()
     assert caplog.text.count("8 sensors, and temperaturestats_default has columns for 6") == 1
 
@@ -159,7 +159,7 @@ def test_a_file_of_garbage_is_missing_and_the_others_go_on(fake, text):
     zone(fake, 0, text)
     columns, rows = sample(backend)
     assert columns == {2: 51} and rows["x86_pkg_temp_0"]["temperature"] is None
-    assert backend.counters() == {"sensor_failures": 1}
+    assert backend.counters() == {"part_failures": 1}
     zone(fake, 0, "50500\n")
     assert sample(backend)[0] == {1: 51, 2: 51}
 

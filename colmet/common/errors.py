@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 _LONG = 100  # characters of a command line in an error
 
 

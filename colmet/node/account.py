@@ -83,9 +83,14 @@ SCHEMA = Schema(
         # of the row of a backend in a thread of its own
         _counter("left_out", "count", "Ticks without rows, the measurement before not having ended."),
         _counter("late", "count", "Measurements that took longer than their deadline and were waited for."),
-        # of the row of a backend that fills them through InputBackend.counters()
+        # of the row of a backend that fills them through InputBackend.counters() or programs()
         _backend("commands", "Programs started.", "backend that asks programs"),
         _backend("commands_killed", "Programs killed at their deadline.", "backend that asks programs"),
+        _backend(
+            "part_failures",
+            "Zones, sensors, ports, mounts and values of GPUs that could not be read or parsed, and are missing.",
+            "backend that measures them",
+        ),
         _backend("exit_records", "Records that the kernel sent of ended tasks."),
         _backend("exit_records_lost", "Records of ended tasks that are known not to have arrived."),
         _backend("exit_overflows", "Times that the kernel had no room for records of ended tasks (ENOBUFS)."),
@@ -106,16 +111,8 @@ SCHEMA = Schema(
         Field("fork_events_on", "count", "gauge", "1 while the kernel tells of forks. Source: the taskstats backend."),
         _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
         _backend("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
-        _backend("zone_failures", "Energy counters that could not be read or parsed.", "rapl backend"),
         _backend("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),
-        _backend(
-            "part_failures",
-            "Parts of ports, and mounts, that could not be read or parsed.",
-            "infiniband or the lustre backend",
-        ),
-        _backend("sensor_failures", "Temperatures that could not be read or parsed.", "temperature backend"),
         _backend("gpus_lost", "GPUs that did not answer, once a sample.", "nvidia backend"),
-        _backend("gpu_failures", "Answers about GPUs that failed, not for lack of support.", "nvidia backend"),
         _backend("jobs_unread", "Times that a job's processes could not be read.", "nvidia backend"),
         _backend("perf_jobs_uncounted", "Jobs whose events could not be opened at first.", "perfhw backend"),
         _backend("perf_fd_shortages", "Times that there were no descriptors for a job's events.", "perfhw backend"),

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from colmet.common.cli import Options
 from colmet.common.schema import Sample, Schema
+from colmet.node.command import Command
 from colmet.node.host import Host
 from colmet.node.jobs import Job
 from colmet.node.mapping import CounterName
@@ -93,6 +94,10 @@ class InputBackend(ABC):
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
         """The same as Colmet 0.6 wrote it: how the file's name begins, and its lines; None where it wrote none."""
         return None
+
+    def programs(self) -> Iterable[Command]:
+        """Those that a blocking backend asks, or has asked: they are counted in `agent_default`."""
+        return ()
 
     def counters(self) -> Mapping[str, int]:
         """What it counts beside its rows since the agent's start, by column of `agent_default`."""

@@ -147,8 +147,15 @@ class Beside(InputBackend):
         return self._backend.mapping_file()
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the backend, and how often it was not ready."""
-        return {"left_out": self._left_out, "late": self._late, **self._backend.counters()}
+        """Those of the backend, how often it was not ready, and of its programs."""
+        programs = list(self._backend.programs())
+        return {
+            "left_out": self._left_out,
+            "late": self._late,
+            "commands": sum(program.runs for program in programs),
+            "commands_killed": sum(program.killed for program in programs),
+            **self._backend.counters(),
+        }
 
     def close(self) -> None:
         """Have the backend closed as soon as what it does has ended; waits for nothing. Also twice."""

@@ -25,10 +25,6 @@ from colmet.node.spool import Spool
 
 log = logging.getLogger(__name__)
 
-# Options of Colmet 0.6 whose backends are still to come.
-LATER = {
-}
-
 
 def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentParser:
     """The command line of colmet-node."""
@@ -97,9 +93,6 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         backend.add_options(group)
     mapping.add_options(group)
     account.add_options(group)
-    for part, names in LATER.items():
-        for name in names:
-            parser.add_argument(name, action=cli.Later, part=f"the {part} backend")
     return parser
 
 

@@ -5,11 +5,11 @@ NAMES = {
     "cgroup": "colmet.node.backends.cgroup:CgroupBackend",  # after taskstats: it uses what that has just measured
     "procstats": "colmet.node.backends.procstats:ProcstatsBackend",
     "jobproc": "colmet.node.backends.jobproc:JobprocBackend",
+    "perfhw": "colmet.node.backends.perfhw:PerfhwBackend",
     "rapl": "colmet.node.backends.rapl:RaplBackend",
+    "temperature": "colmet.node.backends.temperature:TemperatureBackend",
+    "ipmipower": "colmet.node.backends.ipmipower:IpmipowerBackend",
     "infiniband": "colmet.node.backends.infiniband:InfinibandBackend",
     "lustre": "colmet.node.backends.lustre:LustreBackend",
-    "temperature": "colmet.node.backends.temperature:TemperatureBackend",
     "nvidia": "colmet.node.backends.nvidia:NvidiaBackend",
-    "perfhw": "colmet.node.backends.perfhw:PerfhwBackend",
-    "ipmipower": "colmet.node.backends.ipmipower:IpmipowerBackend",
 }

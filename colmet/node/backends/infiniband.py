@@ -175,6 +175,9 @@ class PortSource(Protocol):
 
     failures: int
 
+    def programs(self) -> Iterable[Command]:
+        """Those that it asks, or has asked."""
+
     def read(self) -> list[Port]:
         """All ports; none where the node has no device.
 
@@ -252,6 +255,10 @@ class SysfsPorts:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.failures = 0
+
+    def programs(self) -> Iterable[Command]:
+        """None."""
+        return ()
 
     def read(self) -> list[Port]:
         """All ports."""
@@ -356,6 +363,10 @@ class AskedPorts:
                 if powers_of_ten(self.failures):
                     log.error("cannot read a port port=%s failures=%d: %s", port.name, self.failures, err)
         return ports
+
+    def programs(self) -> Iterable[Command]:
+        """ibstat, and perfquery of each port."""
+        return [self._ibstat, *[command for both in list(self._commands.values()) for command in both]]
 
     def _ask(self, port: Port) -> None:
         if port.name not in self._commands:
@@ -490,6 +501,10 @@ class InfinibandBackend(InputBackend):
     def counters(self) -> dict[str, int]:
         """Parts of ports that could not be read or parsed."""
         return {"part_failures": self._source.failures}
+
+    def programs(self) -> Iterable[Command]:
+        """Ibstat and perfquery, where they are asked."""
+        return self._source.programs()
 
     def close(self) -> None:
         """Nothing is held; the totals go on when it is opened again."""

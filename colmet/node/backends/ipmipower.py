@@ -385,13 +385,9 @@ class IpmipowerBackend(InputBackend):
         self._failures = 0
         return [Sample(NODE_JOB, {**values, "source": self._source.label.encode()})]
 
-    def counters(self) -> Mapping[str, int]:
-        """Programs started, and those that were killed."""
-        commands = list(self._commands.values())
-        return {
-            "commands": sum(command.runs for command in commands),
-            "commands_killed": sum(command.killed for command in commands),
-        }
+    def programs(self) -> Iterable[Command]:
+        """All that have been asked."""
+        return list(self._commands.values())
 
     def close(self) -> None:
         """What is asked is found anew by `open()`."""

@@ -12,6 +12,7 @@ from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.backend import InputBackend
+from colmet.node.command import Command
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import NODE_JOB, Job
 from colmet.node.sums import MAX_TOTAL, Sums
@@ -336,6 +337,10 @@ class LustreBackend(InputBackend):
     def counters(self) -> dict[str, int]:
         """Mounts that could not be read or parsed."""
         return {"part_failures": self._failures}
+
+    def programs(self) -> Iterable[Command]:
+        """lctl, whether it is asked or not."""
+        return [self._lctl]
 
     def close(self) -> None:
         """Nothing is held; the totals go on when it is opened again."""

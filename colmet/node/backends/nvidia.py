@@ -11,6 +11,7 @@ from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node.backend import InputBackend
+from colmet.node.command import Command
 from colmet.node.gpus.held import Holdings
 from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.reading import Gpu, Process, Reader, whole
@@ -420,9 +421,13 @@ class NvidiaBackend(InputBackend):
         """GPUs that did not answer, answers that failed, and jobs whose processes could not be read."""
         return {
             "gpus_lost": sum(reader.lost for reader in self._readers),
-            "gpu_failures": sum(reader.failures for reader in self._readers),
+            "part_failures": sum(reader.failures for reader in self._readers),
             "jobs_unread": self._unread,
         }
+
+    def programs(self) -> Iterable[Command]:
+        """nvidia-smi, whether it is asked or not."""
+        return [program for reader in self._readers for program in reader.programs]
 
     def close(self) -> None:
         """Shut NVML down; also twice."""

@@ -404,7 +404,7 @@ class RaplBackend(InputBackend):
 
     def counters(self) -> Mapping[str, int]:
         """What went wrong with single zones."""
-        return {"zone_failures": self._failures, "zone_resets": self._resets}
+        return {"part_failures": self._failures, "zone_resets": self._resets}
 
     def close(self) -> None:
         """Close the files; also twice."""

@@ -280,7 +280,7 @@ class TemperatureBackend(InputBackend):
 
     def counters(self) -> Mapping[str, int]:
         """What could not be read."""
-        return {"sensor_failures": self._failures}
+        return {"part_failures": self._failures}
 
     def close(self) -> None:
         """Nothing is kept open."""

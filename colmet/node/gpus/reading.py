@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from colmet.common.schema import Value
+from colmet.node.command import Command
 
 
 class Process(NamedTuple):
@@ -59,10 +60,12 @@ class Reader(ABC):
     Attributes:
         failures: answers that failed for another reason than that there is no such value.
         lost: GPUs that did not answer, once a reading.
+        programs: that are asked, or have been.
     """
 
     failures: int = 0
     lost: int = 0
+    programs: tuple[Command, ...] = ()
 
     @abstractmethod
     def open(self) -> None:

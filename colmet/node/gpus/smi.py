@@ -119,9 +119,7 @@ class SmiReader(Reader):
         self._host = host
         self._columns = list(_QUERIES)
         self._ask_gpus = self._query()
-        self._ask_processes = host.command(
-            [PROGRAM, "--query-compute-apps=gpu_uuid,pid,used_gpu_memory", "--format=csv,noheader,nounits"], DEADLINE_S
-        )
+        self._ask_processes = self._command("--query-compute-apps=gpu_uuid,pid,used_gpu_memory")
 
     def open(self) -> None:
         """Run it once.
@@ -162,9 +160,12 @@ class SmiReader(Reader):
 
     def _query(self) -> Command:
         names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
-        return self._host.command(
-            [PROGRAM, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"], DEADLINE_S
-        )
+        return self._command(f"--query-gpu={','.join(names)}")
+
+    def _command(self, query: str) -> Command:
+        made = self._host.command([PROGRAM, query, "--format=csv,noheader,nounits"], DEADLINE_S)
+        self.programs = (*self.programs, made)
+        return made
 
     def _gpus(self) -> list[Gpu]:
         said = self._run()
