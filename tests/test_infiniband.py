@@ -262,6 +262,13 @@ class Tools:
         self.say("ibstat", f"cat {ANSWERS}/ibstat.txt")
         self.say("perfquery", CAPTURED)
 
+    def active(self, *devices):
+        """Have ibstat show these adapters, with an active port each."""
+        one = (ANSWERS / "ibstat.txt").read_text().partition("CA 'ibsim1'")[0]
+        text = "".join([one.replace("ibsim0", device) for device in devices])
+        self._fake.write("/active", text)
+        self.say("ibstat", f"cat {self._fake.path}/active")
+
     def say(self, tool, script):
         self._fake.write(f"/usr/sbin/{tool}", f"#!/bin/sh\n{script}\n").chmod(0o755)
 
@@ -316,18 +323,28 @@ def test_a_tool_that_hangs_is_killed_and_its_port_is_not_asked_again_at_once(fak
         backend.sample([])
 
 
-def test_one_port_that_perfquery_cannot_ask_leaves_the_other(fake, tools, caplog):
-    text = (ANSWERS / "ibstat.txt").read_text().replace("Down", "Active")
-    fake.write("/both", text)
-    tools.say("ibstat", f"cat {fake.path}/both")
+@pytest.mark.parametrize(("script", "said"), [("echo gone >&2; exit 1", "gone"), ("exec sleep 60", "within 2 s")])
+def test_one_port_that_perfquery_cannot_ask_leaves_the_other(fake, tools, caplog, monkeypatch, script, said):
+    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 2)
+    tools.active("ibsim0", "ibsim1")
     backend = opened(fake, "--infiniband-perfquery")
     before = rows(backend)[0]
-    tools.say("perfquery", f"case $* in *ibsim1*) echo gone >&2; exit 1;; esac; {CAPTURED}")
+    tools.say("perfquery", f"case $* in *ibsim0*) {script};; esac; {CAPTURED}")
     total, ports = rows(backend)
     assert total == before
-    assert "port_xmit_data" in ports["ibsim0/1"] and "port_xmit_data" not in ports["ibsim1/1"]
+    assert "port_xmit_data" in ports["ibsim1/1"] and "port_xmit_data" not in ports["ibsim0/1"]
     assert backend.counters() == {"part_failures": 1}
-    assert "port=ibsim1/1" in caplog.text and "gone" in caplog.text
+    assert "port=ibsim0/1" in caplog.text and said in caplog.text
+
+
+def test_many_ports_that_hang_are_given_up_after_two(fake, tools, monkeypatch):
+    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 1)
+    tools.active(*[f"ibsim{n}" for n in range(8)])
+    tools.say("perfquery", f'echo "$*" >>{fake.path}/asked; exec sleep 60')
+    backend = backend_of(fake, "--infiniband-perfquery")
+    with pytest.raises(CommandFailed, match=r"ibsim1 -P 1: did not end"):
+        backend.sample([])
+    assert len((fake.path / "asked").read_text().splitlines()) == 2
 
 
 def test_an_answer_in_another_form_is_an_error_of_its_own(fake, tools):

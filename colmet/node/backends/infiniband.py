@@ -222,7 +222,7 @@ def parse_ibstat(text: str) -> list[Port]:
     for port in ports:
         state = port.labels.get("state", "").upper()
         port.labels["state"] = _STATES.get(state, state)
-        if "rate" in port.labels:
+        if re.fullmatch(r"[\d.]+", port.labels.get("rate", "")):
             port.labels["rate"] += " Gb/sec"
     if text.strip() and not device:
         raise ValueError(f"no device: {text[:80]!r}")
@@ -350,14 +350,16 @@ class AskedPorts:
         except ValueError as err:
             raise ParseError("ibstat", text[:80]) from err
         asked = [port for port in ports if port.is_active and port.labels.get("link_layer") != "Ethernet"]
-        failed = 0
+        failed = hung = 0
         for port in asked:
             try:
                 self._ask(port)
             except (CommandFailed, ParseError) as err:
+                why = err.why if isinstance(err, CommandFailed) else "status"
                 failed += 1
-                # after one that hangs, the others would, and the sample would take minutes
-                if failed == len(asked) or (isinstance(err, CommandFailed) and err.why != "status"):
+                hung += why == "late"
+                # after two that hang, the others would, and the sample would take minutes
+                if failed == len(asked) or hung > 1 or why not in ("status", "late"):
                     raise
                 self.failures += 1
                 if powers_of_ten(self.failures):
