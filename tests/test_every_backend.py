@@ -95,6 +95,7 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
     sleeper = Sleeper()
     command = [sys.executable, str(HERE / "every_backend.py"), str(machine.path), str(PERIOD_S), str(TICKS), *OPTIONS]
     command += ["--cpuset_rootpath", str(cgroups.path)]
+    command += ["--ipmipower-cmd", "ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower"]
     sleeper.start()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=40 + 5 * TICKS * PERIOD_S, check=False)
@@ -105,9 +106,9 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
     told = json.loads(done.stdout)
 
     assert told["backends"] == list(NAMES), "every one of them"
-    perf = {"perfhwstats_default"}  # where no hierarchy has perf_event
     for cls in load(NAMES):
-        assert told["rows"].get(cls.schema.name, 0) > 0 or {cls.schema.name} <= perf, done.stderr
+        if cls.schema.name != "perfhwstats_default":  # which needs a cgroup with perf_event
+            assert told["rows"].get(cls.schema.name, 0) > 0, (cls.name, done.stderr)
     late_s, took_s = max(told["late_s"]), max(told["took_s"])
     left_out = {name: counts.get("left_out", 0) for name, counts in told["counts"].items()}
     killed = {name: counts.get("commands_killed", 0) for name, counts in told["counts"].items()}
