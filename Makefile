@@ -25,7 +25,7 @@ test: venv clibs ## run the test suite; ARGS goes to pytest
 test-all: clibs ## run it on every Python from 3.9 to 3.13 that this machine has (VERSIONS="3.9 3.13": on these)
 	@scripts/test-all.sh $(ARGS)
 
-test-beds: venv clibs ## run Colmet against a real OAR and a real Slurm, which this installs with apt; as root
+test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, which this installs with apt; as root
 	@$(PY) -m pytest -v tests/beds $(ARGS)
 
 c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it is installed; as root
