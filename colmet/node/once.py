@@ -169,7 +169,12 @@ def _wrapped(name: str, text: str, width: int) -> list[str]:
     """A name, and a text beside it."""
     first = f"  {name.ljust(width)}  "
     return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
     ) or [first.rstrip()]
 
 
