@@ -128,7 +128,10 @@ def parse(text: str) -> dict[str, int | None]:
         columns = _of_a_sensor(None) if key == _SENSOR else {_COLUMNS[key]: None} if key in _COLUMNS else {}
         if columns.keys() & found.keys():
             raise ValueError(line)
-        found.update(dict.fromkeys(columns, watts(value)) if columns else {})
+        try:
+            found.update(dict.fromkeys(columns, watts(value)) if columns else {})
+        except ValueError:
+            raise ValueError(line) from None
     if found:
         return found
     sensors = parse_sensors(text)
