@@ -31,6 +31,7 @@ SAID = {
     "ibstat": f"cat {ANSWERS}/ibstat.txt",
     "perfquery": f"case $1 in -x) cat {ANSWERS}/perfquery-x.txt;; *) cat {ANSWERS}/perfquery.txt;; esac",
     "lctl": "printf 'llite.lustre-ffff9440f1003000.stats=\\nsnapshot_time 1.5 secs.nsecs\\nopen 4 samples [regs]\\n'",
+    "bmc-info": f"cat {HERE}/data/ipmi/bmc-info.txt",
     "ipmi-oem": "echo 'Average Power Consumption : 207 W'",
     "nvidia-smi": f"case $1 in --query-gpu=*) echo '{V100}';; *) cat {{root}}/processes;; esac",
 }

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -383,7 +386,8 @@ def test_what_is_wrong_is_told_with_its_remedy(tools, freeipmi, ipmitool, text):
     if ipmitool is not None:
         tools.has("ipmitool", **{"": says(ipmitool)})
     with pytest.raises(BackendUnavailable, match="nothing says the power: ") as failed:
-        tools.backend("--ipmipower-freeipmi=-f /etc/password", "--ipmipower-ipmitool=-f /etc/password").open()
+        # names of files, short and long, say nothing of what is wrong
+        tools.backend("--ipmipower-freeipmi=-f /etc/password", f"--ipmipower-ipmitool=-f {90 * '/password'}").open()
     said = str(failed.value)
     assert text in said.rpartition(" Remedy: ")[2]
     for remark in (freeipmi, ipmitool):
@@ -458,3 +462,14 @@ def test_commands_are_built_once(dell):
     backend.open()
     assert backend._source.command is first
     assert row(backend) == ("dell", values(207))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ignored", [False, True])
+def test_live_once_prints_the_power_also_where_who_starts_it_ignores_the_ends_of_children(ignored):
+    code = "import signal, sys; from colmet.node.main import main; "
+    code += f"signal.signal(signal.SIGCHLD, signal.SIG_IGN) if {ignored} else 0; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--once", "--enable-ipmipower", "--ipmipower-cmd", "echo 123 W"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"average_power_consumption +123 W", done.stdout), done.stdout

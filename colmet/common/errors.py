@@ -41,10 +41,12 @@ class CommandFailed(ColmetError):
     """A program that is asked for values cannot be started, fails, or does not answer in time.
 
     Attributes:
+        text: what went wrong, without the command line.
         why: "absent", "status", "late", or "" for what else there is.
     """
 
     def __init__(self, argv: Sequence[str], text: str, why: str = "") -> None:
         line = " ".join(argv)
         super().__init__(f"{line if len(line) <= _LONG else line[:_LONG] + '...'}: {text}")
+        self.text = text
         self.why = why

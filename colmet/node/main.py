@@ -150,6 +150,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> i
         ConfigError: the options ask for what cannot be done; nothing was started.
     """
     cli.raise_open_file_limit()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever starts us may ignore it: then no program has an exit status
     host = Host()
     if options.once:
         return run_once(options, classes, host)

@@ -276,7 +276,7 @@ class IpmipowerBackend(InputBackend):
         self._source: _Source | None = None
         self._failures = 0
         self._troubles: list[str] = []  # of an open(): what failed, and what it said
-        self._said = ""  # the same without the command lines
+        self._said = ""  # the same without the command lines, in which there may be the name of a password file
         self._off: set[str] = set()  # tools that are not to be used, or of no use
 
     @classmethod
@@ -356,7 +356,7 @@ class IpmipowerBackend(InputBackend):
             try:
                 values = source.ask()
             except (CommandFailed, ParseError) as err:
-                self._note(err, source.tool, source.command)
+                self._note(err, source.tool)
                 continue
             if not any(values.values()):  # so says many a BMC that has no power meter
                 self._troubles.append(f"{source.command}: says 0 W")
@@ -383,7 +383,7 @@ class IpmipowerBackend(InputBackend):
             self._failures += 1
             if self._failures < _FAILURES_IN_A_ROW:
                 raise
-            remedy = self._remedy(_said(err, self._source.command))
+            remedy = self._remedy(err.text if isinstance(err, CommandFailed) else "")
             raise BackendUnavailable(f"{self._failures} failures in a row, {err}. Remedy: {remedy}") from err
         self._failures = 0
         return [Sample(NODE_JOB, {**values, "source": self._source.label.encode()})]
@@ -436,18 +436,18 @@ class IpmipowerBackend(InputBackend):
         """What a command of a tool says; None where it fails, or the tool is not to be used."""
         if tool in self._off:
             return None
-        command = self._of(tool, program, *arguments, deadline_s=deadline_s)
         try:
-            return command.run()
+            return self._of(tool, program, *arguments, deadline_s=deadline_s).run()
         except CommandFailed as err:
-            self._note(err, tool, command)
+            self._note(err, tool)
             return None
 
-    def _note(self, err: CommandFailed | ParseError, tool: str, command: Command) -> None:
+    def _note(self, err: CommandFailed | ParseError, tool: str) -> None:
         self._troubles.append(str(err))
-        self._said += _said(err, command)
-        if isinstance(err, CommandFailed) and err.why in ("absent", "late"):
-            self._off.add(tool)  # its other commands would not do better
+        if isinstance(err, CommandFailed):
+            self._said += f" {err.text}"
+            if err.why in ("absent", "late"):
+                self._off.add(tool)  # its other commands would not do better
 
     def _remedy(self, said: str) -> str:
         for form, remedy in _REMEDIES.items():
@@ -470,11 +470,6 @@ class IpmipowerBackend(InputBackend):
         there = ", ".join(sorted(sensor.name for sensor in sensors.values()))[:_SHOWN] or "none"
         self._troubles.append(f"no sensor {self._sensor or 'of a known name'} in watts, there are: {there}")
         return []
-
-
-def _said(err: Exception, command: Command) -> str:
-    """An error's text without the command line, in which there may be the name of a password file."""
-    return str(err)[len(str(command)) :]
 
 
 def _words(text: str) -> list[str]:
