@@ -410,10 +410,11 @@ def test_a_command_that_prints_no_power_is_told_and_what_helps(tools):
     tools.has("power", **{"": "echo hello"})
     with pytest.raises(BackendUnavailable, match=r"power x: cannot parse 'hello\\n'\. Remedy: see what the command"):
         tools.backend("--ipmipower-cmd", "power", "x").open()
-    tools.has("power", **{"": "yes Average | head -c 100000"})
-    with pytest.raises(BackendUnavailable) as failed:
-        tools.backend("--ipmipower-cmd", "power", "x").open()
-    assert len(str(failed.value)) < 1000
+    for script in ("yes Average | head -c 100000", "echo Current Power: $(yes Average | head -c 100000)"):
+        tools.has("power", **{"": script})
+        with pytest.raises(BackendUnavailable, match="Average") as failed:
+            tools.backend("--ipmipower-cmd", "power", "x").open()
+        assert len(str(failed.value)) < 1000
 
 
 def test_a_failure_leaves_a_row_out_and_five_in_a_row_give_the_bmc_a_rest(dell):
@@ -452,6 +453,12 @@ def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell
 def test_what_it_may_take_is_more_than_all_that_an_open_can_take(dell):
     backend = dell.backend("--ipmipower-timeout", "30")
     assert backend.deadline_s >= 6 * 30 + 2 * ipmipower._LIST_S
+
+
+def test_a_list_of_all_sensors_may_take_longer_than_an_answer(dell):
+    backend = opened(dell.backend("--ipmipower-sensor", "Pwr Consumption", "--ipmipower-timeout", "3"))
+    listing, asking = backend._commands.values()
+    assert (listing.deadline_s, asking.deadline_s) == (ipmipower._LIST_S, 3)
 
 
 def test_commands_are_built_once(dell):
