@@ -59,6 +59,44 @@ def test_a_kept_file_of_a_process_that_ended_says_so_even_if_its_number_is_used_
     kept.close()
 
 
+def test_descriptors_that_others_keep_count_as_kept(fake):
+    fake.write("/f", "x")
+    host = Host(str(fake.path), max_kept=4)
+    assert host.reserve(3) and not host.reserve(2)
+    kept = [host.keep("/f") for _ in range(3)]
+    before = len(os.listdir("/proc/self/fd"))
+    assert [file.read() for file in kept] == [b"x"] * 3
+    assert host.kept == 4 and len(os.listdir("/proc/self/fd")) == before + 1
+    host.release(3)
+    assert host.kept == 1 and host.reserve(3)
+    for file in kept:
+        file.close()
+
+
+def test_a_group_is_made_with_its_permissions_written_to_and_removed(fake):
+    former = os.umask(0o077)
+    try:
+        fake.host.make_group("/g", 0o1755)
+    finally:
+        os.umask(former)
+    assert fake.host.mode("/g") & 0o7777 == 0o1755
+    path = fake.write("/g/cgroup.procs", "")
+    fake.host.write_group("/g/cgroup.procs", "42")
+    assert path.read_text() == "42"
+    with pytest.raises(OSError, match="not empty"):
+        fake.host.remove_group("/g")
+    path.unlink()
+    fake.host.remove_group("/g")
+    assert not fake.host.is_directory("/g")
+    with pytest.raises(FileNotFoundError):
+        fake.host.write_group("/g/cgroup.procs", "42")
+
+
+def test_a_link_says_where_it_leads(fake):
+    (fake.path / "fd").symlink_to("anon_inode:[perf_event]")
+    assert fake.host.link("/fd") == "anon_inode:[perf_event]"
+
+
 def test_directories_are_told_from_files(fake):
     fake.mkdir("/c/bob_1")
     fake.write("/c/tasks", "")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+
+from colmet.node.kernel.perfevents import NAMES_06, Absent, Event, find
+
+DEVICES = "/sys/bus/event_source/devices"
+
+
+@pytest.fixture
+def intel(fake):
+    """PMUs as an Intel server has them."""
+    for path, text in {
+        "cpu/type": "4\n",
+        "cpu/events/mem-loads": "event=0xcd,umask=0x1,ldlat=3\n",
+        "cpu/events/topdown-slots": "event=0x00,umask=0x4\n",
+        "cpu/events/with-edge": "event=0x3c,edge,inv\n",
+        "cpu/events/wants": "event=0x1,ldlat=?\n",
+        "cpu/format/event": "config:0-7\n",
+        "cpu/format/umask": "config:8-15\n",
+        "cpu/format/edge": "config:18\n",
+        "cpu/format/inv": "config:23\n",
+        "cpu/format/ldlat": "config1:0-15\n",
+        "cpu/format/split": "config:0-7,32-35\n",
+        "cpu/format/far": "config2:0-63\n",
+        "cpu/format/fourth": "config3:0-7\n",
+        "cpu/format/wide": "config:60-70\n",
+        "cpu/format/odd": "somewhere\n",
+        "msr/type": "9\n",
+        "msr/events/tsc": "event=0x00\n",
+        "msr/format/event": "config:0-63\n",
+        "power/type": "18\n",
+        "power/cpumask": "0,28\n",
+        "power/events/energy-pkg": "event=0x02\n",
+        "power/events/energy-pkg.scale": "2.3283064365386962890625e-10\n",
+        "power/format/event": "config:0-7\n",
+        "bad/type": "many\n",
+    }.items():
+        fake.write(f"{DEVICES}/{path}", text)
+    return fake.host
+
+
+def test_the_names_of_06_are_all_there():
+    assert len(NAMES_06) == 28
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "config"),
+    [
+        ("instructions", 0, 1),
+        ("cache_misses", 0, 3),
+        ("ref_cpu_cycles", 0, 9),
+        ("cache_ll", 3, 2),
+        ("cache_result_access", 3, 0),
+        ("page_faults", 1, 2),
+        ("bpf_output", 1, 10),
+        ("cpu-cycles", 0, 0),
+        ("cycles", 0, 0),
+        ("page-faults", 1, 2),
+        ("faults", 1, 2),
+        ("context-switches", 1, 3),
+        ("cs", 1, 3),
+        ("minor-faults", 1, 5),
+        ("cgroup-switches", 1, 11),
+        ("stalled-cycles-backend", 0, 8),
+        ("L1-dcache-loads", 3, 0),
+        ("L1-dcache-load-misses", 3, 0x10000),
+        ("LLC-stores", 3, 0x102),
+        ("LLC-store-misses", 3, 0x10102),
+        ("dTLB-load-misses", 3, 0x10003),
+        ("node-prefetch-misses", 3, 0x10206),
+        ("r1a8", 4, 0x1A8),
+        ("rC0DE", 4, 0xC0DE),
+    ],
+)
+def test_a_generic_name_is_what_the_kernel_numbers_it(fake, name, kind, config):
+    assert find(name, fake.host)[:4] == (kind, config, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("cpu/mem-loads/", (4, 0x1CD, 3, 0)),
+        ("mem-loads", (4, 0x1CD, 3, 0)),
+        ("cpu/mem-loads,ldlat=30/", (4, 0x1CD, 30, 0)),
+        ("cpu/event=0x3c,umask=0x00/", (4, 0x3C, 0, 0)),
+        ("cpu/with-edge/", (4, 0x3C | 1 << 18 | 1 << 23, 0, 0)),
+        ("cpu/event=0x3c,edge/", (4, 0x3C | 1 << 18, 0, 0)),
+        ("cpu/wants,ldlat=010/", (4, 1, 10, 0)),
+        ("cpu/split=0xfab/", (4, 0xF000000AB, 0, 0)),
+        ("cpu/far=0xffffffffffffffff/", (4, 0, 0, 2**64 - 1)),
+        ("cpu/config=0x5,config1=6,config2=7/", (4, 5, 6, 7)),
+        ("msr/tsc/", (9, 0, 0, 0)),
+    ],
+)
+def test_an_event_of_a_pmu_is_put_together_from_sysfs(intel, name, event):
+    assert find(name, intel)[:4] == event
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("instrutions", "did you mean instructions"),
+        ("pagefaults", "did you mean page_faults"),
+        ("power/energy-pkg", "did you mean power/energy-pkg/"),
+        ("nothing like it", "There are cpu_cycles, instructions,"),
+        ("", "is no event"),
+        ("r", "is no event"),
+        ("r12345678901234567", "is no event"),
+        ("../../etc/passwd", "is no event"),
+        ("sched:sched_switch", "is no event"),
+        ("cpu/mem-loads/u", "cannot be narrowed by 'u'"),
+        ("cpu/mem-loads/\n", "cannot be narrowed"),
+        ("power/energy-pkg/", "power counts for a whole socket or core"),
+        ("cpu/event=0x1ff/", "event=0x1ff is too large for config:0-7"),
+        ("cpu/event=-1/", "no number of 64 bits"),
+        ("cpu/event=1_0/", "no number of 64 bits"),
+        ("cpu/event=0x1ffffffffffffffff/", "no number of 64 bits"),
+        ("cpu/event=/", "no number of 64 bits"),
+        ("cpu/../=1/", "is no event"),
+        ("cpu/.=1/", "no term"),
+        ("cpu/event=1,,umask=1/", "no term"),
+        ("cpu/wants/", "wants a number: add ldlat=<number>"),
+    ],
+)
+def test_what_can_be_no_event_is_refused_in_words_that_help(intel, name, says):
+    with pytest.raises(ValueError, match=says):
+        find(name, intel)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("cbox_0/llc/", "there is no PMU cbox_0, only bad, cpu, msr, power"),
+        ("../x/", "there is no PMU .."),
+        ("cpu/mem-load/", "there is no .*/cpu/events/mem-load; did you mean mem-loads"),
+        ("cpu/period=5/", "there is no .*/cpu/format/period, only edge, event"),
+        ("cpu/fourth=1/", "cannot parse .*config3"),
+        ("cpu/wide=1/", "cannot parse .*config:60-70"),
+        ("cpu/odd=1/", "cannot parse .*somewhere"),
+        ("bad/event=1/", "cannot parse .*/bad/type 'many'"),
+    ],
+)
+def test_what_this_machine_lacks_is_told_from_what_cannot_be(intel, name, says):
+    with pytest.raises(Absent, match=says):
+        find(name, intel)
+
+
+def test_a_machine_without_any_pmu_says_so(fake):
+    with pytest.raises(Absent, match="only none at all"):
+        find("cpu/mem-loads/", fake.host)
+
+
+def test_clocks_are_in_nanoseconds():
+    assert {name for name, event in NAMES_06.items() if event.unit == "nsec"} == {"cpu_clock", "task_clock"}
+    assert Event(0, 1).unit == "count"
