@@ -80,6 +80,7 @@ def hierarchy(version):
         elif v1 is not None:
             cannot_run("perf_event is mounted as cgroup v1 here, so v2 has it not")
         else:
+            _give_back()
             yield unified_mount() or stack.enter_context(_mounted("cgroup2", ""))
 
 
@@ -92,20 +93,26 @@ def unified_mount():
 
 @contextlib.contextmanager
 def _v1():
-    with _mounted("cgroup", "perf_event") as point:
-        try:
-            yield point
-        finally:
-            for path, _, _ in os.walk(point, topdown=False):  # what a test that failed has left
-                with contextlib.suppress(OSError):
-                    os.rmdir(path)
+    try:
+        with _mounted("cgroup", "perf_event") as point:
+            try:
+                yield point
+            finally:
+                for path, _, _ in os.walk(point, topdown=False):  # what a test that failed has left
+                    with contextlib.suppress(OSError):
+                        os.rmdir(path)
+    finally:
+        _give_back()
+
+
+def _give_back():
+    """See to it that v2 has perf_event again: a hierarchy stays, unmounted, where a group was not yet gone for good."""
     for _ in range(20):
         for _ in range(50):
             hierarchies = dict(line.split()[:2] for line in Path("/proc/cgroups").read_text().splitlines()[1:])
             if hierarchies["perf_event"] == "0":
                 return
             time.sleep(0.01)
-        # it stays, unmounted, where a group in it was not yet gone for good: give the kernel another occasion
         with _mounted("cgroup", "perf_event"):
             pass
 
