@@ -150,18 +150,20 @@ class _Watched:
         counters: of its events, those of CPUs that it got later in further ones; none while nothing is counted.
         cpus: of all of them.
         before: what they had counted at the row before.
+        refused: events that one of its CPUs does not support.
         group: the group that was made for it, "" where it has its own or none.
         yields: whether somebody in it uses perf, and is left alone.
         told: whether it was counted among those of which nothing is counted.
         try_at: the tick from which on it is tried again.
     """
 
-    __slots__ = ("before", "counters", "cpus", "group", "told", "try_at", "yields")
+    __slots__ = ("before", "counters", "cpus", "group", "refused", "told", "try_at", "yields")
 
     def __init__(self) -> None:
         self.counters: list[Counters] = []
         self.cpus: frozenset[int] = frozenset()
         self.before: list[int] = []
+        self.refused: set[int] = set()
         self.group = ""
         self.yields = self.told = False
         self.try_at = 0
@@ -397,28 +399,33 @@ class PerfhwBackend(InputBackend):
         finally:
             if opened is None:
                 self._host.release(count)
-        for number, code in zip(self._columns, opened.errors):
+        for event, code in enumerate(opened.errors):
             if code:
-                self._refused(number, code)
+                watched.refused.add(event)
+                self._refused(self._columns[event], code)
         watched.counters.append(opened)
         watched.cpus |= cpus
         watched.before = watched.before or [0] * (3 * len(self._events))
 
     def _row(self, job: Job, watched: _Watched) -> Sample | None:
         try:
-            counts = [sum(parts) for parts in zip(*[counters.read() for counters in watched.counters])]
+            counts = watched.counters[0].read()
+            for further in watched.counters[1:]:
+                counts = [one + other for one, other in zip(counts, further.read())]
         except OSError as err:
             self._read_failures += 1
             if powers_of_ten(self._read_failures):
                 log.error("cannot read events job=%d failures=%d: %s", job.id, self._read_failures, err.strerror)
             return None
-        changes = [now - then for now, then in zip(counts, watched.before)]
-        watched.before = counts
+        before, watched.before = watched.before, counts
         values: dict[str, Value] = {}
-        for place, number in enumerate(self._columns):
-            if not any(counters.errors[place] for counters in watched.counters):
-                value, scale = scaled(*changes[3 * place : 3 * place + 3])
-                values[f"counter_{number}"], values[f"scale_{number}"] = value, scale
+        for event, number in enumerate(self._columns):
+            if event in watched.refused:
+                continue
+            at = 3 * event
+            values[f"counter_{number}"], values[f"scale_{number}"] = scaled(
+                counts[at] - before[at], counts[at + 1] - before[at + 1], counts[at + 2] - before[at + 2]
+            )
         return Sample(job.id, values)
 
     def _close(self, watched: _Watched) -> None:
