@@ -466,7 +466,7 @@ class PerfhwBackend(InputBackend):
             return place
         self._leave_out(
             watched,
-            f"jobs have no cgroup in the perf_event hierarchy, {point}, so nothing of them is counted; "
+            "jobs have no cgroup in the perf_event hierarchy, so nothing of them is counted; "
             "--perfhw-make-cgroup makes one for each",
         )
         return None
