@@ -1,4 +1,4 @@
-"""Power that the whole node draws, as its management controller (BMC) measures it. docs/inputs/ipmipower.md."""
+"""Power that the whole node draws, as its management controller (BMC) measures it. Off by default."""
 
 from __future__ import annotations
 
