@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -88,9 +89,12 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
 
 def main() -> int:
     """Write the page to the file that is named, or to standard output."""
+    parser = argparse.ArgumentParser(prog="metrics", description="Write the page of all metrics, from the schemas.")
+    parser.add_argument("file", type=Path, nargs="?", help="where to (default: standard output)")
+    options = parser.parse_args()
     text = page(load(NAMES))
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    if options.file is not None:
+        options.file.write_text(text, encoding="utf-8")
     else:
         sys.stdout.write(text)
     return 0
