@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run, cgroup_mount
 from perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs
+from test_daemons import Daemon, free_port
 
 from colmet.common.cli import Parser
 from colmet.common.errors import BackendUnavailable, ConfigError
@@ -644,6 +646,55 @@ def test_live_what_an_agent_before_has_left_is_taken_over_or_removed(perf_event,
         if lost:
             lost.kill()
         remove(stranger)
+
+
+@pytest.mark.live
+def test_live_a_job_of_oar_2_is_counted_by_the_daemon_between_two_of_its_samples(perf_event, cgroups, tmp_path):
+    if cgroup_mount("cpuset") is None:
+        cannot_run("no cpuset hierarchy of cgroup v1")
+    uri = f"tcp://127.0.0.1:{free_port()}"
+    collector = Daemon(
+        *("colmet.collector.main", tmp_path / "collector", "--zeromq-bind-uri", uri, "--buffer-size", "1"),
+        *("--enable-stdout-backend", "--stdout-format", "json"),
+    )
+    node = Daemon(
+        *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "60", "--state-dir", ""),
+        *("--mapping-dir", "", "--cpuset_rootpath", str(cgroups.path), "--enable-perfhw", "--perfhw-make-cgroup"),
+        *("--perfhw-list", "instructions", "page_faults", "context_switches"),
+    )
+    try:
+        collector.said("listening")
+        node.said("backend on backend=perfhw")
+        group = cgroups.job("bob_73").path
+        node.said("job started job=73")
+        place = perf_event / group.relative_to(cgroup_mount("cpuset"))
+        worker = Worker(group)
+        try:
+            until = time.monotonic() + 20
+            while not place.exists() or not (place / "cgroup.procs").read_text():
+                assert time.monotonic() < until, node.log.read_text()
+                time.sleep(0.01)
+            worker.begin("events")
+            counted = worker.counted()
+        finally:
+            worker.end()
+        remove(group)
+        node.said("job ended job=73")
+        while place.exists():
+            assert time.monotonic() < until + 20
+            time.sleep(0.01)
+        assert node.stop()[0] == 0
+        time.sleep(0.3)
+        rows = [json.loads(line) for line in collector.stop()[1].splitlines()]
+    finally:
+        for daemon in (node, collector):
+            if daemon.process.poll() is None:
+                daemon.process.kill()
+            daemon.process.communicate()
+    own = [row for row in rows if row["metric_backend"] == "perfhwstats_default"]
+    assert 1 <= len(own) <= 2 and {row["job_id"] for row in own} == {73}  # a tick may come in between
+    assert sum(row["counter_2"] for row in own) == pytest.approx(counted[0], rel=0.01, abs=200)  # its end takes some
+    assert sum(row["counter_3"] for row in own) == pytest.approx(counted[1], rel=0.01, abs=30)
 
 
 def test_every_field_is_of_06_or_a_scale():
