@@ -307,6 +307,7 @@ def test_cancelling_does_not_wait_for_a_program_that_is_still_to_be_found():
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_many_runs():
     good, bad, late = sh("echo 207; sleep 60 &"), sh("exit 1"), sh("sleep 60 & sleep 60", deadline_s=0.02)
     absent = Command(["/none/such"], LONG)

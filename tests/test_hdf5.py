@@ -768,6 +768,7 @@ def fill_up(output: Hdf5Output) -> tuple[int, list[int], list[Batch]]:
 
 
 # Sizes so that space runs out at different places of a burst.
+@pytest.mark.slow
 @pytest.mark.parametrize("size_k", [1024, 2048, 2504])
 @pytest.mark.parametrize("complevel", [0, 9])
 def test_a_write_onto_a_full_disk_leaves_the_file_as_it_was_and_succeeds_when_there_is_space(
@@ -793,6 +794,7 @@ def test_a_write_onto_a_full_disk_leaves_the_file_as_it_was_and_succeeds_when_th
 
 
 # The burst asks for space six times: for each of five tables that it creates, then for their rows.
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 6])
 @pytest.mark.parametrize("complevel", [0, 9])
 def test_a_burst_ends_well_or_leaves_nothing_when_others_take_all_space_meanwhile(

@@ -323,6 +323,7 @@ def test_a_tool_that_hangs_is_killed_and_its_port_is_not_asked_again_at_once(fak
         backend.sample([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "said"), [("echo gone >&2; exit 1", "gone"), ("exec sleep 60", "within 2 s")])
 def test_one_port_that_perfquery_cannot_ask_leaves_the_other(fake, tools, caplog, monkeypatch, script, said):
     monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 2)
@@ -337,6 +338,7 @@ def test_one_port_that_perfquery_cannot_ask_leaves_the_other(fake, tools, caplog
     assert "port=ibsim0/1" in caplog.text and said in caplog.text
 
 
+@pytest.mark.slow
 def test_many_ports_that_hang_are_given_up_after_two(fake, tools, monkeypatch):
     monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 1)
     tools.active(*[f"ibsim{n}" for n in range(8)])

@@ -181,12 +181,14 @@ def test_any_msgpack_object_is_survived(value: Any) -> None:
     survives(Decoder(), msgpack.packb(value))
 
 
+@pytest.mark.slow
 @many
 @given(V1_MAPS)
 def test_any_values_under_the_keys_of_v1_are_survived(fields: dict[str, Any]) -> None:
     survives(Decoder(), msgpack.packb(fields))
 
 
+@pytest.mark.slow
 @many
 @given(RUST_MAPS)
 def test_any_entries_under_the_keys_of_the_rust_node_are_survived(entries: dict[Any, Any]) -> None:
@@ -279,6 +281,7 @@ def test_a_map_that_declares_every_job_there_is_allocates_nothing() -> None:
             assert spent(header + key)[0] < MIB
 
 
+@pytest.mark.slow
 def test_a_flood_of_backends_costs_a_few_times_its_size() -> None:
     count = 200_000  # of 7 bytes, all of one job
     message = RUST_AT["backends"] + declare(ARRAY, count) + b"\x93\xa3cpu\x91\x24\x91\x01" * count
@@ -291,6 +294,7 @@ def test_a_flood_of_backends_costs_a_few_times_its_size() -> None:
     assert batch.row_count == 1
 
 
+@pytest.mark.slow
 def test_a_full_message_of_records_of_06_costs_a_few_times_its_size() -> None:
     record = GOOD["colmet06"][1]
     message = record * (MAX_MESSAGE_BYTES // len(record))
