@@ -24,7 +24,7 @@ from colmet.node.host import Host
 
 pytestmark = pytest.mark.live
 OTHER_VENDOR = "0x00b980"
-SILENT_S = 30  # three commands are killed in it
+SILENT_S = 60  # three commands are killed in it
 SECRET = "bed-secret"
 
 
@@ -243,7 +243,8 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     pull = Pull("tcp://127.0.0.1:*", 1000)
     ticks = Ticks(pull)
     options = ["--zeromq-uri", pull.uri, "-s", "1", "--agent-stats-period", "1", "--state-dir", ""]
-    options += ["--enable-ipmipower", f"--ipmipower-freeipmi={one.freeipmi}"]
+    # with the default of 10 s the backend would be off after five, until its retry
+    options += ["--enable-ipmipower", f"--ipmipower-freeipmi={one.freeipmi}", "--ipmipower-timeout", "20"]
     node = Daemon("colmet.node.main", tmp_path / "node.log", *options)
     try:
         node.said("source=dell")
@@ -269,7 +270,7 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     # no row is made up, and those that are sent carry the time of their measurement
     assert not [row for row in ticks.power() if silent_from + 1 < row[1] < silent_until], log
     assert all(sent - 3 < measured <= sent + 0.1 for sent, measured, _ in ticks.power()), ticks.power()
-    assert "did not end within 10 s and was killed" in log
+    assert "did not end within 20 s and was killed" in log
     # and no tick was late for it
     times = [sent for sent, _, _ in ticks.tables["procstats_default"]]
     late_s = [after - before - 1 for before, after in zip(times, times[1:])]
@@ -279,6 +280,6 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     rows = [values for _, _, values in ticks.tables["agent_default"]]
     assert [row["overruns"] for row in rows if row["backend"] == b"agent"][-1] == 0
     own = [row for row in rows if row["backend"] == b"ipmipower"][-1]
-    assert own["commands_killed"] >= SILENT_S // 12 and own["failures"] == own["commands_killed"], own
+    assert own["commands_killed"] >= 2 and own["failures"] == own["commands_killed"], own
     assert own["left_out"] >= SILENT_S / 2
     assert SECRET not in log
