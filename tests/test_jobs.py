@@ -239,3 +239,17 @@ def test_live_an_own_process_and_its_threads_can_be_named(source_of):
         process.wait()
     unit.forget_tasks()
     assert unit.pids() == []
+
+
+def test_the_place_of_a_job_in_a_hierarchy_is_known_before_there_is_a_directory(fake):
+    mounts = "cg /cpuset cgroup rw,cpuset 0 0\ncg /perf cgroup rw,perf_event 0 0\nc2 / cgroup2 rw 0 0\n"
+    fake.write("/proc/self/mounts", mounts)
+    for name in ("bob_1", "bob_2"):
+        (fake.path / "cpuset/oar" / name).mkdir(parents=True)
+    job = Job(fake.host, 1, "bob", ["/cpuset/oar/bob_1"])
+    assert job.place("perf_event") == "/perf/oar/bob_1" and job.directory("perf_event") is None
+    (fake.path / "perf/oar/bob_1").mkdir(parents=True)
+    assert job.directory("perf_event") == "/perf/oar/bob_1"
+    assert job.place("unified") == "/oar/bob_1"
+    assert job.place("memory") is None
+    assert Job(fake.host, 1, "bob", ["/cpuset/oar/bob_1", "/cpuset/oar/bob_2"]).place("perf_event") is None

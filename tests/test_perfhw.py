@@ -174,6 +174,15 @@ def test_an_event_that_the_cpu_lacks_is_missing_and_named_once(made_up, caplog):
     backend.close()
 
 
+def test_an_event_that_one_cpu_of_a_job_lacks_is_missing_in_its_rows(made_up, caplog):
+    backend, job = opened(made_up, "instructions", "page_faults"), new_job(made_up)
+    made_up.kind.refused = (0,)
+    (row,) = backend.sample([job])
+    assert set(row.values) == {"counter_2", "scale_2"}
+    assert "instructions is not supported by this CPU" in caplog.text
+    backend.close()
+
+
 def test_with_no_event_at_all_it_is_unavailable(made_up):
     made_up.kind.refused = (0,)
     with pytest.raises(BackendUnavailable, match="none of instructions is supported here; name others"):
