@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from colmet.common.cli import load
-from colmet.common.errors import BackendUnavailable, ConfigError
+from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
 from colmet.node.backend import InputBackend
@@ -113,6 +113,16 @@ def test_a_backend_that_fails_is_said_to(fake, caplog):
     text, status = report(fake, fake_class("broken", sample=sample), fake_class("one"))
     assert re.search(r"^  broken +on, but this sample failed: see the log$", text, re.M) and status == 0
     assert "I/O error" in caplog.text
+
+
+def test_a_backend_that_meets_another_form_when_it_opens_leaves_the_others(fake):
+    def open_(self):
+        raise ParseError("ibstat", "hello")
+
+    broken = fake_class("broken", open=open_)
+    text, status = report(fake, broken, fake_class("one"))
+    assert re.search(r"^  broken +off: ibstat: cannot parse 'hello'$", text, re.M) and status == 0
+    assert re.search(r"^  one +on$", text, re.M) and broken.closed > 0
 
 
 def test_backends_before_one_that_refuses_the_options_are_closed(fake):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from colmet import __version__
 from colmet.common import cli
-from colmet.common.errors import BackendUnavailable, CommandFailed
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.node.account import SCHEMA as ACCOUNT
 from colmet.node.account import Account
@@ -261,7 +261,7 @@ class _Tried:
         try:
             with self.runner.meter:
                 backend.open()
-        except (BackendUnavailable, CommandFailed, OSError) as err:
+        except (BackendUnavailable, CommandFailed, ParseError, OSError) as err:
             self.text = f"off: {err}"
             backend.close()
         else:
