@@ -261,6 +261,23 @@ def test_the_last_mount_that_goes_leaves_the_totals(fake):
     assert not mounts and totals(total) == [100, 1000, 0, 0]
 
 
+@pytest.mark.parametrize("script", ["", "echo 'error: get_param: No such file or directory' >&2; exit 2"])
+def test_when_nothing_shows_a_mount_any_more_it_is_off_and_the_totals_go_on(fake, monkeypatch, script):
+    monkeypatch.setenv("PATH", "/nowhere")
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    backend = opened(fake)
+    rows(backend)
+    shutil.rmtree(fake.path / PROC.lstrip("/"))
+    if script:
+        lctl(fake, script)
+    with pytest.raises(BackendUnavailable, match=r"no Lustre mount in .*mount it, start as root"):
+        backend.sample([])
+    backend.close()
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(130, 1300))
+    backend.open()
+    assert totals(rows(backend)[0]) == [130, 1300, 0, 0]
+
+
 @pytest.mark.parametrize(
     "text",
     [

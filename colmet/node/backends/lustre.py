@@ -205,6 +205,13 @@ def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
     return points
 
 
+def _none(err: CommandFailed) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"no Lustre mount in {' or '.join(FOLDERS)}, and {err}; mount it, start as root, and see that debugfs is "
+        "mounted; or start without --enable-lustre"
+    )
+
+
 class LustreBackend(InputBackend):
     """One row of the node, and one for each mount.
 
@@ -255,10 +262,7 @@ class LustreBackend(InputBackend):
         try:
             mounts = self._mounts()
         except CommandFailed as err:
-            raise BackendUnavailable(
-                f"no Lustre mount in {' or '.join(FOLDERS)}, and {err}; mount it, start as root, and see that debugfs "
-                "is mounted; or start without --enable-lustre"
-            ) from err
+            raise _none(err) from err
         if not any(self._is_wanted(mount) for mount in mounts):
             there = ", ".join([mount.name for mount in mounts[:8]]) or "none"
             raise BackendUnavailable(
@@ -299,9 +303,15 @@ class LustreBackend(InputBackend):
         """One row of job 0, and one for each mount.
 
         Raises:
-            CommandFailed: the client does not show its mounts as files, and lctl fails.
+            CommandFailed: the client does not show its mounts as files, and lctl does not answer.
+            BackendUnavailable: no file and no lctl shows a mount any more.
         """
-        mounts = [mount for mount in self._mounts() if self._is_wanted(mount)]
+        try:
+            mounts = [mount for mount in self._mounts() if self._is_wanted(mount)]
+        except CommandFailed as err:
+            if err.why in ("absent", "status"):
+                raise _none(err) from err
+            raise
         points = self._mount_points()
         fsnames = [mount.name.rpartition("-")[0] for mount in mounts]
         rows = []
