@@ -12,6 +12,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.node.backends.infiniband import (
+    MAX_PORTS,
     PORTS,
     SCHEMA,
     InfinibandBackend,
@@ -48,6 +49,17 @@ def opened(fake, *options):
 
 def in_file(fake, path):
     return int((fake.path / path.lstrip("/")).read_text())
+
+
+def test_ports_beyond_the_bound_are_told_and_in_no_sum(fake, caplog):
+    for number in range(MAX_PORTS + 3):
+        fake.write(f"{MLX5.format(number)}/state", "4: ACTIVE\n")
+        fake.write(f"{MLX5.format(number)}/counters/port_xmit_packets", "10\n")
+    backend = opened(fake)
+    total, ports = rows(backend)
+    rows(backend)
+    assert total["portXmitPkts"] == 10 * MAX_PORTS and len(ports) == MAX_PORTS
+    assert caplog.text.count(f"{MAX_PORTS + 3} ports, and {MAX_PORTS} are measured") == 1
 
 
 def test_it_is_off_unless_asked_for(fake):

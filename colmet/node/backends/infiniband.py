@@ -6,8 +6,9 @@ import argparse
 import errno
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeVar
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
@@ -22,12 +23,13 @@ log = logging.getLogger(__name__)
 
 DEVICES = "/sys/class/infiniband"
 DEADLINE_S = 5.0  # of ibstat and perfquery, which take 10 ms
-MAX_PORTS = 64
+MAX_PORTS = 256
 MAX_COUNT = 2**60 - 1  # times 8 it is still a number that a column holds
 FULL = 2**32 - 1  # where 32-bit counters stop
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _STATES = {"INITIALIZING": "INIT"}  # what ibstat calls otherwise than sysfs
+_Listed = TypeVar("_Listed")
 _NOT_OFFERED = (errno.EINVAL, errno.EOPNOTSUPP)  # reading what a device does not count
 
 
@@ -166,18 +168,32 @@ class Port(NamedTuple):
         return self.labels.get("state") == "ACTIVE"
 
 
-class PortSource(Protocol):
+class PortSource(ABC):
     """Where ports are read.
+
+    Args:
+        host: the machine.
 
     Attributes:
         failures: parts of ports that could not be read or parsed.
     """
 
-    failures: int
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.failures = 0
+        self._told = False
 
+    def _bounded(self, ports: Sequence[_Listed]) -> Sequence[_Listed]:
+        if len(ports) > MAX_PORTS and not self._told:
+            self._told = True
+            log.warning("%d ports, and %d are measured: the others are in no row and no sum", len(ports), MAX_PORTS)
+        return ports[:MAX_PORTS]
+
+    @abstractmethod
     def programs(self) -> Iterable[Command]:
         """Those that it asks, or has asked."""
 
+    @abstractmethod
     def read(self) -> list[Port]:
         """All ports; none where the node has no device.
 
@@ -226,7 +242,7 @@ def parse_ibstat(text: str) -> list[Port]:
             port.labels["rate"] += " Gb/sec"
     if text.strip() and not device:
         raise ValueError(f"no device: {text[:80]!r}")
-    return ports[:MAX_PORTS]
+    return ports
 
 
 def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
@@ -249,12 +265,8 @@ def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
     return counters
 
 
-class SysfsPorts:
+class SysfsPorts(PortSource):
     """Ports as the kernel shows them."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self.failures = 0
 
     def programs(self) -> Iterable[Command]:
         """None."""
@@ -262,12 +274,12 @@ class SysfsPorts:
 
     def read(self) -> list[Port]:
         """All ports."""
-        ports = []
-        for device in self._names(DEVICES):
-            for number in sorted(self._names(f"{DEVICES}/{device}/ports"), key=lambda name: (len(name), name)):
-                path = f"{DEVICES}/{device}/ports/{number}"
-                ports.append(Port(f"{device}/{number}", self._labels(path), self._counters(path)))
-        return ports[:MAX_PORTS]
+        listed = [
+            (f"{device}/{number}", f"{DEVICES}/{device}/ports/{number}")
+            for device in self._names(DEVICES)
+            for number in sorted(self._names(f"{DEVICES}/{device}/ports"), key=lambda name: (len(name), name))
+        ]
+        return [Port(name, self._labels(path), self._counters(path)) for name, path in self._bounded(listed)]
 
     def _names(self, path: str) -> list[str]:
         try:
@@ -333,20 +345,19 @@ class SysfsPorts:
             log.error("cannot read part of a port failures=%d: %s", self.failures, err)
 
 
-class AskedPorts:
+class AskedPorts(PortSource):
     """Ports as `ibstat` lists them, and what `perfquery` says of those that are active and no Ethernet."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        super().__init__(host)
         self._ibstat = host.command(["ibstat"], DEADLINE_S)
         self._commands: dict[str, tuple[Command, Command]] = {}
-        self.failures = 0
 
     def read(self) -> list[Port]:
         """All ports."""
         text = self._ibstat.run()
         try:
-            ports = parse_ibstat(text)
+            ports = list(self._bounded(parse_ibstat(text)))
         except ValueError as err:
             raise ParseError("ibstat", text[:80]) from err
         asked = [port for port in ports if port.is_active and port.labels.get("link_layer") != "Ethernet"]
