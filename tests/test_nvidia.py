@@ -445,6 +445,24 @@ def test_each_rank_may_see_its_own_gpu(node):
     assert {uuid for _, uuid in parts} == {dgx.nvml.devices[n].uuid for n in (2, 5)}
 
 
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        ("CUDA_VISIBLE_DEVICES=2\0CUDA_VISIBLE_DEVICES=5\0", [2]),  # as getenv() has it
+        ("MY_CUDA_VISIBLE_DEVICES=2\0CUDA_VISIBLE_DEVICES=5\0", [5]),
+        ("\0" * held.MAX_ENVIRONMENT + "CUDA_VISIBLE_DEVICES=2\0", []),
+        ("x" * (held.MAX_ENVIRONMENT - 23) + "\0CUDA_VISIBLE_DEVICES=2,5\0", []),  # cut behind the 2
+        ("CUDA_VISIBLE_DEVICES=2" + "," * held.MAX_TEXT + "\0", []),
+    ],
+)
+def test_of_a_large_or_odd_environment_whole_variables_count_the_first_of_each_name(node, text, indices):
+    dgx = node("a100-8")
+    job = dgx.job(42, 500)
+    dgx.fake.write("/proc/500/environ", text)
+    _, _, parts = dgx.sample(job)
+    assert {uuid for _, uuid in parts} == {dgx.nvml.devices[n].uuid for n in indices}
+
+
 def test_the_environment_is_not_read_at_each_sample_for_ever(node, monkeypatch):
     t4 = node("t4")
     reads = []

@@ -23,6 +23,7 @@ _CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl
 OAR_DIRECTORY = "/var/lib/oar"
 MAX_RESOURCES = 4 << 20  # bytes
 MAX_ENVIRONMENT = 256 << 10  # bytes of one process's
+MAX_TEXT = 4096  # bytes of a variable's
 MAX_PROCESSES = 64  # of a job that are asked
 MAX_TOKENS = 64
 _EAGER_LOOKS = 8  # OAR and the environment are asked at a job's first so many samples, then at every so-many-th
@@ -282,10 +283,11 @@ class Holdings:
 
     def _variables(self, pid: int) -> Iterable[tuple[str, str]]:
         try:
-            data = self._host.read_start(f"/proc/{pid}/environ", MAX_ENVIRONMENT)
+            data = b"\0" + self._host.read_start(f"/proc/{pid}/environ", MAX_ENVIRONMENT)
         except OSError:  # ended meanwhile, or not ours to read
             return
-        for entry in data.split(b"\0"):
-            name, _, text = entry.partition(b"=")
-            if len(entry) < 4096 and name.decode("ascii", "replace") in VARIABLES:
-                yield name.decode(), text.decode("ascii", "replace")
+        for variable in VARIABLES:  # searched for, not parted: a user may have made a quarter of a million of them
+            rest = data.partition(f"\0{variable}=".encode())[2]
+            text, whole_text, _ = rest[:MAX_TEXT].partition(b"\0")  # the first of a name counts, as for getenv(3)
+            if whole_text:
+                yield variable, text.decode("ascii", "replace")
