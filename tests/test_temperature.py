@@ -122,7 +122,7 @@ def test_names_are_those_of_the_devices_whatever_numbers_the_chips_get_at_this_b
     assert again.counter_names() == before.counter_names() and sample(again)[0] == first
     # and a running backend finds them again
     columns, rows = sample(before)
-    assert columns == first and celsius(rows)["nvme0/Composite"] is None
+    assert columns == first and "nvme0/Composite" not in rows, "it has gone, and had no column"
 
 
 def test_a_number_that_another_chip_got_is_not_read_for_the_one_that_had_it(fake):
@@ -215,6 +215,19 @@ def test_columns_of_hwmon_stay_when_zones_come_later(fake):
     zone(fake, 0, "17000\n", "acpitz")
     again, rows = sample(backend)
     assert again == columns and rows["acpitz_0"]["temperature"] == 17.0
+
+
+def test_what_is_plugged_in_again_and_again_under_new_names_is_not_kept(fake):
+    backend = opened(fake.tree("amd-epyc"))
+    columns, rows = sample(backend)
+    for number in range(100, 120):
+        disk = f"/sys/class/hwmon/hwmon{number}"
+        fake.write(f"{disk}/name", f"drivetemp{number}\n")
+        fake.write(f"{disk}/temp1_input", "30000\n")
+        again, now = sample(backend)
+        assert again == columns and len(now) == len(rows) + 1
+        shutil.rmtree(fake.path / disk.lstrip("/"))
+    assert sample(backend) == (columns, rows) and backend.counters()["part_failures"] == 0
 
 
 def test_when_all_sensors_vanish_it_says_so(fake):

@@ -115,7 +115,7 @@ class TemperatureBackend(InputBackend):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._listing: list[list[str]] = []
-        self._known: dict[str, _Sensor] = {}  # all that there have been, in the order of their columns
+        self._known: dict[str, _Sensor] = {}  # here, or with a column, in the order of these
         self._columns: list[_Sensor] = []
         self._failures = 0
         self._told: set[str] = set()
@@ -155,9 +155,11 @@ class TemperatureBackend(InputBackend):
                 f"no thermal zone in {THERMAL} and no temperature in {HWMON}; `modprobe coretemp` (Intel) or `modprobe "
                 "k10temp` (AMD) brings those of processors; virtual machines have none"
             )
-        for name, known in self._known.items():
-            if name not in found:
-                known.path = ""
+        for name in self._known.keys() - found.keys():
+            if self._known[name] in self._columns:
+                self._known[name].path = ""
+            else:  # what is plugged in again and again may have another name each time
+                del self._known[name]
         self._known.update(found)
         # zones come first where there are any; but a column is not to change its meaning when they come later
         first = next(iter(self._known.values()))
