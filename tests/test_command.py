@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import cannot_run
 
 from colmet.common.errors import CommandFailed
 from colmet.node import command as module
@@ -385,6 +386,37 @@ class TestOfAHost:
     def test_secrets_are_hidden(self, fake):
         command = fake.host.command(["none", "-p", "hunter2"], LONG, hide=["hunter2"])
         assert fails(command, "absent") == "none -p ***: no such program"
+
+
+GATE = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+content, open_perm, here = 4, ctypes.c_uint64(0x10000), -100  # of linux/fanotify.h and fcntl.h
+fd = libc.fanotify_init(content, os.O_RDONLY)
+shut = fd >= 0 and libc.fanotify_mark(fd, 1, open_perm, here, os.fsencode(sys.argv[1])) == 0
+print("shut" if shut else os.strerror(ctypes.get_errno()), flush=True)
+time.sleep(5)
+"""
+
+
+@pytest.mark.live
+def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tmp_path, root):
+    """Whoever opens the file waits, to execute it as well, until another process gives way."""
+    program = tmp_path / "program"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    program.chmod(0o755)
+    thread = threading.Thread(target=Command([str(program)], LONG).run)
+    with subprocess.Popen([sys.executable, "-c", GATE, str(program)], stdout=subprocess.PIPE, text=True) as gate:
+        said = gate.stdout.readline().strip()
+        if said != "shut":
+            cannot_run(f"fanotify with permissions: {said}")
+        thread.start()
+        while gate.poll() is None and len(children()) < 2:
+            time.sleep(0.005)
+        others_ran = gate.poll() is None
+        gate.kill()
+    thread.join(LONG)
+    assert others_ran
 
 
 def test_subprocess_is_loaded_where_a_program_is_started_and_not_before():

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,9 @@ MAX_SAID = 300  # characters of what a program says when it fails
 _LOOK_MS = 20  # between two looks whether it has ended, where its pipes say nothing
 _AFTER_END_S = 0.2  # for what is still in the pipes of a program that has ended
 _REAP_S = 0.5  # a killed process is gone at once, unless a driver holds it
+# Python 3.10 lets no other thread run until the program's file has been opened, which may take for ever on a network
+# file system; but not where it has to set a group, be it the one that it is in.
+_GROUP = os.getegid() if sys.version_info[:2] == (3, 10) else None
 _HELD = "it has not gone yet, a driver or a file system holds it"
 
 
@@ -126,6 +130,7 @@ class Command:
                 start_new_session=True,
                 cwd="/",
                 env={**os.environ, "LC_ALL": "C", **self._env},
+                group=_GROUP,
             )
         except (OSError, ValueError) as err:
             raise self._failure(f"cannot be started: {getattr(err, 'strerror', '') or err}") from err
