@@ -94,6 +94,18 @@ class Field:
         return float("nan") if self.dtype[0] == "f" else MISSING_INT
 
 
+def label(name: str, size: int, text: str, source: str) -> Field:
+    """A field that says what its row is about, in at most `size` bytes.
+
+    Args:
+        name: of the field.
+        size: in bytes; what is longer is cut.
+        text: what it means, a sentence.
+        source: where it comes from, without a full stop.
+    """
+    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{size}", fold="first")
+
+
 class Schema:
     """An ordered set of fields under a table name.
 

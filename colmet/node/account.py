@@ -10,7 +10,7 @@ from typing import Protocol
 
 from colmet.common import cli
 from colmet.common.errors import ParseError
-from colmet.common.schema import MISSING_INT, Field, Schema, Table
+from colmet.common.schema import MISSING_INT, Field, Schema, Table, label
 from colmet.node.host import Host
 
 AGENT = b"agent"  # the label of the row of the agent as a whole
@@ -33,14 +33,7 @@ SCHEMA = Schema(
     "agent_default",
     "node",
     [
-        Field(
-            "backend",
-            "none",
-            "label",
-            "Name of the input backend that the row is about; 'agent' for all of the agent. Source: the agent.",
-            dtype="S32",
-            fold="first",
-        ),
+        label("backend", 32, "Input backend that the row is about; 'agent' for all of the agent.", "the agent"),
         # of every row
         _gauge("is_on", "count", "1 while it measures, 0 while what it needs is absent and it is tried again."),
         _counter(

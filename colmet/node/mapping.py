@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from colmet.common import cli
-from colmet.common.schema import Field, Sample, Schema, Table
+from colmet.common.schema import Sample, Schema, Table, label
 from colmet.node.host import Host
 from colmet.node.jobs import NODE_JOB
 
@@ -19,20 +19,16 @@ log = logging.getLogger(__name__)
 PERIOD_S = 3600.0
 
 
-def _label(name: str, size: int, text: str) -> Field:
-    source = "the backend that measures the column"
-    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{size}", fold="first")
-
-
+_SOURCE = "the backend that measures the column"
 SCHEMA = Schema(
     "mapping_default",
     "node",
     [
-        _label("metric", 64, "Table of the column, RAPLstats_default."),
-        _label("counter", 32, "The column, counter_7."),
-        _label("name", 128, "What it counts on this node."),
-        _label("unit", 32, "Unit of its values."),
-        _label("zone", 64, "Part of the node that it is about; empty for all of it."),
+        label("metric", 64, "Table of the column, RAPLstats_default.", _SOURCE),
+        label("counter", 32, "The column, counter_7.", _SOURCE),
+        label("name", 128, "What it counts on this node.", _SOURCE),
+        label("unit", 32, "Unit of its values.", _SOURCE),
+        label("zone", 64, "Part of the node that it is about; empty for all of it.", _SOURCE),
     ],
 )
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import ParseError
-from colmet.common.schema import Field, Sample, Schema
+from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job
@@ -67,14 +67,7 @@ SCHEMA = Schema(
     "cgroup_default",
     "job",
     [
-        Field(
-            "user",
-            "none",
-            "label",
-            "Whose job it is. Source: the name of its cgroup.",
-            dtype=f"S{USER_BYTES}",
-            fold="first",
-        ),
+        label("user", USER_BYTES, "Whose job it is.", "the name of its cgroup"),
         _counter("cpu_usage", "nsec", "CPU time.", "cpuacct.usage", "cpu.stat usage_usec"),
         _counter("cpu_user", "nsec", "CPU time in user mode.", "cpuacct.stat user", "cpu.stat user_usec"),
         _counter("cpu_system", "nsec", "CPU time in the kernel.", "cpuacct.stat system", "cpu.stat system_usec"),

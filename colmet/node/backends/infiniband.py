@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command
 from colmet.node.host import Host, is_gone
@@ -55,10 +55,6 @@ SCHEMA = Schema(
 )
 
 
-def _label(name: str, text: str, source: str, bytes_: int = 32) -> Field:
-    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{bytes_}", fold="first")
-
-
 def _port(name: str, text: str, unit: str = "count") -> Field:
     return Field(name, unit, "counter", f"{text} Source: counters/{name} of the port, or perfquery.")
 
@@ -95,11 +91,11 @@ PORTS = Schema(
     "infinibandports_default",
     "node",
     [
-        _label("port", "Device and number, mlx5_0/1.", DEVICES, 80),
-        _label("state", "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port, or ibstat"),
-        _label("physical_state", "LinkUp, Polling, Disabled, ...", "phys_state of the port, or ibstat"),
-        _label("rate", "100 Gb/sec (4X EDR).", "rate of the port, or ibstat", 48),
-        _label("link_layer", "InfiniBand, or Ethernet (RoCE).", "link_layer of the port, or ibstat"),
+        label("port", 80, "Device and number, mlx5_0/1.", DEVICES),
+        label("state", 32, "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port, or ibstat"),
+        label("physical_state", 32, "LinkUp, Polling, Disabled, ...", "phys_state of the port, or ibstat"),
+        label("rate", 48, "100 Gb/sec (4X EDR).", "rate of the port, or ibstat"),
+        label("link_layer", 32, "InfiniBand, or Ethernet (RoCE).", "link_layer of the port, or ibstat"),
         *_COUNTERS,
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from colmet.common.cli import Options, positive_seconds
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
-from colmet.common.schema import Field, Sample, Schema
+from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command
 from colmet.node.host import Host
@@ -48,14 +48,7 @@ SCHEMA = Schema(
         _power("current_power", "Power at the time of the measurement."),
         _power("minimum_power", "The lowest that the BMC has seen in the time that it averages over."),
         _power("maximum_power", "The highest that the BMC has seen in the time that it averages over."),
-        Field(
-            "source",
-            "none",
-            "label",
-            "What was asked: dell, dcmi, sensor or command. Source: the backend.",
-            dtype="S8",
-            fold="first",
-        ),
+        label("source", 8, "What was asked: dell, dcmi, sensor or command.", "the backend"),
     ],
 )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.schema import Field, Sample, Schema
+from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command
 from colmet.node.host import Host, is_gone
@@ -46,10 +46,6 @@ SCHEMA = Schema(
         _sum("lustre_bytes_write", "bytes", "Bytes that programs wrote", "write_bytes"),
     ],
 )
-
-
-def _label(name: str, text: str, source: str, bytes_: int) -> Field:
-    return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{bytes_}", fold="first")
 
 
 def _data(name: str, unit: str, text: str, line: str) -> Field:
@@ -114,14 +110,9 @@ MOUNTS = Schema(
     "lustremounts_default",
     "node",
     [
-        _label("mount", "The client's name for the mount, scratch-ffff8803f1a2c000.", "its folder in llite", 64),
-        _label("fsname", "Name of the file system, scratch.", "the same, up to the last dash", 32),
-        _label(
-            "mount_point",
-            "Where it is mounted; missing where the file system is mounted twice.",
-            "/proc/mounts",
-            255,
-        ),
+        label("mount", 64, "The client's name for the mount, scratch-ffff8803f1a2c000.", "its folder in llite"),
+        label("fsname", 32, "Name of the file system, scratch.", "the same, up to the last dash"),
+        label("mount_point", 255, "Where it is mounted; missing where that is in two places.", "/proc/mounts"),
         _data("nb_read", "count", "Reads by programs.", "samples of read_bytes"),
         _data("bytes_read", "bytes", "Bytes that programs read, from the page cache too.", "read_bytes"),
         _data("nb_write", "count", "Writes by programs.", "samples of write_bytes"),

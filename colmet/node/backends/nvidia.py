@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command
 from colmet.node.gpus.held import Holdings
@@ -31,10 +31,6 @@ def _gauge(name: str, unit: str, text: str, source: str, dtype: str = "i8") -> F
 
 def _counter(name: str, unit: str, text: str, source: str) -> Field:
     return Field(name, unit, "counter", f"{text} Source: {source}.")
-
-
-def _label(name: str, size: int, text: str, source: str) -> Field:
-    return Field(name, "none", "label", f"{text} Source: {source}.", f"S{size}", "first")
 
 
 # "Its GPUs" are those and the MIG instances that it holds, and those on which one of its processes runs.
@@ -74,11 +70,11 @@ GPUS = Schema(
     "nvidiagpus_default",
     "node",
     [
-        _label("uuid", 80, "UUID of the GPU or MIG instance.", "nvmlDeviceGetUUID"),
-        _label("name", 96, "Product, and profile of an instance.", "nvmlDeviceGetName"),
-        _label("pci", 32, "Bus id; of an instance, its GPU's.", "nvmlDeviceGetPciInfo busId"),
-        _label("parent", 80, "UUID of the GPU that an instance is part of.", "nvmlDeviceGetMigDeviceHandleByIndex"),
-        _label("jobs", MAX_JOBS, "Ids of the jobs that hold or use it, separated by commas.", "the nvidia backend"),
+        label("uuid", 80, "UUID of the GPU or MIG instance.", "nvmlDeviceGetUUID"),
+        label("name", 96, "Product, and profile of an instance.", "nvmlDeviceGetName"),
+        label("pci", 32, "Bus id; of an instance, its GPU's.", "nvmlDeviceGetPciInfo busId"),
+        label("parent", 80, "UUID of the GPU that an instance is part of.", "nvmlDeviceGetMigDeviceHandleByIndex"),
+        label("jobs", MAX_JOBS, "Ids of the jobs that hold or use it, separated by commas.", "the nvidia backend"),
         _gauge("index", "none", "nvidia-smi's number; an instance's within its GPU.", "nvmlDeviceGetHandleByIndex"),
         _gauge("power", "watts", "Power now.", "nvmlDeviceGetPowerUsage", "f4"),
         _gauge("power_limit", "watts", "Power that it may take.", "nvmlDeviceGetEnforcedPowerLimit", "f4"),
@@ -149,8 +145,8 @@ JOBS = Schema(
     "nvidiajobs_default",
     "job",
     [
-        _label("uuid", 80, "UUID of a GPU or MIG instance that the job holds or uses.", "nvmlDeviceGetUUID"),
-        _label("held_by", 16, "Who says what the job holds: devices, oar or environment.", "the nvidia backend"),
+        label("uuid", 80, "UUID of a GPU or MIG instance that the job holds or uses.", "nvmlDeviceGetUUID"),
+        label("held_by", 16, "Who says what the job holds: devices, oar or environment.", "the nvidia backend"),
         _gauge(
             "held",
             "count",

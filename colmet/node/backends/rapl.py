@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node import clib
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host
@@ -53,18 +53,15 @@ def _columns() -> Iterable[Field]:
             )
 
 
-def _label(name: str, size: int, text: str) -> Field:
-    return Field(name, "none", "label", f"{text} Source: {POWERCAP}/intel-rapl:*/name.", dtype=f"S{size}", fold="first")
-
-
+_NAMED = f"{POWERCAP}/intel-rapl:*/name"
 SCHEMA = Schema("RAPLstats_default", "node", _columns())
 ZONE_SCHEMA = Schema(
     "raplzones_default",
     "node",
     [
-        _label("zone", 64, "Which zone the row is about: package-0, package-0/dram, psys."),
-        _label("name", 32, "Its name without its package's: package-0, core, uncore, dram, psys."),
-        _label("package", 32, "The package that it is in, package-0; empty for psys."),
+        label("zone", 64, "Which zone the row is about: package-0, package-0/dram, psys.", _NAMED),
+        label("name", 32, "Its name without its package's: package-0, core, uncore, dram, psys.", _NAMED),
+        label("package", 32, "The package that it is in, package-0; empty for psys.", _NAMED),
         Field(
             "energy",
             "ujoules",

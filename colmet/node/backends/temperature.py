@@ -10,7 +10,7 @@ from typing import Any
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host
 from colmet.node.jobs import NODE_JOB
@@ -49,20 +49,17 @@ SCHEMA = Schema(
 )
 
 
-def _label(name: str, size: int, text: str) -> Field:
-    return Field(name, "none", "label", f"{text} Source: {THERMAL} and {HWMON}.", dtype=f"S{size}", fold="first")
-
-
 def _celsius(name: str, text: str, files: str) -> Field:
     return Field(name, "celsius", "gauge", f"{text} Source: {files}.", dtype="f8")
 
 
+_BOTH = f"{THERMAL} and {HWMON}"
 SENSOR_SCHEMA = Schema(
     "temperatures_default",
     "node",
     [
-        _label("sensor", 64, "Which sensor the row is about: x86_pkg_temp_0, coretemp.0/Package id 0."),
-        _label("source", 8, "thermal or hwmon."),
+        label("sensor", 64, "Which sensor the row is about: x86_pkg_temp_0, coretemp.0/Package id 0.", _BOTH),
+        label("source", 8, "thermal or hwmon.", _BOTH),
         _celsius("temperature", "Temperature.", f"{THERMAL}/thermal_zone*/temp, {HWMON}/hwmon*/temp*_input"),
         _celsius(
             "critical",
