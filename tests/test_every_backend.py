@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from every_backend import DEADLINE_S
 from test_nvidia import V100
 
 from colmet.common.cli import load
@@ -116,7 +117,7 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
     print(f"latest {1e3 * late_s:.1f} ms, longest {1e3 * took_s:.1f} ms, a sleeper {1e3 * sleeper.worst_s:.1f} ms late")
     print("left out", left_out, "killed", killed, "at the end", told["held"][-1])
     assert late_s <= LATE_S + sleeper.worst_s
-    assert took_s <= LATE_S + sleeper.worst_s
+    assert took_s < DEADLINE_S, "no tick waits for a program"
     for name in ("infiniband", "lustre"):
         assert killed[name] >= 10 and left_out[name] > 200, "they did hang"
     assert killed["ipmipower"] >= 1 and killed["nvidia"] >= 1
