@@ -329,7 +329,7 @@ def _run_all(loads: Sequence[Workload], root: JobRoot, daemons: Daemons, sampler
                 raise Failed(f"{loads[number - FIRST_JOB].name}: ended with status {process.returncode}")
             kernel[number] = job.cpu_ns()
             sampled[number] = sampler.leave(number)
-            time.sleep(0.5)  # as who ends a job takes some time, in which the agent looks once more
+            time.sleep(2)  # in which the agent looks once more, however long it rests after so much work
             job.close()
             daemons.wait_for_log(f"job ended job={number}")
             del running[number]
