@@ -167,6 +167,28 @@ def run_for(agent, seconds, number=signal.SIGTERM):
     agent.close()
 
 
+def test_what_a_backend_in_a_thread_has_measured_last_is_sent_before_the_end(fake):
+    class Slow(Fake):
+        blocking = True
+
+    numbers = iter(range(1, 100))
+    sent = Sent()
+    agent = make_agent(fake, [Slow(lambda jobs: [Sample(7, {"cpu": next(numbers)})])], sent, period=0.05)
+
+    class UntilOneIsToBeTaken(Signals):
+        def stop_wanted(self):
+            call = agent._runners[0].backend._call
+            return agent._runners[0].rows >= 2 and call is not None and call.ended_ns != 0
+
+    with UntilOneIsToBeTaken(()) as signals:
+        agent.run(signals)
+    agent.close()
+    decoder = Decoder()
+    batches = [decoder.decode(message).batches[0] for message in sent.messages]
+    told = [n for batch in batches for table in batch.tables for n in table.rows["cpu"]]
+    assert told == list(range(1, next(numbers)))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ticks_at_its_period_until_a_signal_and_ends_at_once(fake, number):
     sent = Sent()

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.agent import FIRST_RETRY_S, Runner
 from colmet.node.backend import InputBackend
 from colmet.node.beside import Beside, NotYet
+from colmet.node.command import Command
 
 FIRST = Schema("slow_default", "node", [Field("n", "count", "gauge")])
 SECOND = Schema("slowparts_default", "node", [Field("part", "none", "label", dtype="S8"), Field("n", "count", "gauge")])
@@ -150,6 +151,40 @@ def test_what_takes_longer_than_its_deadline_is_told_once_and_waited_for(slow, c
     for clock.now in (101, 106):
         runner.sample([], 1)
     assert runner.counters()["late"] == 2
+
+
+def test_its_programs_are_counted(slow):
+    good, bad = Command(["true"], 60.0), Command(["sleep", "600"], 0.1)
+    slow.programs = lambda: [good, bad]
+    slow.counters = dict
+    _, runner = opened(slow, Clock())
+    good.run()
+    good.run()
+    with pytest.raises(CommandFailed):
+        bad.run()
+    assert (runner.counters()["commands"], runner.counters()["commands_killed"]) == (3, 1)
+
+
+def test_rows_make_its_next_absence_news_again(slow, caplog):
+    clock = Clock()
+    beside, runner = opened(slow, clock)
+    for absences in (1, 2):
+        slow.may_go_on.release()
+        wait_for(ended(beside))
+        assert len(runner.sample([], 1)) == 2
+        slow.error = BackendUnavailable("no such BMC; modprobe it")
+        slow.may_go_on.release()
+        wait_for(ended(beside))
+        runner.sample([], 1)
+        assert not runner.is_open and caplog.text.count("modprobe it") == absences
+        slow.error = None
+        beside.join(20)
+        clock.now += FIRST_RETRY_S
+        slow.may_go_on.release()
+        runner.sample([], 1)
+        wait_for(ended(beside))
+        runner.sample([], 1)
+        assert runner.is_open
 
 
 def test_a_failure_is_counted_and_the_next_measurement_begins(slow, caplog):

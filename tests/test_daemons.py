@@ -100,6 +100,21 @@ def wait_for(condition, timeout=15):
         time.sleep(0.05)
 
 
+def test_a_program_that_hangs_is_killed_when_the_node_is_told_to_end(start, uri, tmp_path, monkeypatch):
+    program, pids = tmp_path / "ibstat", tmp_path / "pids"
+    program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >> {pids}\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    node = start(
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.2", "--mapping-dir", ""),
+        *("--enable-infiniband", "--infiniband-perfquery"),
+    )
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    assert node.stop()[0] == 0
+    # looked at as soon as the node has gone: its deadline is not over by then
+    assert not Path(f"/proc/{pids.read_text().split()[-1]}").exists()
+
+
 def test_a_real_job_is_measured_from_the_kernel_to_an_hdf5_file(start, start_collector, uri, cgroups, tmp_path):
     import tables
 

@@ -129,6 +129,8 @@ def test_a_full_32_bit_counter_is_missing_and_told_once(fake, caplog):
         ("mlx4_0/1", "port_xmit_data"),
         ("mlx4_0/1", "port_rcv_data"),
     ]
+    fake.write(f"{MLX4.format(1)}/state", "1: DOWN\n")
+    assert rows(backend)[0].keys() == {"portXmitData", "portRcvData", "portXmitPkts", "portRcvPkts"}
     assert "--infiniband-perfquery" in caplog.text
 
 

@@ -85,7 +85,8 @@ def test_a_file_is_written_as_06_did_and_again_only_where_it_says_something_else
     backend.file = ("RAPL", ["counter_1,third"])
     names.tables(1_700_000_300 * 10**9, [backend])
     assert files(fake)["RAPL_mapping.1700000300.csv"] == "counter_1,third\n" and len(files(fake)) == 3
-    assert names.failures == 0
+    Names(fake.host, "/maps").tables(1_700_000_400 * 10**9, [backend])
+    assert names.failures == 0 and len(files(fake)) == 3, "the latest one counts"
     assert os.stat(fake.path / "maps/RAPL_mapping.1700000300.csv").st_mode & 0o777 == 0o644
 
 

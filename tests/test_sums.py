@@ -56,6 +56,14 @@ def test_of_a_part_that_does_not_count_whole_only_its_growth_counts():
     assert sums.totals() == {"read": 13}
 
 
+def test_a_part_that_does_not_count_whole_and_starts_anew_counts_from_0_all_the_same():
+    sums = Sums()
+    sums.add("a", {"read": 1000, "written": 500}, whole=False)
+    sums.add("a", {"read": 3, "written": None}, whole=False)
+    sums.add("a", {"read": 3, "written": 2}, whole=False)
+    assert sums.totals() == {"read": 3, "written": 2}
+
+
 def test_another_part_of_a_forgotten_name_counts_whole():
     sums = Sums()
     sums.add("a", {"read": 10})
