@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -291,6 +294,25 @@ def test_an_output_that_takes_nothing_is_one_line_and_status_1(redirect):
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "cannot write to standard output" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_the_program_that_it_waits_for(tmp_path, number):
+    program, pids = tmp_path / "ibstat", tmp_path / "pids"
+    program.write_text(f"#!/bin/sh\ntrap '' TERM INT\necho $$ >> {pids}\nexec sleep 600\n")
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [*COMMAND, "--enable-infiniband", "--infiniband-perfquery"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        while not (pids.exists() and pids.read_text().endswith("\n")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in said
+    assert not Path(f"/proc/{pids.read_text().strip()}").exists()
 
 
 def test_bad_options_are_refused_as_ever():

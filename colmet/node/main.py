@@ -135,6 +135,8 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     """
     options.state_dir = ""
     options.perfhw_make_cgroup = False
+    for number in (signal.SIGTERM, signal.SIGINT):  # all that is under way is closed then, and its programs are killed
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     source = find_jobs(options, host)
     try:
         text, status = once.report(options, classes, host, socket.gethostname(), source)
