@@ -289,6 +289,7 @@ def test_processes_that_cannot_be_listed_are_missing_and_no_idleness(node):
     [
         ("nvmlDeviceGetPowerUsage", 2**32 - 1, "power"),
         ("nvmlDeviceGetTotalEnergyConsumption", 2**64 - 1, "energy"),
+        ("nvmlDeviceGetTotalEnergyConsumption", 2**62, "energy"),
         ("nvmlDeviceGetTemperature(0)", -5, "temperature"),
         ("nvmlDeviceGetPerformanceState", 32, "performance_state"),
         ("nvmlDeviceGetFanSpeed", "fast", "fan"),
@@ -818,6 +819,8 @@ def test_nvidia_smi_that_loses_the_driver_later_is_unavailable(smi, fake):
         ("gpus", V100 + ", 1"),
         ("gpus", V100.replace("43.61", "1e9")),
         ("gpus", V100.replace("43.61", "-1")),
+        ("gpus", V100.replace("32768", "9" * 18)),
+        ("gpus", V100.replace("0, GPU-", "9" * 30 + ", GPU-")),
         ("gpus", V100.replace("0, GPU-", "x, GPU-")),
         ("gpus", V100.replace("GPU-", "gpu ")),
         ("processes", "GPU-5a10d111-aaaa, 500"),

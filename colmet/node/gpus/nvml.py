@@ -26,7 +26,8 @@ _MEMORY_V2 = (40 | 2 << 24) & 0xFFFFFFFF  # nvmlMemory_v2: size and version
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _UINT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 _UNKNOWN_STATE = 32  # NVML_PSTATE_UNKNOWN
-_MAX = {32: (1 << 32) - 1, 64: (1 << 63) - 1}  # what is not below is "not available"
+# What is not below is "not available"; of 64 bits, more than any GPU has, so that columns hold energy in uJ, and sums.
+_MAX = {32: (1 << 32) - 1, 64: 1 << 53}
 _MIG_ON = 1
 _REMEDY = "is the NVIDIA driver loaded (`nvidia-smi` tells), and of the version of its libraries?"
 

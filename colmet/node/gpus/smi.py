@@ -65,7 +65,7 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
         return int(text[1:])
     if re.fullmatch(r"0x[0-9a-fA-F]{1,15}|0x0[0-9a-fA-F]{15}", text):
         return int(text, 16)
-    if re.fullmatch(r"\d{1,18}(\.\d{1,6})?", text) is None:
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text) is None:  # times MIB, a column holds it
         raise ValueError(f"not a number: {text!r}")
     number = float(text) * factor
     return number if of_reals else int(number)
@@ -90,6 +90,8 @@ def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
             name: parse_value(cell, _QUERIES[name][1], name in _REALS)
             for name, cell in zip(columns, cells[len(_IDENTITY) :])
         }
+        if re.fullmatch(r"[0-9]{1,4}", cells[0]) is None:
+            raise ValueError(line)
         gpus.append(Gpu(cells[1], cells[2], cells[3], int(cells[0]), values=values, processes=[]))
     return gpus
 
