@@ -195,7 +195,7 @@ def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattribut
     burn(0.4).communicate()
     job.start(["/bin/sh", "-c", "for i in $(seq 100); do /bin/true; done"]).wait()
     wanted = lambda row: row.get("job_id") == 7 and row["metric_backend"] == "cgroup_default"  # noqa: E731
-    rows = []
+    rows = daemons.take_rows()
     for _ in range(2):
         daemons.wait_for_row(lambda row: rows.append(row) or wanted(row))
     daemons.node.send_signal(signal.SIGKILL)
