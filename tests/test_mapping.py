@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -65,6 +66,9 @@ def test_the_table_comes_at_the_start_on_change_and_hourly(fake):
 
 
 def files(fake):
+    for thread in threading.enumerate():
+        if thread.name == "colmet-mapping":
+            thread.join(20)
     return {path.name: path.read_text() for path in fake.path.glob("maps/*")}
 
 
@@ -105,6 +109,7 @@ def test_a_file_that_cannot_be_written_is_told_with_the_remedy_and_the_table_com
         fake.write("maps/RAPL_mapping.1.csv", "")
     names = Names(fake.host, "/maps")
     assert names.tables(10**9, [rapl()])
+    names.join(20)
     assert names.failures == 1 and "--mapping-dir" in caplog.text
     assert not (fake.path / "victim").exists()
 
@@ -123,7 +128,31 @@ def test_what_lies_in_the_directory_is_not_trusted(fake, what):
         path.symlink_to("/dev/zero")
     names = Names(fake.host, "/maps")
     names.tables(7 * 10**9, [rapl()])
+    names.join(20)
     assert names.failures == 0 and (fake.path / "maps/RAPL_mapping.7.csv").exists()
+
+
+def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch):
+    fake.mkdir("maps")
+    answers, asked = threading.Event(), []
+
+    def write_new(path, data):
+        asked.append(path)
+        assert answers.wait(20)
+
+    monkeypatch.setattr(fake.host, "write_new", write_new)
+    backend = rapl()
+    names = Names(fake.host, "/maps")
+    for n in range(1, 4):
+        backend.names = backend.names + backend.names[:1]
+        backend.file = ("RAPL", [f"line {n}"])
+        assert names.tables(n * 10**9, [backend])
+    assert len(asked) <= 1, "one at a time"
+    answers.set()
+    names.join(20)
+    assert names.tables(9 * 10**9, [backend]) == []
+    names.join(20)
+    assert asked == ["/maps/RAPL_mapping.1.csv", "/maps/RAPL_mapping.3.csv"], "what was said last counts"
 
 
 def test_the_directory_of_the_command_line_is_where_it_was_at_the_start(fake, monkeypatch):

@@ -174,7 +174,10 @@ def test_lost_records_are_counted_to_the_last_and_nothing_hangs(start_daemons, r
 
 
 # It waits until it has been looked at: what a task has used when it is first seen may have been used elsewhere.
-BURN = "import sys,time\ntime.sleep(0.7)\nwhile time.process_time() < {}: pass\nprint('done', flush=True)\nsys.stdin.readline()\n"
+BURN = (
+    "import sys,time\ntime.sleep(0.7)\nwhile time.process_time() < {}: pass\n"
+    "print('done', flush=True)\nsys.stdin.readline()\n"
+)
 
 
 def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattributed(

@@ -428,6 +428,8 @@ class Agent:
         for runner in self._runners:
             if isinstance(runner.backend, Beside):
                 runner.backend.join(max(0.0, until - time.monotonic()))
+        if self._mapping is not None:
+            self._mapping.join(max(0.0, until - time.monotonic()))
         if self._account is not None:
             self._account.close()
         self._source.close()

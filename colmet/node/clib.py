@@ -10,6 +10,7 @@ from colmet.common.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
 
+_refused: set[str] = set()  # told once, however often a backend is tried again
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "backends")
 
 
@@ -33,7 +34,9 @@ def load(folder: str, abi: int, variable: str) -> CDLL:
         try:
             return _open(path, folder, abi)
         except OSError as err:
-            log.warning("%s=%s is refused, %s is taken: %s", variable, named, built, err)
+            if path not in _refused:
+                _refused.add(path)
+                log.warning("%s=%s is refused, %s is taken: %s", variable, named, built, err)
     try:
         return _open(built, folder, abi)
     except OSError as err:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from colmet.common import cli
@@ -75,6 +76,8 @@ def add_options(parser: cli.Options) -> None:
 class Names:
     """Makes the table of names, and the files: at the start, when a name changes, and the table hourly.
 
+    Files are written in a thread: the directory may be on a file system that does not answer.
+
     Args:
         host: the machine.
         directory: for the files, as an absolute path; "" for none.
@@ -90,6 +93,8 @@ class Names:
         self._monotonic = monotonic
         self._due_at = 0.0
         self._known: dict[str, Sequence[CounterName]] = {}
+        self._files: dict[str, tuple[Sequence[str], int]] = {}  # to be written, by how their names begin
+        self._writer: threading.Thread | None = None
 
     @classmethod
     def from_options(cls, directory: str, host: Host) -> Names:
@@ -109,7 +114,13 @@ class Names:
             if names and names != self._known.get(backend.schema.name):
                 self._known[backend.schema.name] = names
                 changed = True
-                self._write(backend.mapping_file(), time_ns // 10**9)
+                file = backend.mapping_file()
+                if file is not None and self._directory:
+                    self._files[file[0]] = (file[1], time_ns // 10**9)
+        if self._files and (self._writer is None or not self._writer.is_alive()):
+            self._writer = threading.Thread(target=self._write, args=(self._files,), name="colmet-mapping", daemon=True)
+            self._files = {}
+            self._writer.start()
         now = self._monotonic()
         if not self._known or (not changed and now < self._due_at):
             return []
@@ -124,11 +135,17 @@ class Names:
         ]
         return [Table.from_samples(SCHEMA, time_ns, samples)]
 
-    def _write(self, file: tuple[str, Sequence[str]] | None, time_s: int) -> None:
+    def join(self, within_s: float) -> None:
+        """Wait until the files are written, but no longer than that."""
+        if self._writer is not None:
+            self._writer.join(within_s)
+
+    def _write(self, files: Mapping[str, tuple[Sequence[str], int]]) -> None:
+        for prefix, (lines, time_s) in files.items():
+            self._write_one(prefix, lines, time_s)
+
+    def _write_one(self, prefix: str, lines: Sequence[str], time_s: int) -> None:
         """Write a file, unless the latest one of its kind there says the same: starts are not to fill a directory."""
-        if file is None or not self._directory:
-            return
-        prefix, lines = file
         data = "".join([f"{line}\n" for line in lines]).encode()
         path = f"{self._directory}/{prefix}_mapping.{time_s}.csv"
         try:
