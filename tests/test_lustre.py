@@ -11,6 +11,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.node.backends.lustre import (
+    MAX_MOUNTS,
     MOUNTS,
     SCHEMA,
     LustreBackend,
@@ -161,6 +162,17 @@ def test_lctl_tells_the_same_where_no_file_does(fake, tmp_path_factory, name):
     expected = rows(opened(FakeRoot(tmp_path_factory.mktemp("files")).tree(name)))
     lctl(fake, f'[ "$*" = "get_param llite.*.stats" ] && {answer_of(fake, name)}')
     assert rows(opened(fake)) == expected
+
+
+def test_mounts_beyond_the_bound_are_told_once(fake, caplog):
+    many = "".join([f"llite.fs{n}-ffff9440f1003000.stats=\nwrite_bytes 1 samples [bytes] 2 2 2\n" for n in range(300)])
+    fake.write("/answer", many)
+    lctl(fake, f"cat {fake.path}/answer")
+    backend = LustreBackend(fake.host, "")
+    backend.open()
+    for _ in range(2):
+        assert len(list(backend.sample([]))) == 1 + MAX_MOUNTS
+    assert caplog.text.count("300 mounts") == 1
 
 
 def test_lctl_is_not_asked_where_files_tell(fake):

@@ -128,6 +128,24 @@ def test_a_backend_that_meets_another_form_when_it_opens_leaves_the_others(fake)
     assert re.search(r"^  one +on$", text, re.M) and broken.closed > 0
 
 
+def test_what_tells_of_an_interval_is_given_one(fake, monkeypatch):
+    slept, asked = [], []
+    monkeypatch.setattr(once.time, "sleep", slept.append)
+
+    def sample(self, jobs):
+        asked.append((self.name, len(slept)))
+        return [Sample(job.id, {"cpu": 10**9 * len(asked)}) for job in jobs]
+
+    job(fake, "bob_42")
+    rate = fake_class("rate", sample=sample, of_interval=True)
+    text, _ = report(fake, fake_class("total", sample=sample), rate, arguments=["--disable-agent-stats"])
+    assert asked == [("rate", 0), ("total", 1), ("rate", 1)] and slept == [once.INTERVAL_S]
+    assert "3 s" in text and "1 s" not in text, "the first of its samples is not shown"
+    slept.clear()
+    report(fake, fake_class("total", sample=sample))
+    assert slept == []
+
+
 def test_backends_before_one_that_refuses_the_options_are_closed(fake):
     def refuse(cls, options, host):
         raise ConfigError("no")

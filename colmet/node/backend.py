@@ -30,6 +30,7 @@ class InputBackend(ABC):
         schema: of the first table.
         others: of further tables; a sample of one names it.
         blocking: whether it may wait for a program, a device or a driver.
+        of_interval: whether its rows tell of the time since its sample before, so that the first one tells little.
         deadline_s: of a blocking backend: how long `sample()` may take before that is told as a failure.
         fd: readable when `drain()` has something to take in; -1 where there is none, or while it is closed.
     """
@@ -38,6 +39,7 @@ class InputBackend(ABC):
     schema: Schema
     others: tuple[Schema, ...] = ()
     blocking: ClassVar[bool] = False
+    of_interval: ClassVar[bool] = False
     deadline_s: float = 30.0
     fd: int = -1
 

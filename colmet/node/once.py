@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 WIDTH = 100
 MAX_LABEL = 24
+INTERVAL_S = 1.0  # for what tells of the time between two samples
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _BYTES = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
 # seconds, name; and below how many seconds the next larger one is not used yet
@@ -268,6 +269,14 @@ class _Tried:
             self.text = "on"
             self.runner.is_open = True
 
+    def begin_interval(self, jobs: Sequence[Job]) -> bool:
+        """Whether its rows tell of an interval; if so, that begins."""
+        runner = self.runner
+        if runner is None or not runner.is_open or not runner.backend.of_interval:
+            return False
+        self.sample(jobs, time.time_ns())
+        return True
+
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
         """Its tables; none where it is off or has no rows."""
         if self.runner is None or not self.runner.is_open:
@@ -304,8 +313,12 @@ def report(
     try:
         for cls in classes:
             tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
-        time_ns = time.time_ns()
         jobs = source.scan()
+        begun = [one for one in tried if one.begin_interval(jobs)]
+        if begun:
+            time.sleep(INTERVAL_S)
+            jobs = source.scan()
+        time_ns = time.time_ns()
         tables = [table for one in tried for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]
         if account is not None:

@@ -222,6 +222,7 @@ class LustreBackend(InputBackend):
         self._lctl = host.command(["lctl", "get_param", "llite.*.stats"], DEADLINE_S)
         self._sums = Sums()
         self._failures = 0
+        self._told = False
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -281,8 +282,14 @@ class LustreBackend(InputBackend):
                         self._failed(err)
                         mounts.append(Mount(name, path, None))
             if any(mount.text is not None for mount in mounts):
-                return mounts[:MAX_MOUNTS]
-        return split_params(self._lctl.run().encode("utf-8", "replace"))[:MAX_MOUNTS]
+                return self._bounded(mounts)
+        return self._bounded(split_params(self._lctl.run().encode("utf-8", "replace")))
+
+    def _bounded(self, mounts: list[Mount]) -> list[Mount]:
+        if len(mounts) > MAX_MOUNTS and not self._told:
+            self._told = True
+            log.warning("%d mounts, and %d are measured: the others are in no row and no sum", len(mounts), MAX_MOUNTS)
+        return mounts[:MAX_MOUNTS]
 
     def _names(self, folder: str) -> list[str]:
         try:

@@ -323,6 +323,7 @@ class NvidiaBackend(InputBackend):
         self._holdings = Holdings(host)
         self._devices: dict[str, str] = {}
         self._unread = 0
+        self._told = False
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -351,7 +352,8 @@ class NvidiaBackend(InputBackend):
             except BackendUnavailable as err:
                 reasons.append(str(err))
                 continue
-            if reasons:
+            if reasons and not self._told:
+                self._told = True
                 log.warning("nvidia-smi is asked in place of NVML, it tells less: %s", reasons[0])
             self._reader = reader
             return

@@ -181,6 +181,7 @@ class PerfhwBackend(InputBackend):
 
     name = "perfhw"
     schema = SCHEMA
+    of_interval = True
 
     def __init__(self, host: Host, names: Sequence[str], make_groups: bool = False, yields: bool = False) -> None:
         self._host = host

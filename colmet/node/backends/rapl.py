@@ -214,6 +214,7 @@ class RaplBackend(InputBackend):
     name = "rapl"
     schema = SCHEMA
     others = (ZONE_SCHEMA,)
+    of_interval = True
 
     def __init__(self, host: Host, period_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host = host
