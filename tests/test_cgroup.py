@@ -593,6 +593,16 @@ def test_a_last_row_is_whole_where_its_tasks_had_ended_when_it_was_read(fake, ba
     assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 4_000_000}
 
 
+@pytest.mark.parametrize(("then", "now"), [(1, 1), (1, 900_000), (70_000_000, 70_000_000)])
+def test_a_last_row_is_whole_where_tasks_add_up_to_a_little_more_than_the_group(fake, backend, then, now):
+    job = make_v1(fake)
+    job.attributed_cpu_ns = V1_VALUES["cpu_usage"] + then
+    backend.notice(job)
+    list(backend.sample([]))
+    job.attributed_cpu_ns = V1_VALUES["cpu_usage"] + now
+    assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 0}
+
+
 def test_more_attributed_than_used_is_counted_and_told(fake, backend, caplog):
     job = make_v1(fake)
     job.attributed_cpu_ns = int(1.005 * V1_VALUES["cpu_usage"])

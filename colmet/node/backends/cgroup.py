@@ -146,6 +146,8 @@ IN_USE = frozenset({field.name for field in SCHEMA.fields if field.kind == "gaug
 # What changes only when somebody sets it (limits, CPUs), and what was not there, is read once in so many ticks.
 SLOW_TICKS = 12
 _TICKS_NS = 20_000_000  # by which CPU times may be apart that are read one after the other
+# By which the CPU times of tasks may add up to more than their group says, in us where it is of v2.
+_ROUNDING_NS = 1_000_000
 _NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -459,9 +461,15 @@ class _Group:
         return Sample(self.job.id, row)
 
     def is_final(self) -> bool:
-        """Whether its tasks are known to have used no more than it had used when it was read last."""
+        """Whether its tasks are known to have used no more than it had used when it was read last.
+
+        By what they were known to have used then, or by its own figure, which may be a little less than theirs: each
+        is rounded by itself.
+        """
         usage, now, then = self.known.get("cpu_usage"), self.job.attributed_cpu_ns, self.attributed_ns
-        return usage is not None and now is not None and then is not None and now <= int(usage)
+        if usage is None or now is None or then is None:
+            return False
+        return now <= max(then, int(usage) + _ROUNDING_NS)
 
     def last_row(self) -> Sample:
         """Its row of what was read last, when nothing can be read any more.
