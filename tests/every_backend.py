@@ -5,6 +5,7 @@ usage: every_backend.py ROOT PERIOD_S TICKS OPTION...
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -28,7 +29,10 @@ HANG_AT = 60  # the tick from which on programs hang, by the file `hang` in the 
 def held():
     """Descriptors, threads, and processes started and not reaped, of this process now."""
     tasks = list(Path("/proc/self/task").iterdir())
-    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    children = []
+    for task in tasks:
+        with contextlib.suppress(OSError):  # a backend's thread has ended meanwhile
+            children += (task / "children").read_text().split()
     return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(tasks), "processes": len(children)}
 
 
