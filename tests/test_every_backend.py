@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -122,10 +123,12 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
         assert killed[name] >= 10 and left_out[name] > 200, "they did hang"
     assert killed["ipmipower"] >= 1 and killed["nvidia"] >= 1
 
-    def most(what, since, until):
-        return max(one[what] for one in told["held"][since:until])
+    # at most moments every program hangs; at some, one has just been killed and the next is being started
+    def usual(what, since, until):
+        return statistics.median([one[what] for one in told["held"][since:until]])
 
     for what in ("descriptors", "threads", "processes"):
-        early, late = most(what, TICKS // 5, 2 * TICKS // 5), most(what, 4 * TICKS // 5, TICKS)
+        early, late = usual(what, TICKS // 5, 2 * TICKS // 5), usual(what, 4 * TICKS // 5, TICKS)
         assert late <= early, f"{what}: from {early} to {late}"
+        assert max(one[what] for one in told["held"][TICKS // 5 :]) <= early + 20, what
     assert hanging() == 0, "nothing outlives the agent"
