@@ -124,7 +124,7 @@ class Beside(InputBackend):
             samples = self.take()
         except BackendUnavailable:
             raise  # it is to be closed, and opened again later
-        except Exception:
+        except Exception:  # whatever it was: the next measurement may do better
             self._begin(lambda: list(self._backend.sample(asked)))
             raise
         self._begin(lambda: list(self._backend.sample(asked)))
