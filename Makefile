@@ -7,11 +7,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-beds c-test lint format bench docs demo clean
+.PHONY: help venv clibs test test-all test-beds c-test fuzz lint format bench docs docs-pictures dashboards deb demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: ## set up .venv with all that the other targets need (they call it themselves)
 	@scripts/bootstrap.sh $(VENV) $(PYTHON)
@@ -26,7 +26,7 @@ test-all: clibs ## run it on every Python from 3.9 to 3.13 that this machine has
 	@scripts/test-all.sh $(ARGS)
 
 test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, which this installs with apt; as root
-	@$(PY) -m pytest -v tests/beds $(ARGS)
+	@scripts/test-beds.sh $(PY) $(ARGS)
 
 c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it is installed; as root
 	@for makefile in colmet/node/backends/lib_*/Makefile; do \
@@ -37,6 +37,11 @@ c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it 
 			echo "c-test: no valgrind: leaks are looked for by ASan alone (apt-get install valgrind)"; \
 		fi; \
 	done
+
+fuzz: ## fuzz one decoder, guided by coverage: make fuzz PYTHON=python3.12 ARGS="v1 --seconds 600"
+	@scripts/bootstrap.sh .venvs/fuzz $(PYTHON)
+	@.venvs/fuzz/bin/python -m pip install -q --only-binary :all: atheris
+	@.venvs/fuzz/bin/python tests/fuzz/run.py $(ARGS)
 
 lint: venv ## check style, format and types
 	@$(PY) -m ruff check .
@@ -53,10 +58,19 @@ bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 docs: venv ## write docs/metrics.md from the schemas
 	@$(PY) -m colmet.tools.metrics docs/metrics.md
 
+docs-pictures: venv clibs ## make the pictures of the documentation of a real run, in two minutes; as root
+	@$(PY) -m colmet.tools.pictures docs/pictures $(ARGS)
+
+dashboards: venv ## write packaging/grafana/dashboards from the table of panels
+	@$(PY) -m colmet.tools.dashboards packaging/grafana/dashboards
+
+deb: ## build the Debian packages, in dist/; as root it installs what that takes
+	@scripts/build-debs.sh dist
+
 demo: venv clibs ## watch one real job go from the kernel to an HDF5 file; as root shows all of it
 	@$(PY) -m colmet.tools.demo $(ARGS)
 
 clean: ## remove everything that was built here
 	@for lib in colmet/node/backends/lib_*/; do [ ! -e "$$lib/Makefile" ] || $(MAKE) -s -C "$$lib" clean; done
-	@rm -rf .venv .venvs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venvs .fuzz build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,7 +23,13 @@ def read_version() -> str:
 def read_requirements(name: str) -> list:
     """The requirements in the file `name`, without comments."""
     lines = (line.partition(" #")[0].strip() for line in (HERE / name).read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    found = []
+    for line in lines:
+        if line.startswith("-r "):
+            found += read_requirements(line[3:].strip())
+        elif line and not line.startswith("#"):
+            found.append(line)
+    return found
 
 
 def read_readme() -> str:
@@ -89,11 +95,17 @@ setup(
         "bdist_wheel": {"py_limited_api": "cp39"}
     },  # for this platform, and any Python: ctypes opens the libraries
     install_requires=read_requirements("requirements.txt"),
-    extras_require={"test": read_requirements("requirements-test.txt"), "nvidia": ["nvidia-ml-py"]},
+    extras_require={
+        "tools": read_requirements("requirements-tools.txt"),
+        "test": read_requirements("requirements-test.txt"),
+        "nvidia": ["nvidia-ml-py"],
+    },
     entry_points={
         "console_scripts": [
             "colmet-node = colmet.node.main:main",
             "colmet-collector = colmet.collector.main:main",
+            "colmet = colmet.tools.colmet:main",
+            "colmet-extract = colmet.tools.extract:main",
         ]
     },
     classifiers=[

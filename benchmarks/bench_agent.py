@@ -19,6 +19,7 @@ from colmet.node.account import Account
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.backends.taskstats import TaskstatsBackend
+from colmet.node.held import Held
 from colmet.node.host import Host
 from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
@@ -157,7 +158,7 @@ def bench_growth(ticks: int = TICKS) -> Figures:
         host = Host()
         backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-        spool = Spool(v1.encode, lambda message: True)
+        spool = Spool(v1.encode, Held(time.time_ns()))
         agent = Agent("bench", source, backends, spool, Schedule(1), account=Account(host))
         tasks = ShortTasks(root.job("bob_1"))
         sizes = []
@@ -167,6 +168,7 @@ def bench_growth(ticks: int = TICKS) -> Figures:
                 job.start(["/bin/sleep", "60"])
             tasks.run(2)
             spool.put(agent.tick())
+            spool.take()
             if number % 3 == 2:
                 root.end(job)
             if number in (ticks // 10, ticks - 1):

@@ -25,11 +25,12 @@ read -r version new_enough name prefix <<<"$about"
 [[ $new_enough == 1 ]] || die "$python is Python $version and Colmet needs 3.9 or newer; choose another with PYTHON=..."
 
 # Two runs at once (two terminals, say) would build the same directory: the second waits.
-exec 9<scripts/bootstrap.sh
+mkdir -p "$(dirname "$dir")"
+exec 9>"$dir.lock"
 flock 9
 
 # Not the files' times, which git does not keep: their content, and all else that the environment depends on.
-stamp=$(cat requirements.txt requirements-test.txt setup.py scripts/bootstrap.sh <(echo "$version $prefix $PWD") | sha256sum)
+stamp=$(cat requirements.txt requirements-tools.txt requirements-test.txt setup.py scripts/bootstrap.sh <(echo "$version $prefix $PWD") | sha256sum)
 if [[ $(cat "$dir/setup.stamp" 2>/dev/null) == "$stamp" ]] && "$dir/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi
@@ -49,8 +50,11 @@ said=$("$python" -m venv --clear "$dir" 2>&1) || die "$python -m venv --clear $P
 log=$dir/setup.log
 pip() { "$dir/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1 </dev/null; }
 say "installing what Colmet and its tests need (a minute; $log)"
-# pip 23: editable installs by pyproject.toml. --use-pep517: pyinotify, a source package, without a warning.
-if ! pip install 'pip>=23' || ! pip install --use-pep517 -r requirements.txt -r requirements-test.txt -e .; then
+# pip 23: editable installs by pyproject.toml. --use-pep517: pyinotify, a source package, without a warning. --no-compile:
+# what is imported is compiled then, which is not half of it. Colmet's own installation builds in its source: one at a time.
+if ! pip install 'pip>=23' ||
+    ! pip install --no-compile --use-pep517 -r requirements.txt -r requirements-test.txt ||
+    ! { exec 8<scripts/bootstrap.sh && flock 8 && pip install --use-pep517 --no-deps -e .; }; then
     { grep '^ *ERROR: ' "$log" || tail -n 12 "$log"; } | tail -n 6 >&2
     die "pip failed (no network, or no package for this machine?); all it said is in $dir/setup.log"
 fi

@@ -5,11 +5,15 @@
 # usage: need.sh PACKAGE...
 set -euo pipefail
 
-missing=()
-for package; do
-    [[ $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) == *"ok installed" ]] || missing+=("$package")
-done
-[[ ${#missing[@]} -gt 0 ]] || exit 0
+# Ends all where nothing is missing.
+look() {
+    missing=()
+    for package; do
+        [[ $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) == *"ok installed" ]] || missing+=("$package")
+    done
+    [[ ${#missing[@]} -gt 0 ]] || exit 0
+}
+look "$@"
 
 if ! command -v apt-get >/dev/null; then
     echo "setup: this machine has no apt-get; install what it calls: ${missing[*]}" >&2
@@ -27,10 +31,14 @@ if [[ $EUID -ne 0 ]]; then
     exit 1
 fi
 
+# one at a time: apt-get waits for the lock of dpkg, but not for that of its lists
+exec 7</var/lib/dpkg
+flock 7
+look "$@"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 get() {
-    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@" </dev/null >"$log" 2>&1
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@" </dev/null 7<&- >"$log" 2>&1
 }
 install() { get install -y --no-install-recommends "${missing[@]}"; }
 

@@ -1,14 +1,19 @@
 #!/bin/bash
-# Runs the tests on every supported Python that this machine has, one after the other (some tests measure time),
-# each in its own .venvs/VERSION, and prints a line for each. What is marked slow runs on the first alone.
+# Runs the tests on every supported Python that this machine has, each in its own .venvs/VERSION, and prints what went
+# wrong and a line for each run; all that pytest said is in .venvs/VERSION.alone.log and .venvs/VERSION.log.
 #
-# usage: [VERSIONS="3.9 3.13"] test-all.sh [PYTEST ARGUMENT...]
+# Tests marked live go by this machine's clock and kernel: they run alone, on the first and the second Python. The others
+# run on all, two Pythons at a time. Those marked slow run on the first alone: what differs between the newest and the
+# oldest Python shows on the first two, and the rest of the code on each one between.
+#
+# usage: [VERSIONS="3.13 3.9"] [AT_ONCE=1] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
 shopt -s extglob nullglob
 cd "$(dirname "$0")/.."
+source scripts/running.sh
 
-read -ra versions <<<"${VERSIONS:-3.9 3.10 3.11 3.12 3.13}"
-limit_s=${TEST_TIMEOUT:-900}  # for one Python: a test that hangs must not hang the CI
+read -ra versions <<<"${VERSIONS:-3.13 3.9 3.10 3.11 3.12}"
+asked_for=$#
 
 # Prints the path of a Python of this version. Each candidate has to run: a shim of pyenv exists for versions that
 # are not active too.
@@ -29,40 +34,39 @@ print(sys.executable)" 2>/dev/null && return
     return 1
 }
 
-mkdir -p .venvs
-summary=()
+# tests MARKED VERSION NAME [PYTEST_ARGUMENT...]
+tests() { start "$3" ".venvs/$2/bin/python" -m "$1" "${@:4}"; }
+
+found=()
 absent=()
-later=()  # what pytest is told on all but the first
-failed=0
 for version in "${versions[@]}"; do
-    if ! python=$(find_python "$version"); then
-        absent+=("$version")
-        continue
-    fi
-    log=.venvs/$version.log
-    started=$SECONDS
-    status=0
-    closing=
-    echo "---- Python $version: $python"
-    if scripts/bootstrap.sh ".venvs/$version" "$python"; then
-        timeout --foreground --kill-after=30 "$limit_s" \
-            ".venvs/$version/bin/python" -m pytest "${later[@]}" "$@" 2>&1 | tee "$log" || status=$?
-        later=(-m "not slow")
-        # pytest's closing line without its rule: "12 passed, 1 skipped in 3.45s"; a library may have its say after it
-        closing=$(sed -nE 's/^(=+ )?([0-9].* in [0-9.]+s( \([0-9:]+\))?)( =+)?$/\2/p' "$log" | tail -n 1)
-        [[ $status -ne 124 ]] || closing="stopped after $limit_s s"
+    if python=$(find_python "$version"); then
+        found+=("$version")
+        beside scripts/bootstrap.sh ".venvs/$version" "$python"
     else
-        status=1
-        closing="could not be set up"
+        absent+=("$version")
     fi
-    result=passed
-    [[ $status -eq 0 ]] || { result=FAILED; failed=1; }
-    summary+=("$(printf '%-5s %-7s %s (%d s with set-up)' "$version" "$result" "$closing" $((SECONDS - started)))")
+done
+[[ ${#found[@]} -gt 0 ]] || { echo "no supported Python found" >&2; exit 1; }
+wait
+for version in "${found[@]}"; do
+    .venvs/"$version"/bin/python -c 'import pytest' || { echo "Python $version could not be set up" >&2; exit 1; }
 done
 
-echo
-echo "---- All Pythons"
-[[ ${#summary[@]} -eq 0 ]] || printf '%s\n' "${summary[@]}"
+first=${found[0]} names=("${found[0]}.alone")
+tests live "$first" "$first.alone" "$@"
+for version in "${found[@]:1:1}"; do
+    names+=("$version.alone")
+    tests "live and not slow" "$version" "$version.alone" "$@"
+done
+beside tests "not live" "$first" "$first" "$@"
+for version in "${found[@]:1}"; do
+    beside tests "not live and not slow" "$version" "$version" "$@"
+done
+wait
+names+=("${found[@]}")
+for name in "${names[@]}"; do again "$name"; done
+failed=0
+sum_up "${names[@]}" || failed=1
 [[ ${#absent[@]} -eq 0 ]] || echo "not found on this machine: ${absent[*]}"
-[[ ${#summary[@]} -gt 0 ]] || { echo "no supported Python found" >&2; exit 1; }
 exit "$failed"

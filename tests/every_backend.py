@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from direct import Direct
+
 from colmet.common import cli
 from colmet.common.wire import v1
 from colmet.node import account, main
@@ -20,7 +22,6 @@ from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.host import Host
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
 
 DEADLINE_S = 0.4  # of each program: so that it is met often
 HANG_AT = 60  # the tick from which on programs hang, by the file `hang` in the root
@@ -71,7 +72,7 @@ def run():
     source = main.find_jobs(options, host)
     own = account.Account(host, 0)
     sent = []
-    spool = Spool(v1.encode, lambda message: sent.append(len(message)) or True)
+    spool = Direct(v1.encode, lambda message: sent.append(len(message)) or True)
     agent = Timed("node", source, backends, spool, Schedule(period_s), None, own)
     with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
         agent.run(signals)

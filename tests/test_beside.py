@@ -79,7 +79,7 @@ class Clock:
 
 
 def wait_for(condition):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.001)
@@ -263,6 +263,7 @@ def test_what_the_thread_uses_is_metered(slow):
     clock = Clock()
     beside, runner = opened(slow, clock)
     start = time.perf_counter_ns()
+    wait_for(lambda: len(slow.calls) == 2)  # the thread has begun
     time.sleep(0.02)
     slow.may_go_on.release()
     wait_for(ended(beside))

@@ -43,7 +43,7 @@ def lives(pid):
         return False
 
 
-def eventually(condition, timeout_s=20):
+def eventually(condition, timeout_s=60):
     until = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until:

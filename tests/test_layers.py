@@ -14,12 +14,24 @@ MODULES = sorted((ROOT / "colmet").rglob("*.py"))
 LIBRARIES = {
     "zmq": ("colmet.common.transport",),
     "msgpack": ("colmet.common.wire.",),
-    "tables": ("colmet.collector.backends.hdf5", "colmet.tools."),
+    "tables": ("colmet.collector.backends.hdf5", "colmet.collector.hdf5", "colmet.tools."),
     "pyinotify": ("colmet.node.discovery.watches",),
     "pynvml": ("colmet.node.gpus.nvml",),
-    "requests": ("colmet.collector.backends.elasticsearch",),
-    "subprocess": ("colmet.node.command", "colmet.tools."),
-    "ctypes": ("colmet.node.clib", "colmet.node.kernel.netlink", "colmet.node.backends."),
+    "tomli": ("colmet.common.configuration",),
+    "tomllib": ("colmet.common.configuration",),
+    "requests": ("colmet.collector.backends.elasticsearch", "colmet.collector.elastic"),
+    "rich": ("colmet.tools.",),
+    "matplotlib": ("colmet.tools.",),
+    "pyarrow": ("colmet.tools.",),
+    "subprocess": ("colmet.node.command", "colmet.collector.hdf5apart", "colmet.tools."),
+    "ctypes": (
+        "colmet.tools.doctor.clock",
+        "colmet.collector.memory",
+        "colmet.node.clib",
+        "colmet.node.kernel.netlink",
+        "colmet.node.privileges",
+        "colmet.node.backends.",
+    ),
 }
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import cannot_run
+from direct import Direct
 
 from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.buffer import Buffer, Outlet
+from colmet.collector.journal import Journal
 from colmet.collector.main import build_parser
+from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
 from colmet.common.cli import load
 from colmet.common.schema import Table
@@ -27,7 +29,6 @@ from colmet.node.host import Host
 from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
 from colmet.tools.live import Failed, JobRoot
 from colmet.tools.workloads import ShortTasks
 
@@ -59,12 +60,12 @@ def test_an_agent_with_jobs_that_come_and_go_grows_neither_in_memory_nor_in_desc
     monkeypatch.setattr(Attribution, "MAX_WAITING", 10)
     monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
     sent = []
-    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
+    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", "", "--spool-dir", ""])
     host = Host()
     backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
     source = JobSource(host, [str(cgroups.path)], compile_patterns([DEFAULT_PATTERN]))
     agent = Agent(
-        "node", source, backends, Spool(v1.encode, lambda message: sent.append(len(message)) or True), Schedule(1)
+        "node", source, backends, Direct(v1.encode, lambda message: sent.append(len(message)) or True), Schedule(1)
     )
     steady = cgroups.job("bob_1")
     steady.start("sleep", "120")
@@ -101,11 +102,11 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
         jobs = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
     except Failed as err:
         cannot_run(str(err))
-    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", ""])
+    options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", "", "--spool-dir", ""])
     host = Host()
     backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
     source = JobSource(host, [str(jobs.path)], compile_patterns([DEFAULT_PATTERN]))
-    spool = Spool(v1.encode, lambda message: True)
+    spool = Direct(v1.encode, lambda message: True)
     agent = Agent("node", source, backends, spool, Schedule(1), account=Account(host))
     try:
         short = ShortTasks(jobs.job("bob_1"))
@@ -134,17 +135,18 @@ def test_an_agent_gives_every_descriptor_back(tmp_path):
     before, threads = descriptors(), set(threading.enumerate())
     for _ in range(5):
         enabled = [on for cls in load(NAMES) if (on := cls.switches()[0])]
-        options = build_node_parser(load(NAMES)).parse_args([*enabled, "--state-dir", ""])
+        options = build_node_parser(load(NAMES)).parse_args([*enabled, "--state-dir", "", "--spool-dir", ""])
         host = Host()
         backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(tmp_path)], compile_patterns([DEFAULT_PATTERN]), Job(host, 0, pids=[os.getpid()]))
-        agent = Agent("node", source, backends, Spool(v1.encode, lambda message: True), Schedule(1))
+        agent = Agent("node", source, backends, Direct(v1.encode, lambda message: True), Schedule(1))
         agent.tick()
         agent.close()
     assert descriptors() == before
     assert set(threading.enumerate()) <= threads
 
 
+@pytest.mark.slow
 def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(tmp_path):
     from colmet.common.wire import Decoder
 
@@ -152,20 +154,28 @@ def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(t
     (batch,) = Decoder().decode(frame).batches
     options = build_parser([Hdf5Output]).parse_args(["--hdf5-filepath", str(tmp_path / "x.hdf5")])
     output = Hdf5Output.from_options(options)
-    output.open()
-    receiver, buffer = Receiver(), Buffer([Outlet(output)], 1, 5)
+    receiver, journal = Receiver(), Journal(str(tmp_path / "j"), 64 << 20)
+    state = journal.state("hdf5")
+    output.open(state)
+    outlet = Outlet(output, journal, state, 1, 5)
+    journal.start(receiver.account)
 
     def burst(n):
         table = batch.tables[0]
         rows = table.rows.copy()
         rows["job_id"] = 1 + n % 5
         message = v1.encode(batch._replace(epoch=1, seq=n, tables=(Table(table.schema, table.time_ns, rows),)))
-        buffer.add(receiver.take(message, "10.0.0.1"))
-        buffer.flush()
+        journal.append(message, receiver.take(message, "10.0.0.1"))
+        with journal.changed:
+            assert journal.changed.wait_for(lambda: journal.end > n, 20)
+        outlet._recover()
+        outlet._write_next()
+        assert state.position == n + 1
 
     try:
         grown, files = growth_of(burst, 200, warm_up=20)
     finally:
+        journal.close()
         output.close()
     assert files == 0
     assert grown < 200_000

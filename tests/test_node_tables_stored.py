@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import h5py
 import pytest
+from outputs import write
 
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.common.schema import Batch, Table
@@ -37,10 +38,7 @@ def test_counter_24_and_all_others_reach_a_file(fake, tmp_path, wire):
     rapl.close()
 
     message = ENCODERS[wire](Batch("dahu-7", 1, 1, TIME_S * 10**9, (17,), tuple(tables)))
-    output = Hdf5Output(str(tmp_path / "x.hdf5"))
-    output.open()
-    output.write(Decoder().decode(message).batches)
-    output.close()
+    write(Hdf5Output(str(tmp_path / "x.hdf5")), Decoder().decode(message).batches)
 
     with h5py.File(tmp_path / "x.hdf5") as file:
         stored = {name: file["job_0"][name][()] for name in file["job_0"]}

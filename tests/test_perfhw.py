@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -104,11 +105,16 @@ class MadeUp:
         self.errors = [errno.ENOENT if n in type(self).refused else 0 for n in range(len(events))]
         self.group, self.cpus, self.is_open = group, frozenset(cpus), True
         self.told = [0] * 3 * len(events)
+        self.dropped = set()
         if group >= 0:
             type(self).made.append(self)
 
     def read(self):
         return list(self.told)
+
+    def drop(self, event):
+        self.dropped.add(event)
+        return len(self.cpus)
 
     def close(self):
         self.is_open = False
@@ -300,6 +306,178 @@ def test_counts_that_cannot_be_read_are_counted_and_leave_the_others(made_up, mo
     monkeypatch.setattr(made_up.kind.made[0], "read", broken)
     assert [row.job_id for row in backend.sample(jobs)] == [2]
     assert backend.counters()["perf_read_failures"] == 1
+
+
+# -- other events --
+
+
+def change(backend, *names):
+    return backend.changes()["perfhw_list"](names)()
+
+
+def counted(rows):
+    """Job and counters of each row."""
+    return {row.job_id: {name: n for name, n in row.values.items() if name.startswith("counter")} for row in rows}
+
+
+def test_other_events_begin_and_those_that_stay_go_on(made_up):
+    backend, job = opened(made_up, "instructions", "page_faults", "task_clock"), new_job(made_up)
+    kept = made_up.host.kept
+    backend.sample([job])
+    (first,) = made_up.kind.made
+    first.told = [100, 10, 10, 7, 10, 10, 50, 10, 10]
+    rows = change(backend, "page_faults", "dummy", "task_clock")
+    assert counted(rows) == {1: {"counter_1": 100, "counter_2": 7, "counter_3": 50}}  # the last under the old columns
+    assert [name.name for name in backend.counter_names()] == ["page_faults", "dummy", "task_clock"]
+    assert [name.unit for name in backend.counter_names()] == ["count", "count", "nsec"]
+    _, second = made_up.kind.made
+    assert first.is_open and first.dropped == {0} and second.cpus == first.cpus
+    first.told = [0, 0, 0, 9, 20, 20, 60, 20, 20]
+    second.told = [3, 5, 5]
+    assert counted(backend.sample([job])) == {1: {"counter_1": 2, "counter_2": 3, "counter_3": 10}}
+    rows = change(backend, "dummy")
+    assert counted(rows) == {1: {"counter_1": 0, "counter_2": 0, "counter_3": 0}}
+    assert not first.is_open and second.is_open
+    second.told = [4, 6, 6]
+    assert counted([backend.last(job)]) == {1: {"counter_1": 1}}
+    assert not second.is_open and made_up.host.kept == kept
+
+
+def test_a_job_that_comes_later_has_the_events_of_then(made_up):
+    backend, jobs = opened(made_up, "instructions"), [new_job(made_up, 1), new_job(made_up, 2)]
+    backend.sample(jobs[:1])
+    change(backend, "dummy", "page_faults")
+    assert counted(backend.sample(jobs)) == {1: {"counter_1": 0, "counter_2": 0}, 2: {"counter_1": 0, "counter_2": 0}}
+    assert len(made_up.kind.made) == 3
+
+
+def test_cpus_that_come_later_count_the_events_of_then(made_up):
+    backend, job = opened(made_up, "page_faults", "instructions"), new_job(made_up, cpus="2-3")
+    backend.sample([job])
+    change(backend, "dummy", "page_faults")
+    made_up.write("/cpuset/oar/bob_1/cpuset.cpus", "2-5\n")
+    for _ in range(perfhw.SLOW_TICKS + 1):
+        backend.sample([job])
+    first, second, third = made_up.kind.made
+    assert third.cpus == {4, 5}
+    first.told, second.told, third.told = [10, 1, 1, 0, 0, 0], [100, 1, 1], [1000, 1, 1, 1, 1, 1]
+    assert counted(backend.sample([job])) == {1: {"counter_1": 1100, "counter_2": 11}}
+
+
+def test_an_event_of_one_job_is_opened_for_that_one_alone(made_up):
+    backend = opened(made_up, "page_faults:-1:2", "dummy")
+    jobs = [new_job(made_up, 1), new_job(made_up, 2)]
+    assert counted(backend.sample(jobs)) == {1: {"counter_2": 0}, 2: {"counter_1": 0, "counter_2": 0}}
+    assert [len(made.errors) for made in made_up.kind.made] == [1, 2]
+    change(backend, "page_faults:-1:2")
+    assert counted(backend.sample(jobs)) == {2: {"counter_1": 0}}
+    assert not made_up.kind.made[0].is_open and backend.counters()["perf_jobs_uncounted"] == 0
+    assert backend.last(jobs[0]) is None
+
+
+def test_an_event_with_a_period_has_its_counts_at_that_pace_and_all_of_them(made_up):
+    clock = [100.0]
+    backend = opened(made_up, "page_faults:10:-1", "dummy", monotonic=lambda: clock[0])
+    job = new_job(made_up)
+    seen = []
+    for n in range(25):
+        if n == 1:
+            (counters,) = made_up.kind.made
+        if n:
+            counters.told = [n, n, n, n, n, n]
+        (row,) = backend.sample([job])
+        seen.append(row.values.get("counter_1"))
+        assert row.values["counter_2"] == min(n, 1)
+        clock[0] += 1
+    # a second early, as a tick may come
+    assert {n: count for n, count in enumerate(seen) if count is not None} == {0: 0, 9: 9, 19: 10}
+    change(backend, "dummy:10:1", "page_faults:10:-1")
+    counters.told = [30, 1, 1, 30, 1, 1]
+    values = backend.sample([job])[0].values
+    assert "counter_2" not in values and values["counter_1"] == 6  # its own period begins; that of the other goes on
+    clock[0] = 130.0
+    assert "counter_2" in backend.sample([job])[0].values
+    counters.told = [31, 1, 1, 31, 1, 1]
+    assert counted([backend.last(job)]) == {1: {"counter_1": 1, "counter_2": 1}}  # before it was due
+
+
+def test_the_same_event_for_two_jobs_at_two_paces_is_opened_once(made_up):
+    backend = opened(made_up, "page_faults:10:1", "page_faults:-1:2", "page_faults")
+    jobs = [new_job(made_up, 1), new_job(made_up, 2)]
+    assert counted(backend.sample(jobs)) == {1: {"counter_1": 0, "counter_3": 0}, 2: {"counter_2": 0, "counter_3": 0}}
+    assert [len(made.errors) for made in made_up.kind.made] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ([], "0 events; give 5 at most"),
+        (["dummy"] * 6, "6 events; give 5 at most"),
+        (["instrutions"], "did you mean instructions"),
+        (["cbox_0/llc/"], "there is no PMU cbox_0"),
+        (["page_faults:1"], "give NAME, or NAME:PERIOD:JOB"),
+        (["page_faults", "cache_misses"], "cache_misses is not supported by this CPU"),
+    ],
+)
+def test_events_that_cannot_be_counted_are_refused_and_nothing_changes(made_up, names, says):
+    backend, job = opened(made_up, "page_faults", "task_clock"), new_job(made_up)
+    backend.sample([job])
+    made_up.kind.refused = (1,)
+    with pytest.raises(ConfigError, match=says):
+        change(backend, *names)
+    made_up.kind.refused = ()
+    assert [name.name for name in backend.counter_names()] == ["page_faults", "task_clock"]
+    assert len(made_up.kind.made) == 1 and not made_up.kind.made[0].dropped
+
+
+def test_events_can_be_named_to_a_backend_that_found_none(made_up):
+    made_up.kind.refused = (0,)
+    backend = PerfhwBackend(made_up.host, ["instructions"])
+    with pytest.raises(BackendUnavailable):
+        backend.open()
+    made_up.kind.refused = ()
+    assert list(change(backend, "page_faults")) == []
+    backend.open()
+    assert counted(backend.sample([new_job(made_up)])) == {1: {"counter_1": 0}}
+
+
+def test_a_job_without_descriptors_for_a_new_event_keeps_the_others_and_gets_it_later(made_up, caplog):
+    backend, job = opened(made_up, "page_faults"), new_job(made_up)
+    backend.sample([job])
+    made_up.kind.error = errno.EMFILE
+    change(backend, "page_faults", "dummy")
+    assert "LimitNOFILE" in caplog.text
+    assert counted(backend.sample([job])) == {1: {"counter_1": 0}}
+    made_up.kind.error = 0
+    backend.sample([job])
+    assert counted(backend.sample([job])) == {1: {"counter_1": 0, "counter_2": 0}}
+
+
+@pytest.mark.slow
+@pytest.mark.live
+def test_live_events_of_running_jobs_change_without_a_lost_count(point, live):
+    """Page faults stay through every change, in another column each time; their sum is the kernel's own."""
+    backend = live("page_faults", "context_switches")
+    with worker_jobs(point) as made:
+        ((job, worker),) = made
+        backend.sample([job])
+        worker.begin("events", 4)
+        faults, changes = 0, 0
+
+        def take(names, rows):
+            nonlocal faults
+            at = next(name.counter for name in names if name.name == "page_faults")
+            faults += sum(row.values[at] for row in rows)
+
+        lists = (["task_clock", "page_faults"], ["page_faults"], ["cpu_clock", "context_switches", "page_faults"])
+        while not select.select([worker.process.stdout], [], [], 0.01)[0]:
+            take(backend.counter_names(), change(backend, *lists[changes % 3]))
+            changes += 1
+            take(backend.counter_names(), backend.sample([job]))
+        expected, *_ = worker.counted()
+        take(backend.counter_names(), backend.sample([job]))
+        assert changes > 10
+        assert faults == pytest.approx(expected, rel=0.001, abs=10)
 
 
 # -- groups that are missing --
@@ -669,13 +847,14 @@ def test_live_a_job_of_oar_2_is_counted_by_the_daemon_between_two_of_its_samples
         *("--enable-stdout-backend", "--stdout-format", "json"),
     )
     node = Daemon(
-        *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "60", "--state-dir", ""),
+        *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "60", "--state-dir", "", "--spool-dir", ""),
         *("--mapping-dir", "", "--cpuset_rootpath", str(cgroups.path), "--enable-perfhw", "--perfhw-make-cgroup"),
         *("--perfhw-list", "instructions", "page_faults", "context_switches"),
     )
     try:
         collector.said("listening")
         node.said("backend on backend=perfhw")
+        node.said("collector is there")  # what it does not take is lost when the node ends, without --spool-dir
         group = cgroups.job("bob_73").path
         node.said("job started job=73")
         place = perf_event / group.relative_to(cgroup_mount("cpuset"))

@@ -295,6 +295,8 @@ def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
         "12",
         "--state-dir",
         "",
+        "--spool-dir",
+        "",
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:

@@ -506,6 +506,7 @@ looks = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.booleans(), st.integers(0, 4), st.lists(st.one_of(events, events, looks), max_size=80))
 def test_never_is_more_counted_than_was_really_used_and_in_the_end_all_is_that_was_waited_for(tidy, share, happened):

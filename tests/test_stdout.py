@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
 
 import pytest
+from outputs import in_memory, records, write
 
+from colmet.collector.backend import Record
 from colmet.collector.backends.stdout import StdoutOutput
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -27,12 +30,10 @@ def batch(jobs=(7, 9)):
 
 
 def written(form, *batches):
-    read, write = os.pipe()
-    output = StdoutOutput(form, write)
-    output.open()
-    output.write(batches)
-    output.close()
-    os.close(write)
+    read, fd = os.pipe()
+    output = StdoutOutput(form, fd)
+    write(output, batches)
+    os.close(fd)
     with os.fdopen(read) as file:
         return file.read()
 
@@ -48,8 +49,8 @@ def test_json_is_one_object_a_line_without_missing_values():
     assert "involved_jobs" not in written("json", batch(jobs=None))
 
 
-def test_the_readable_form_names_host_job_table_values_and_units():
-    text = written("readable", batch())
+def test_the_text_form_names_host_job_table_values_and_units():
+    text = written("text", batch())
     assert "2023-11-14T22:13:25Z node-1 job 7 job_default\n" in text
     assert "2023-11-14T22:13:25Z node-1 node node_default\n" in text
     assert [line.split() for line in text.splitlines() if " cpu " in line] == [
@@ -58,6 +59,25 @@ def test_the_readable_form_names_host_job_table_values_and_units():
     ]
     assert [line.split() for line in text.splitlines() if " n " in line] == [["n", "0"]]
     assert ["load", "0.44"] in [line.split() for line in text.splitlines()]
+
+
+def test_csv_is_a_line_for_each_value_that_is_there():
+    lines = list(csv.DictReader(written("csv", batch()).splitlines()))
+    common = {"timestamp": "1700000005", "hostname": "node-1"}
+    job = {**common, "metric_backend": "job_default"}
+    assert lines == [
+        {**job, "job_id": "7", "metric": "cpu", "value": "5", "unit": "nsec"},
+        {**job, "job_id": "7", "metric": "model", "value": "éx", "unit": "none"},
+        {**job, "job_id": "9", "metric": "cpu", "value": "6", "unit": "nsec"},
+        {**job, "job_id": "9", "metric": "n", "value": "0", "unit": "count"},
+        {**common, "metric_backend": "node_default", "job_id": "0", "metric": "load", "value": "0.44", "unit": "none"},
+    ]
+
+
+def test_what_a_label_says_cannot_break_the_csv():
+    table = Table.from_samples(JOB, TIME, [Sample(7, {"model": b'a,"\n=1'})])
+    (line,) = csv.DictReader(written("csv", batch()._replace(tables=(table,))).splitlines())
+    assert line["value"] == 'a,"\\n=1'
 
 
 def test_every_frame_of_colmet_06_can_be_printed():
@@ -78,39 +98,65 @@ def test_every_frame_of_colmet_06_can_be_printed():
 
 
 def test_a_reader_that_has_gone_makes_it_unavailable_and_says_so():
-    read, write = os.pipe()
+    read, fd = os.pipe()
     os.close(read)
     with pytest.raises(OutputUnavailable, match="reader has ended"):
-        StdoutOutput("json", write).write([batch()])
-    os.close(write)
+        write(StdoutOutput("json", fd), [batch()])
+    os.close(fd)
 
 
+@pytest.mark.slow
 def test_rows_cut_off_in_the_middle_are_completed_not_repeated():
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    output = StdoutOutput("json", write)
-    many = [batch() for _ in range(400)]  # more than a pipe holds
-    output.write(many)
-    text, retries = os.read(read, 1 << 20), 0
-    while True:
+    read, fd = os.pipe()
+    os.set_blocking(fd, False)
+    output = StdoutOutput("json", fd)
+    state = in_memory()
+    output.open(state)
+    all_records = records([batch() for _ in range(401)])  # more than a pipe holds
+    text, retries = b"", 0
+    while state.position < 401:
         try:
-            output.write([batch()])
-            break
+            output.write(all_records[state.position :])
         except OutputUnavailable:
             retries += 1
             text += os.read(read, 1 << 20)
-    os.set_blocking(write, True)
+    os.set_blocking(fd, True)
     output.close()
-    os.close(write)
+    os.close(fd)
     with os.fdopen(read, "rb") as file:
         text += file.read()
     assert retries
     assert len([json.loads(line) for line in text.splitlines()]) == 3 * 401
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reads_again", [False, True])
+def test_a_record_that_is_cut_off_is_not_taken_for_written(reads_again, caplog):
+    read, fd = os.pipe()
+    os.set_blocking(fd, False)
+    output = StdoutOutput("json", fd)
+    state = in_memory()
+    output.open(state)
+    all_records = [Record(n, 1, (batch(),) * 50) for n in range(40)]  # more than a pipe holds
+    with pytest.raises(OutputUnavailable):
+        output.write(all_records)
+    text = os.read(read, 1 << 20) if reads_again else b""
+    position = state.position
+    assert output._rest, "it is in the middle of one"
+    output.close()
+    os.close(fd)
+    with os.fdopen(read, "rb") as file:
+        text += file.read()
+    if reads_again:
+        assert len([json.loads(line) for line in text.splitlines()]) == 150 * state.position == 150 * (position + 1)
+    else:
+        assert text.count(b"\n") < 150 * (position + 1) and state.position == position, "the next start writes it"
+        assert "cut off" in caplog.text
+
+
 def test_a_closed_standard_output_is_refused_at_start():
-    read, write = os.pipe()
+    read, fd = os.pipe()
     os.close(read)
-    os.close(write)
+    os.close(fd)
     with pytest.raises(ConfigError, match="standard output is closed"):
-        StdoutOutput("json", write).open()
+        StdoutOutput("json", fd).open(in_memory())

@@ -275,14 +275,15 @@ def test_live_eight_threads_that_write_5_mb_count_5_mb(backend, process, tmp_pat
 @pytest.mark.live
 def test_live_totals_do_not_go_down_when_another_thread_calls_exec(backend):
     """It takes the number and the start time of the first thread, and brings its own, smaller counters."""
-    code = "import os,sys,threading,time\nwhile time.process_time() < 0.5: pass\nprint('ready', flush=True)\n"
-    code += "def run():\n    sys.stdin.read(1)\n    os.execvp('sleep', ['sleep', '60'])\n"
+    code = "import os,sys,threading,time\nwhile time.process_time() < 0.5: pass\n"
+    code += (
+        "def run():\n    print('ready', flush=True)\n    sys.stdin.read(1)\n    os.execvp('sleep', ['sleep', '60'])\n"
+    )
     code += "threading.Thread(target=run).start()\ntime.sleep(60)"
     command = [sys.executable, "-S", "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
-            process.stdout.readline()
-            time.sleep(0.05)
+            assert process.stdout.readline() == b"ready\n"
             job = Tasks(process.pid)
             (before,) = backend.sample([job])
             assert len(job.tids()) == 2
@@ -297,7 +298,8 @@ def test_live_totals_do_not_go_down_when_another_thread_calls_exec(backend):
         finally:
             process.kill()
     field = "cpu_run_virtual_total"
-    assert before.values[field] <= after.values[field] < before.values[field] + 0.1e9
+    # what it had used is there once, not twice
+    assert 0.5e9 <= before.values[field] <= after.values[field] < before.values[field] + 0.4e9
 
 
 @pytest.mark.live
@@ -328,7 +330,8 @@ def test_live_cpu_time_of_a_job_equals_its_cgroups(backend, cgroups):
         one.stdout.readline()
     job = Job(Host(), 1, cgroups=[str(group.path)])
     (row,) = backend.sample([job])
-    assert row.values["cpu_run_virtual_total"] / 1e9 == pytest.approx(group.cpu_s(), rel=0.02)
+    # a process is made outside of the group, and enters it then
+    assert row.values["cpu_run_virtual_total"] / 1e9 == pytest.approx(group.cpu_s(), rel=0.02, abs=0.08)
     assert 0.4 * group.cpu_s() < row.values["cpu_run_real_total"] / 1e9 < 2 * group.cpu_s()
 
 

@@ -175,6 +175,7 @@ def test_any_bytes_after_a_good_start_are_survived(dialect: str, tail: bytes, st
     survives(Decoder(), GOOD[dialect][0][:start] + tail)
 
 
+@pytest.mark.slow
 @many
 @given(ANYTHING)
 def test_any_msgpack_object_is_survived(value: Any) -> None:

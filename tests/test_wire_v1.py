@@ -216,11 +216,11 @@ def test_a_reader_keeps_a_bounded_number_of_schemas_and_the_recent_ones() -> Non
     schemas = [Schema(f"t{n}", "job", [Field("x", "count", "counter")]) for n in range(v1.MAX_SCHEMAS + 10)]
     for schema in schemas:
         cache.get(schema.digest, zlib.compress(schema.text.encode(), 1))
-        cache.get(schemas[0].digest, None)  # in use, so it stays
+        cache.get(schemas[0].digest, b"")  # in use, so it stays
     assert len(cache) == v1.MAX_SCHEMAS
-    assert cache.get(schemas[-1].digest, None) == schemas[-1]
+    assert cache.get(schemas[-1].digest, b"") == schemas[-1]
     with pytest.raises(WireError):
-        cache.get(schemas[1].digest, None)
+        cache.get(schemas[1].digest, b"")
 
 
 def test_a_reader_keeps_a_bounded_number_of_fields() -> None:
@@ -261,10 +261,20 @@ def test_a_damaged_description_is_refused(description: Any) -> None:
         Decoder().decode(with_table(description=description))
 
 
+@pytest.mark.parametrize("description", [None, "text", 5, [], {}])
+def test_a_description_is_bytes_where_the_digest_is_known_too(description: Any) -> None:
+    decoder = Decoder()
+    decoder.decode(GOOD)
+    with pytest.raises(WireError, match="not a byte string"):
+        decoder.decode(with_table(description=description))
+    assert decoder.decode(with_table(description=b"not looked at")).batches
+
+
 @pytest.mark.slow
 def test_a_description_that_inflates_a_thousandfold_is_refused_in_bounded_memory() -> None:
     squeeze = zlib.compressobj(9)
-    bomb = b"".join([squeeze.compress(bytes(1 << 20)) for _ in range(1024)]) + squeeze.flush()
+    first, second = [squeeze.compress(bytes(1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH) for _ in range(2)]
+    bomb = first + 1023 * second  # behind a full flush, equal data is equally compressed
     assert len(bomb) < 2 << 20
     message = with_table(digest=bytes(16), description=bomb)
     tracemalloc.start()

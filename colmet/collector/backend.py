@@ -5,19 +5,44 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from colmet.collector.state import State
 from colmet.common.cli import Options
 from colmet.common.schema import Batch
 
 
-class OutputBackend(ABC):
-    """Writes batches somewhere.
+class Record(NamedTuple):
+    """What one message brought.
 
-    Life: built from the command line, `open()` once, then `write()` and `reopen()` any number of times, `close()`.
+    Attributes:
+        number: of the record in the journal: they go up, and none is given twice. (`State.journal`, number) names it
+            for ever.
+        received_ns: when it came, since the epoch.
+        batches: at least one.
+    """
+
+    number: int
+    received_ns: int
+    batches: tuple[Batch, ...]
+
+
+class OutputBackend(ABC):
+    """Writes records somewhere.
+
+    Life: built from the command line, `open()` once, from then on used by a thread of its own: `recover()` once, then
+    `write()` and `reopen()` any number of times, `close()`.
+
+    Attributes:
+        name: on command lines and in logs.
+        share: of the time, that it is to spend on writing while it keeps up: rows are gathered meanwhile, up to
+            `max_delay_s`. 1 for outputs for which many small writes cost no more than few large ones.
+        max_delay_s: how long rows may be gathered at most.
     """
 
     name: ClassVar[str]
+    share: float = 1.0
+    max_delay_s: float = 60.0
 
     @classmethod
     @abstractmethod
@@ -33,24 +58,50 @@ class OutputBackend(ABC):
             ConfigError: the options cannot work together.
         """
 
+    def journal_dir(self) -> str:
+        """Where the journal is to be if nobody says: beside what the output writes; empty where that is no place."""
+        return ""
+
     @abstractmethod
-    def open(self) -> None:
-        """Get ready to write.
+    def open(self, state: State) -> None:
+        """Get ready to write; soon done, what may take long is for `recover`.
+
+        Args:
+            state: what it remembers; the output alone calls `State.save`.
 
         Raises:
             ConfigError: it can never work as configured, e.g. a path that cannot be written.
         """
 
-    @abstractmethod
-    def write(self, batches: Sequence[Batch]) -> None:
-        """Write all rows of all batches, or none of them.
+    def recover(self) -> None:  # noqa: B027 - most outputs need no more than their position
+        """Bring what was written back to what `State.position` says, where it was killed while it wrote.
+
+        It may set the position back, to have records again.
 
         Raises:
-            OutputUnavailable: nothing was written for now; the same batches may be given again.
+            OutputUnavailable: not now; it is called again before anything is written.
+        """
+
+    @abstractmethod
+    def write(self, records: Sequence[Record]) -> None:
+        """Write all rows of records, which start at `State.position`, and save the position after the last one.
+
+        It may save positions in between, once all rows before them are written. Rows that were written after the
+        position that it saved last are given to it again, by this or the next process: they must not be there twice.
+
+        Raises:
+            OutputUnavailable: not now; it goes on at `State.position` later.
         """
 
     def reopen(self) -> None:  # noqa: B027 - most outputs have nothing to reopen
         """SIGHUP: start the next file, where the output has files."""
+
+    def interrupt(self) -> None:  # noqa: B027 - most outputs wait for nobody
+        """End what waits for somebody else soon, in OutputUnavailable; called by another thread, at the end."""
+
+    def counters(self) -> dict[str, int]:
+        """What it counts about itself, by name, for the log."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

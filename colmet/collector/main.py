@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
+from colmet.collector import rates
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
-from colmet.collector.buffer import MAX_BUFFER_BYTES, Buffer, Outlet
+from colmet.collector.check import check
+from colmet.collector.health import Health
+from colmet.collector.journal import Journal
+from colmet.collector.link import Durable, Link
+from colmet.collector.memory import tame_malloc
+from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
-from colmet.common import cli
+from colmet.collector.rounds import Rounds, handler
+from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
-from colmet.common.transport import Pull
+from colmet.common.health import NOTE_S
+from colmet.common.latest import Latest
+from colmet.common.service import Service
+from colmet.common.settings import Prepare, Settings, at_once
+from colmet.common.transport import LinkServer, Pull, door, link_uri
 
 log = logging.getLogger(__name__)
 
-# Messages, or rows, taken in before the buffer and the signals are looked at again.
-BURST = 10_000
+# Messages taken in before the signals are looked at again.
+BURST = 1000
 REPORT_S = 3600.0
-# At the end: how long messages that have arrived are still taken in.
+ACQUAINTED_S = 60.0  # by when a node that takes acknowledgements has said so
+# While the journal can take no more.
+FULL_WAIT_S = 0.2
+# At the end: how long messages that have arrived are still taken in, and how long the outputs may write on.
 LAST_RECEIVE_S = 10.0
-
-# Options of Colmet 0.6 whose outputs are still to come.
-LATER = {
-    "Elasticsearch": (
-        ("--elastic-host",),
-        ("--elastic-index-prefix",),
-        ("-P", "--http-credentials"),
-        ("--no-check-certificates",),
-    ),
-}
+LAST_WRITE_S = 10.0
+# An output that still waits for somebody then is left alone: what it has not written stays in the journal.
+LAST_JOIN_S = 40.0
 
 
 def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentParser:
@@ -41,7 +53,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentPar
     parser = cli.Parser(
         prog="colmet-collector",
         description="Receive what colmet-node measures on every node, and write it. Nodes of Colmet 0.6 may send to "
-        "it too. At least one output has to be chosen. SIGHUP starts the next HDF5 file.",
+        "it too. At least one output has to be chosen. SIGHUP starts the next HDF5 file, and has --config read again.",
     )
     cli.add_common_options(parser)
     parser.add_argument(
@@ -50,88 +62,194 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentPar
         default="tcp://0.0.0.0:5556",
         help="where to listen for nodes (default: %(default)s)",
     )
+    control.add_options(parser, "collector")
+    endpoint.add_options(parser)
+    parser.add_argument(
+        "--zeromq-link-bind-uri",
+        metavar="URI",
+        help="where to listen for nodes that take acknowledgements; '' for nowhere: what is on its way when the "
+        "collector stops is then lost (default: the next port)",
+    )
+    door.add_options(parser)
+    rates.add_options(parser)
     parser.add_argument(
         "-s",
         "--sample-period",
         metavar="S",
         type=cli.positive_seconds,
         default=5.0,
-        help="seconds that rows may wait before they are written (default: %(default)g)",
+        help="seconds that rows are gathered before they are written (default: %(default)g)",
     )
     parser.add_argument(
         "--buffer-size",
         metavar="N",
         type=cli.whole_number(1),
         default=100,
-        help="rows that wait before they are written at once (default: %(default)s)",
+        help="rows that are gathered before they are written, however short the time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--journal-dir",
+        metavar="DIR",
+        help="keep what is received here until every output has written it, whatever is killed or away meanwhile; "
+        "'' keeps it in memory only (default: PATH.journal beside the HDF5 file; without one, memory only)",
+    )
+    parser.add_argument(
+        "--journal-size",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=4 << 30,
+        help="bytes that the journal may take; beyond it the oldest records go, e.g. when a database has been away for "
+        "too long (default: 4G)",
+    )
+    parser.add_argument(
+        "--check-journal",
+        action="store_true",
+        help="tell what the journal holds, how far each output is, and what is damaged, then exit (status 1: damaged)",
     )
     for output in outputs:
         output.add_options(parser.add_argument_group(f"output: {output.name}"))
-    for part, options in LATER.items():
-        for names in options:
-            parser.add_argument(*names, action=cli.Later, part=f"the {part} output")
     return parser
 
 
 class Collector:
-    """Receives, buffers, writes.
+    """Receives, and has outputs write.
 
     Args:
         pull: where messages come in.
-        outputs: opened.
-        max_rows: rows that are buffered before they are written.
-        max_age_s: how long rows are buffered.
+        journal: opened.
+        outlets: for opened outputs.
+        errands: of other threads, done between messages.
+        service: is told that the collector is ready, how it is, and that it is alive.
+        latest: is given what comes; None where nobody asks for it.
+        reload: reads the configuration again.
+        receiver: what knows the senders.
+        link: acknowledges; None where nobody does.
+        parts: other parts' counters, by the name of the part.
+
+    Attributes:
+        health: answers how the collector is.
     """
 
-    def __init__(self, pull: Pull, outputs: Sequence[OutputBackend], max_rows: int, max_age_s: float) -> None:
+    def __init__(
+        self,
+        pull: Pull,
+        journal: Journal,
+        outlets: Sequence[Outlet],
+        errands: control.Errands,
+        service: Service,
+        latest: Latest | None = None,
+        reload: Callable[[], None] = lambda: None,
+        receiver: Receiver | None = None,
+        link: Link | None = None,
+        parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
+    ) -> None:
         self._pull = pull
-        self._receiver = Receiver()
-        self._outlets = [Outlet(output) for output in outputs]
-        self._buffer = Buffer(self._outlets, max_rows, max_age_s)
+        self._journal = journal
+        self._outlets = outlets
+        self._errands = errands
+        self._service = service
+        self._reload = reload
+        self._receiver = receiver or Receiver()
+        self._link = link
+        parts = {**parts, **({} if link is None else {"link": link.counters})}
+        self.health = Health(errands, self._receiver, journal, outlets, parts, latest)
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
+        self._paused = 0
+        self._look_at_nodes_at = time.monotonic() + ACQUAINTED_S
+        self._silent = 0
 
-    def run(self, signals: cli.Signals) -> None:
-        """Work until SIGTERM or SIGINT; then write what is there."""
+    def run(self, signals: cli.Signals) -> bool:
+        """Work until SIGTERM or SIGINT; then write what is there. Whether every output has ended."""
+        self._receiver.restore(*self._journal.account())
+        self.health.start()
+        self._journal.start(self._receiver.account)
+        for outlet in self._outlets:
+            outlet.start()
         self._pull.wake_on(signals.fd)
+        self._pull.wake_on(self._errands.fd)
+        self._service.ready()
+        self._tell()
         while not signals.stop_wanted():
-            self._pull.wait(self._buffer.delay_s())
-            signals.drain()
-            self._receive()
-            if signals.take(signal.SIGHUP):
-                self._buffer.flush()
-                self._reopen()
-            elif self._buffer.due:
-                self._buffer.flush()
+            if self._journal.full:
+                self._pause(signals)
             else:
-                self._buffer.retry()
+                self._pull.wait(max(0.0, min(self._report_at - time.monotonic(), NOTE_S, self._service.delay_s())))
+                self._receive()
+            if self._link is not None:
+                self._link.serve()
+            signals.drain()
+            self._errands.serve()
+            if signals.take(signal.SIGHUP):
+                self._service.reloading()
+                self._reload()
+                for outlet in self._outlets:
+                    outlet.reopen()
+                self._service.ready()
+            self._tell()
             if time.monotonic() >= self._report_at:
                 self._report()
+        self._service.stopping()
         # nodes that go on sending must not keep it from ending
         until = time.monotonic() + LAST_RECEIVE_S
-        while self._receive() and time.monotonic() < until:
-            self._buffer.flush()
-        self._buffer.flush(last_try=True)
+        while self._receive() and not self._journal.full and time.monotonic() < until:
+            pass
+        self._journal.finish()
+        if self._link is not None:
+            self._link.serve()
+        for outlet in self._outlets:
+            outlet.stop(LAST_WRITE_S)
+        until = time.monotonic() + LAST_WRITE_S
+        for outlet in self._outlets:
+            if not outlet.join(max(0.0, until - time.monotonic())):
+                outlet.output.interrupt()
+        until = time.monotonic() + LAST_JOIN_S
+        left = [outlet for outlet in self._outlets if not outlet.join(max(0.0, until - time.monotonic()))]
+        for outlet in left:
+            log.error("output does not end, left alone: output=%s waiting=%d", outlet.output.name, outlet.waiting)
         self._report()
         log.info("stopping")
+        return not left
+
+    def _pause(self, signals: cli.Signals) -> None:
+        """Receive nothing for a moment; the nodes keep what they have."""
+        self._paused += 1
+        if cli.powers_of_ten(self._paused):
+            log.error("receiving nothing, until the journal can take what was received: paused=%d", self._paused)
+        select.select([signals.fd], [], [], FULL_WAIT_S)
+
+    def _tell(self) -> None:
+        """Have how it is known to those who ask; the watchdog only while all of it works."""
+        self.health.note()
+        self._service.status(self.health.line)
+        if self._journal.works:
+            self._service.alive()
+        if self._link is not None and time.monotonic() >= self._look_at_nodes_at:
+            self._look_at_nodes_at = time.monotonic() + REPORT_S
+            silent = self._receiver.without_acknowledgements()
+            if silent > self._silent:
+                log.warning(
+                    "nodes=%d take no acknowledgements: they are older, or cannot reach --zeromq-link-bind-uri; what "
+                    "is on its way when either end stops is lost",
+                    silent,
+                )
+            self._silent = silent
 
     def _receive(self) -> bool:
         """Take in what is there, up to a bound; whether it was reached and there may be more."""
         for _ in range(BURST):
+            if self._journal.full:
+                return True
             received = self._pull.receive()
             if received is None:
                 return False
-            self._buffer.add(self._receiver.take(*received))
-            if self._buffer.rows >= BURST or self._buffer.size_bytes >= MAX_BUFFER_BYTES:
-                break
+            batches = self._receiver.take(*received)
+            if self._link is not None:
+                self._link.took(batches, self._receiver.again)
+            if batches:
+                self._journal.append(received.message, batches)
+                self.health.take(batches)
         return True
-
-    def _reopen(self) -> None:
-        for outlet in self._outlets:
-            try:
-                outlet.output.reopen()
-            except ConfigError as err:
-                log.error("cannot start the next file output=%s: %s", outlet.output.name, err)
 
     def _report(self) -> None:
         """Log the account of the senders, loudly where something is wrong that was not told before."""
@@ -139,46 +257,161 @@ class Collector:
         wrong = lines[1:] != self._reported[1:] and len(lines) > 1
         for line in lines:
             log.log(logging.WARNING if wrong else logging.INFO, "%s", line)
+        if self._link is not None:
+            log.info("link %s", " ".join([f"{name}={count}" for name, count in self._link.counters().items()]))
+        log.info("connections %s", " ".join([f"{name}={count}" for name, count in self._pull.counters().items()]))
+        if self._journal.directory:
+            log.info("journal %s", " ".join([f"{name}={count}" for name, count in self._journal.counters().items()]))
         for outlet in self._outlets:
             log.log(
-                logging.WARNING if outlet.dropped else logging.INFO,
-                "output %s written=%d waiting=%d dropped=%d",
+                logging.WARNING if outlet.dropped or outlet.lost else logging.INFO,
+                "output %s %s",
                 outlet.output.name,
-                outlet.written,
-                outlet.waiting,
-                outlet.dropped,
+                " ".join([f"{name}={count}" for name, count in outlet.counters().items()]),
             )
         self._reported = lines
         self._report_at = time.monotonic() + REPORT_S
 
 
-def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
-    """Open the outputs, bind, and work until a signal ends it.
+def changes(journal: Journal, outlets: Sequence[Outlet], limits: rates.Rates) -> dict[str, Prepare]:
+    """The options that can change while the collector runs."""
+
+    def gather(**how: Any) -> None:
+        for outlet in outlets:
+            outlet.gather(**how)
+
+    return {
+        "sample_period": at_once(lambda period_s: gather(max_age_s=period_s)),
+        "buffer_size": at_once(lambda rows: gather(max_rows=rows)),
+        "journal_size": at_once(journal.limit),
+        "max_rate": at_once(lambda per_s: limits.limit(per_s=per_s)),
+        "max_byte_rate": at_once(lambda per_s: limits.limit(bytes_per_s=per_s)),
+    }
+
+
+def open_link(options: argparse.Namespace, pull: Pull, entrance: door.Door) -> LinkServer | None:
+    """Where nodes call, beside the socket for data; None where nobody acknowledges.
+
+    Raises:
+        ConfigError: the address that the options name cannot be bound.
+    """
+    uri = options.zeromq_link_bind_uri
+    if uri == "":
+        log.info("no acknowledgements: what is on its way when the collector stops is lost")
+        return None
+    try:
+        return LinkServer(uri or link_uri(pull.uri), door=entrance)
+    except ConfigError as err:
+        if uri is not None:
+            raise
+        # a site that has always started Colmet like this has something else there
+        log.warning("no acknowledgements: what is on its way when the collector stops is lost: %s", err)
+        return None
+
+
+def open_outlets(outputs: Sequence[OutputBackend], journal: Journal, options: argparse.Namespace) -> list[Outlet]:
+    """Open the outputs, each with its place in the journal.
+
+    Raises:
+        ConfigError: one of them can never work as configured; all are closed.
+    """
+    outlets = []
+    try:
+        for output in outputs:
+            state = journal.state(output.name)
+            output.open(state)
+            outlets.append(Outlet(output, journal, state, options.buffer_size, options.sample_period))
+    except BaseException:
+        for output in outputs:
+            output.close()
+        raise
+    return outlets
+
+
+def run(
+    options: argparse.Namespace,
+    classes: Sequence[type[OutputBackend]],
+    settings: Settings,
+) -> int:
+    """Open the outputs, bind, and work until a signal ends it; the exit status.
+
+    Args:
+        options: the command line.
+        classes: outputs there are.
+        settings: the same options, and how some of them change meanwhile.
 
     Raises:
         ConfigError: the options ask for what cannot be done; nothing is left half started.
     """
+    service = Service.from_environment()  # first, so that no program that is started has it
     outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
+    directory = options.journal_dir
+    if directory is None:
+        directory = next((place for output in outputs if (place := output.journal_dir())), "")
+    if options.check_journal:
+        return check(directory)
     if not outputs:
-        raise ConfigError("no output chosen; give --hdf5-filepath PATH or --enable-stdout-backend")
+        raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
     limit = cli.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
-    # bound first: a second collector started by mistake then stops before it touches the first one's file
-    pull = Pull(options.zeromq_bind_uri, options.zeromq_hwm)
-    try:
-        with cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
-            try:
-                for output in outputs:
-                    output.open()
-                cli.tune_garbage_collector()
-                log.info("listening uri=%s outputs=%s", pull.uri, ",".join(output.name for output in outputs))
-                Collector(pull, outputs, options.buffer_size, options.sample_period).run(signals)
-            finally:
-                for output in outputs:
-                    output.close()
-    finally:
-        pull.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(service.close)
+        # bound first: a second collector started by mistake then stops before it touches the first one's files
+        entrance = stack.enter_context(contextlib.closing(door.from_options(options)))
+        pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, entrance)))
+        limits = rates.from_options(options)
+        receiver = Receiver(limits)
+        server = open_link(options, pull, entrance)
+        link, rounds = None, Rounds()
+        on_disk = stack.enter_context(contextlib.closing(Durable()))
+        if server is not None:
+            stack.callback(server.close)
+            link = Link(server, receiver, on_disk, bool(directory), rounds.answered)
+            pull.wake_on(server.socket)
+            pull.wake_on(on_disk.fd)
+        signals = stack.enter_context(cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
+        journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
+        stack.callback(journal.close)
+        outlets = open_outlets(outputs, journal, options)
+        settings.add(changes(journal, outlets, limits))
+        cli.tune_garbage_collector()
+        tame_malloc()
+        log.info(
+            "listening uri=%s link=%s outputs=%s journal=%s",
+            pull.uri,
+            server.uri if server is not None else "(none)",
+            ",".join([output.name for output in outputs]),
+            directory or "(memory)",
+        )
+        if not entrance.locked:
+            log.warning("nodes need no keys: whoever reaches %s can send data of any host; %s", pull.uri, door.REMEDY)
+        asked = stack.enter_context(contextlib.closing(control.Control({})))
+        # ends before what asks it: nobody waits for the main thread then
+        with control.Errands() as errands:
+            latest = Latest() if options.metrics_jobs else None
+            parts = {
+                "connections": entrance.counters,
+                "control": asked.counters,
+                "configuration": settings.counters,
+            }
+            collector = Collector(
+                *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link), parts=parts
+            )
+            asked.handlers["status"] = collector.health.status
+            asked.handlers["top"] = collector.health.top.answer
+            if link is not None:
+                asked.handlers["configure"] = handler(rounds, link, errands)
+            control.listen(options.control_socket, "collector", asked, control.door_of(options))
+            if options.metrics_listen:
+                page = endpoint.Endpoint(options.metrics_listen, collector.health.families)
+                stack.callback(page.close)
+            ended = collector.run(signals)
+        if not ended:  # what Python does at its end, such as closing files, would be done under a thread that works
+            journal.close()
+            logging.shutdown()
+            os._exit(0)
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import resource
 import select
 import signal
@@ -16,7 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from colmet import __version__
+from colmet.common import configuration
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.settings import Settings, verbosity
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +35,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         """Exit with status 2 and one line."""
         self.exit(EXIT_CONFIG, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
-
-
-class Later(argparse.Action):
-    """An option of Colmet 0.6 for a part that this version does not have: refused, by name."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, part: str) -> None:
-        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self.part = part
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Refuse it."""
-        parser.error(f"{option_string}: {self.part} is not in Colmet {__version__} yet; start without this option")
 
 
 def positive_seconds(text: str) -> float:
@@ -76,9 +67,19 @@ def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     return convert
 
 
+def size_bytes(text: str) -> int:
+    """An option type: a size such as 500M or 4G (powers of 1024), at least 1 MiB; in bytes."""
+    match = re.fullmatch(r"(\d{1,12})([KMGT]?)", text.strip().upper(), re.ASCII)
+    size = int(match[1]) << (10 * " KMGT".index(match[2] or " ")) if match else 0
+    if not 1 << 20 <= size < 1 << 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size of at least 1M, such as 500M or 4G")
+    return size
+
+
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """The options that both daemons have."""
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    configuration.add_options(parser)
     parser.add_argument(
         "-v",
         "--verbose",
@@ -104,8 +105,9 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 def set_up_logging(verbose: int) -> None:
     """Log to stderr. `-v` once is INFO, twice or more DEBUG, none WARNING, as in Colmet 0.6 (30 - 10 x count)."""
-    level = max(logging.DEBUG, logging.WARNING - 10 * verbose)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=verbosity(verbose), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
 
 
 def load(names: Mapping[str, str]) -> list[Any]:
@@ -186,19 +188,28 @@ def tune_garbage_collector() -> None:
 def run_daemon(
     names: Mapping[str, str],
     build_parser: Callable[[Sequence[type[Any]]], argparse.ArgumentParser],
-    run: Callable[[argparse.Namespace, Sequence[type[Any]]], int | None],
+    run: Callable[[argparse.Namespace, Sequence[type[Any]], Settings], int | None],
     argv: Sequence[str] | None,
 ) -> int:
-    """What an entry point does: load the backends, read the command line, run; the exit status.
+    """What an entry point does: load the backends, read the command line and the configuration file, run.
 
-    It is what `run` says, 0 where it says nothing.
+    The exit status is what `run` says, 0 where it says nothing.
     An error raised on purpose is one line on stderr.
     """
     classes = load(names)
-    options = build_parser(classes).parse_args(argv)
-    set_up_logging(options.verbose)
+    read = configuration.Configuration(lambda: build_parser(classes), argv)
     try:
-        return run(options, classes) or 0
+        options = read.read()
+    except ConfigError as err:
+        set_up_logging(0)
+        log.error("%s", err)
+        return EXIT_CONFIG
+    set_up_logging(options.verbose)
+    if options.check_config:
+        print(f"{read.path or 'the command line'} can be used")
+        return 0
+    try:
+        return run(options, classes, Settings(options, read)) or 0
     except ConfigError as err:
         log.error("%s", err)
         return EXIT_CONFIG

@@ -50,3 +50,19 @@ class CommandFailed(ColmetError):
         super().__init__(f"{line if len(line) <= _LONG else line[:_LONG] + '...'}: {text}")
         self.text = text
         self.why = why
+
+
+class Refused(ColmetError):
+    """What was asked for on the control socket cannot be done; the text says why, to whoever asked."""
+
+
+class Unreachable(ColmetError):
+    """No daemon answers on its control socket.
+
+    Attributes:
+        why: "absent", "denied" or "silent".
+    """
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text)
+        self.why = why

@@ -147,6 +147,11 @@ class Schema:
         return np.dtype([("job_id", "<i8"), *kinds])
 
     @cached_property
+    def row_bytes(self) -> int:
+        """Of a packed row."""
+        return int(self.dtype.itemsize)
+
+    @cached_property
     def missing(self) -> tuple[tuple[str, int | float | bytes], ...]:
         """Each field's name, and what stands in a packed row for a value that was not measured."""
         return tuple([(field.name, field.missing) for field in self.fields])
@@ -228,7 +233,7 @@ class Table:
 
     def __len__(self) -> int:
         rows = self._rows
-        return len(rows) // self.schema.dtype.itemsize if type(rows) is bytes else len(rows)
+        return len(rows) // self.schema.row_bytes if type(rows) is bytes else len(rows)
 
     @property
     def rows(self) -> Rows:
@@ -289,10 +294,10 @@ class Batch(NamedTuple):
     @property
     def row_count(self) -> int:
         """Rows in all its tables."""
-        return sum([len(table) for table in self.tables])
+        return sum(map(len, self.tables))
 
     @property
     def size_bytes(self) -> int:
         """About how much memory it takes."""
-        tables = sum([len(table) * table.schema.dtype.itemsize + 500 for table in self.tables])
+        tables = sum([len(table) * table.schema.row_bytes + 500 for table in self.tables])
         return tables + 36 * len(self.jobs or ()) + 1000

@@ -12,6 +12,7 @@ from colmet.common import cli
 from colmet.common.errors import ParseError
 from colmet.common.schema import MISSING_INT, Field, Schema, Table, label
 from colmet.node.host import Host
+from colmet.node.schedule import Every
 
 AGENT = b"agent"  # the label of the row of the agent as a whole
 
@@ -50,8 +51,12 @@ SCHEMA = Schema(
         ),
         # of the agent's row
         _counter("ticks", "count", "Ticks, this one included."),
-        _counter("batches_sent", "count", "Batches handed to the transport, up to the one before this."),
-        _counter("batches_dropped", "count", "Batches that found the send queue full."),
+        _counter("batches_sent", "count", "Batches sent, each counted once, up to the one before this."),
+        _counter("batches_dropped", "count", "Batches given up, beyond the bounds of the spool.", "the spool"),
+        _counter(
+            "batches_acknowledged", "count", "Batches acknowledged, those of earlier starts included.", "the spool"
+        ),
+        _gauge("batches_waiting", "count", "Batches that are kept until they are acknowledged.", "the spool"),
         _counter(
             "programs_cpu_time",
             "usec",
@@ -194,21 +199,16 @@ class Account:
 
     def __init__(self, host: Host, period_s: float = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host = host
-        self._period_s = period_s
-        self._monotonic = monotonic
-        self._due_at = monotonic()
+        self._every = Every(period_s, monotonic)
         self._statm = host.keep("/proc/self/statm")
 
     def is_due(self) -> bool:
         """Whether the period has passed since the last table; then the next period begins."""
-        now = self._monotonic()
-        # a tick that comes a little early, as ticks do, is not to make the period one tick longer
-        if now < self._due_at - min(1.0, self._period_s / 10):
-            return False
-        self._due_at += self._period_s
-        if self._due_at <= now:  # ticks were missed
-            self._due_at = now + self._period_s
-        return True
+        return self._every.is_due()
+
+    def change(self, period_s: float) -> None:
+        """Go on with another period."""
+        self._every.change(period_s)
 
     def table(self, time_ns: int, runners: Iterable[Accounted], totals: Mapping[str, int]) -> Table:
         """A row for the agent, then one for each backend.

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import select
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from colmet.common.cli import Signals, powers_of_ten
+from colmet.common.control import Errands
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Batch, Sample, Schema, Table
+from colmet.common.service import Service
+from colmet.common.settings import Prepare, at_once
 from colmet.node.account import Account, Meter
 from colmet.node.backend import InputBackend
 from colmet.node.beside import Beside, NotYet
+from colmet.node.health import Health
 from colmet.node.jobs import NODE_JOB, Job, JobSource
+from colmet.node.ledger import FAILED, LATE, Ledger
 from colmet.node.mapping import Names
 from colmet.node.placement import Placement
 from colmet.node.schedule import Schedule
@@ -28,7 +36,8 @@ LAST_RETRY_S = 3600.0
 # How often the agent may wake up between ticks: times a second, and times at once.
 LOOKS = (20.0, 20)  # for jobs and tasks that come or go
 DRAINS = (4.0, 10)  # for tasks that have ended
-WORK_S = 30  # seconds of rest for a second of work between ticks
+WORK_SHARE = 1 / 30  # of a CPU, between ticks, for one reason
+WORK_AT_ONCE_S = 0.2  # of it, after a time without
 FAREWELL_S = 1.0  # for backends in threads to end; what a driver holds then ends with the process
 
 
@@ -47,20 +56,21 @@ class Pace:
         self._at_once = at_once
         self._monotonic = monotonic
         self._wakes = float(at_once)
+        self._work_s = WORK_AT_ONCE_S
         self._as_of = monotonic()
-        self._rests_until = self._as_of
 
     def rest_s(self) -> float:
         """Seconds to rest before the next one; 0 for none."""
         now = self._monotonic()
         self._wakes = min(self._at_once, self._wakes + (now - self._as_of) * self._per_s)
+        self._work_s = min(WORK_AT_ONCE_S, self._work_s + (now - self._as_of) * WORK_SHARE)
         self._as_of = now
-        return max(0.0, (1 - self._wakes) / self._per_s, self._rests_until - now)
+        return max(0.0, (1 - self._wakes) / self._per_s, -self._work_s / WORK_SHARE)
 
     def woken(self, took_s: float = 0) -> None:
         """It has woken up, and worked for so long: whoever makes it work much is not to make it work often."""
         self._wakes -= 1
-        self._rests_until = self._monotonic() + WORK_S * took_s
+        self._work_s -= took_s
 
 
 class Runner:
@@ -75,6 +85,10 @@ class Runner:
         rows: measured.
         failures: calls that failed.
         overruns: samples that took longer than the period.
+        why: it is off; empty while it is on.
+        error: of the last call that failed; empty where none has.
+        sampled_ns: when its last rows were measured, since the epoch; 0 before.
+        missed: why the last `sample()` has measured nothing, FAILED or LATE; empty where it has.
     """
 
     def __init__(
@@ -86,8 +100,11 @@ class Runner:
         self.backend = backend
         self.name = backend.name
         self.meter = Meter()
-        self.rows = self.failures = self.overruns = 0
+        self.rows = self.failures = self.overruns = self.sampled_ns = 0
+        self.missed = ""
         self.is_open = False
+        self.why = "not opened yet"
+        self.error = ""
         self._period_ns = period_s * 1e9
         self._monotonic = monotonic
         self._retry_at = monotonic()
@@ -108,10 +125,12 @@ class Runner:
                 self._wait(err)
             else:
                 self.is_open = True
+                self.why = ""
                 log.info("backend on backend=%s", self.backend.name)
         return self.is_open
 
     def _wait(self, err: Exception) -> None:
+        self.why = str(err)
         if self._retry_s == FIRST_RETRY_S:
             log.warning("backend off backend=%s: %s", self.backend.name, err)
         else:
@@ -138,13 +157,26 @@ class Runner:
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
         """Its tables at this tick; none where it has no rows."""
+        self.missed = FAILED
         if not self.open():
             return []
         tables: list[Table] = []
         with self._guarded():
             tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns)
+            self.missed = LATE if isinstance(self.backend, Beside) and self.backend.is_busy else ""
         self.overruns += self.meter.last_wall_ns > self._period_ns
         return tables
+
+    def change(self, commit: Callable[[], Iterable[Sample]], time_ns: int) -> list[Table]:
+        """Have the backend measure something else; its tables until then."""
+        self._retry_at, self._retry_s = self._monotonic(), FIRST_RETRY_S  # one that is off may find what it needs now
+        with self._guarded():
+            return self._tables(commit(), time_ns)
+        return []
+
+    def pace(self, period_s: float) -> None:
+        """The period has changed, from which on a sample is an overrun."""
+        self._period_ns = period_s * 1e9
 
     def take(self) -> list[Table]:
         """What a backend in a thread has measured since the last tick."""
@@ -190,6 +222,7 @@ class Runner:
         tables = [Table.from_samples(schema, time_ns, some) for schema, some in by_schema.items()]
         self.rows += sum(map(len, tables))
         if tables:
+            self.sampled_ns = time_ns
             self._retry_s = FIRST_RETRY_S  # it can be missed again, and that is news again
         return tables
 
@@ -212,6 +245,7 @@ class Runner:
 
     def _failed(self, err: Exception, defect: bool = False) -> None:
         self.failures += 1
+        self.error = f"{type(err).__name__}: {err}" if defect else str(err)
         if powers_of_ten(self.failures):
             log.error(
                 "sample failed backend=%s failures=%d: %s", self.backend.name, self.failures, err, exc_info=defect
@@ -235,6 +269,8 @@ class Agent:
         placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
         account: makes the table of what the agent itself costs; None sends none.
         mapping: makes the table of what numbered columns hold; None sends none.
+        health: is told how the agent is, and what it measures; None where nobody asks.
+        ledger: adds the account of what is complete; None sends none.
     """
 
     def __init__(
@@ -247,6 +283,8 @@ class Agent:
         placement: Placement | None = None,
         account: Account | None = None,
         mapping: Names | None = None,
+        health: Health | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._host_name = host_name
         self._source = source
@@ -258,14 +296,43 @@ class Agent:
         self._placement = placement
         self._account = account
         self._mapping = mapping
+        self._health = health
+        self._ledger = ledger
         self._own_failures = 0
         self._meter = Meter()
-        # Unlike any earlier start on this host, and greater: the collector tells starts apart by it.
-        self._epoch = time.time_ns()
         self._seq = 0
         self._ticks = 0
         self._jobs_without_rows = 0
         self._jobs: dict[int, Job] = {}
+
+    def changes(self) -> dict[str, Prepare]:
+        """The options that can change between two ticks."""
+
+        def pace(period_s: float) -> None:
+            self._schedule.change(period_s)
+            for runner in self._runners:
+                runner.pace(period_s)
+
+        found: dict[str, Prepare] = {"sample_period": at_once(pace)}
+        if self._account is not None:
+            found["agent_stats_period"] = at_once(self._account.change)
+        for runner in self._runners:
+            for name, prepare in runner.backend.changes().items():
+                found[name] = functools.partial(self._prepare, runner, prepare)
+        return found
+
+    def _prepare(
+        self, runner: Runner, prepare: Callable[[Any], Callable[[], Iterable[Sample]]], value: Any
+    ) -> Callable[[], None]:
+        commit = prepare(value)
+
+        def put() -> None:
+            time_ns = time.time_ns()
+            tables = runner.change(commit, time_ns)
+            if tables:
+                self._send(self._batch(time_ns, tables))
+
+        return put
 
     def tick(self) -> Batch:
         """Measure everything once."""
@@ -275,25 +342,44 @@ class Agent:
             self._notice(self._source.take_changed())
             tables = [table for runner in self._runners for table in runner.sample(jobs, time_ns)]
             self._ticks += 1
+            self._note_missed(time_ns)
             return self._batch(time_ns, [*tables, *self._own_tables(time_ns)])
 
-    def _batch(self, time_ns: int, tables: Iterable[Table], ended: Iterable[Job] = ()) -> Batch:
+    def _batch(self, time_ns: int, tables: Iterable[Table], ended: Iterable[Job] = (), is_last: bool = False) -> Batch:
         self._seq += 1
         ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
-        return Batch(self._host_name, self._epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
+        batch = Batch(self._host_name, self._spool.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
+        return self._with_ledger(batch, is_last)
+
+    def _note_missed(self, time_ns: int) -> None:
+        """Tell the ledger what this tick lacks."""
+        if self._ledger is not None:
+            self._ledger.begin_tick(time_ns)
+            for runner in self._runners:
+                if runner.missed:
+                    schemas = (runner.backend.schema, *runner.backend.others)
+                    self._ledger.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
+
+    def _with_ledger(self, batch: Batch, ends: bool = False) -> Batch:
+        """The batch, with the account where that is due."""
+        if self._ledger is None:
+            return batch
+        try:
+            return self._ledger.add(batch, self._schedule.period_s, ends)
+        except Exception:  # a defect of ours here must not stop the measuring
+            self._own_failures += 1
+            if powers_of_ten(self._own_failures):
+                log.exception("no account of what is complete failures=%d", self._own_failures)
+        return batch
 
     def _own_tables(self, time_ns: int) -> list[Table]:
         """What numbered columns hold and what the agent itself costs, where that is asked for and due."""
         tables: list[Table] = []
-        try:
+        with self._spared():
             if self._mapping is not None:
                 tables += self._mapping.tables(time_ns, [one.backend for one in self._runners if one.is_open])
             if self._account is not None and self._account.is_due():
                 tables.append(self._account.table(time_ns, self._runners, self._totals()))
-        except Exception:  # a defect of ours here must not stop the measuring
-            self._own_failures += 1
-            if powers_of_ten(self._own_failures):
-                log.exception("no row of the agent itself failures=%d", self._own_failures)
         return tables
 
     def _totals(self) -> dict[str, int]:
@@ -304,6 +390,8 @@ class Agent:
             "ticks": self._ticks,
             "batches_sent": self._spool.sent,
             "batches_dropped": self._spool.dropped,
+            "batches_acknowledged": self._spool.acknowledged,
+            "batches_waiting": self._spool.waiting,
             "jobs": len(self._jobs.keys() - {NODE_JOB}),
             "jobs_started": self._source.started,
             "jobs_ended": self._source.ended,
@@ -334,7 +422,7 @@ class Agent:
             told = {int(job) for table in tables for job in table.rows["job_id"]}
             self._jobs_without_rows += sum(job.id not in told for job in ended)
             if tables:
-                self._spool.put(self._batch(time_ns, tables, ended))
+                self._send(self._batch(time_ns, tables, ended))
         return jobs
 
     def _look_around(self) -> None:
@@ -356,16 +444,34 @@ class Agent:
                     job.forget_tasks()
                 self._notice(emptied)
 
-    def run(self, signals: Signals) -> None:
-        """Tick until SIGTERM or SIGINT; in between, hear of jobs and tasks that come and go."""
+    def run(
+        self,
+        signals: Signals,
+        errands: Errands | None = None,
+        service: Service | None = None,
+        reload: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Tick until SIGTERM or SIGINT; in between, hear of jobs and tasks that come and go.
+
+        Args:
+            signals: that came.
+            errands: of other threads, done between ticks.
+            service: is told that the agent is ready, how it is, and that it is alive.
+            reload: what SIGHUP asks for, done between ticks.
+        """
+        service = service or Service()
         for runner in self._runners:
             runner.open()
         self._notice(self._scan())
         looks, drains = Pace(*LOOKS), Pace(*DRAINS)
+        beside = {signals.fd, errands.fd} if errands is not None else {signals.fd}
+        service.ready()
         while not signals.stop_wanted():
+            service.alive()
             poll = select.poll()
-            poll.register(signals.fd, select.POLLIN)
-            delay_s = self._schedule.delay_s()
+            for fd in beside:
+                poll.register(fd, select.POLLIN)
+            delay_s = min(self._schedule.delay_s(), service.delay_s())
             for pace, fds in ((looks, [self._source.fd]), (drains, [runner.fd for runner in self._runners])):
                 rest_s = pace.rest_s()
                 if rest_s:
@@ -376,25 +482,32 @@ class Agent:
                             poll.register(fd, select.POLLIN)
             # rounded up: a poll that ends early would only be called again
             ready = {fd for fd, _ in poll.poll(delay_s * 1000 + 0.5)}
-            if signals.fd in ready:
-                signals.drain()
             if signals.stop_wanted():
                 break
-            if self._schedule.delay_s() == 0:
-                self._spool.put(self.tick())
-                self._note_overruns()
+            if self._schedule.delay_s() == 0:  # what else is ready still is afterwards
+                self._sample()
+                self._tell(service)
                 continue
+            if signals.fd in ready:
+                signals.drain()
+            if errands is not None and errands.fd in ready:
+                errands.serve()
+            if signals.take(signal.SIGHUP):
+                service.reloading()
+                reload()
+                service.ready()
             start = time.thread_time()
             if self._source.fd in ready:
                 self._look_around()
                 looks.woken(time.thread_time() - start)
                 start = time.thread_time()
-            if ready - {signals.fd, self._source.fd}:
+            if ready - beside - {self._source.fd}:
                 self._drain()
                 drains.woken(time.thread_time() - start)
+        service.stopping()
         tables = [table for runner in self._runners for table in runner.take()]
-        if tables:
-            self._spool.put(self._batch(time.time_ns(), tables))
+        if tables or self._ledger is not None:
+            self._spool.put(self._batch(time.time_ns(), tables, is_last=True))
         for runner in self._runners:
             counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
             log.info("stopping backend=%s %s", runner.name, " ".join(f"{name}={n}" for name, n in counts.items() if n))
@@ -406,9 +519,44 @@ class Agent:
             self._schedule.overruns,
         )
 
+    def _sample(self) -> None:
+        """Tick, and send."""
+        if self._health is not None:
+            self._health.sampling = True
+        self._send(self.tick())
+        self._note_overruns()
+        if self._health is not None:
+            self._health.sampling = False
+
+    def _send(self, batch: Batch) -> None:
+        self._spool.put(batch)
+        if self._health is not None:
+            with self._spared():
+                self._health.take(batch)
+
+    def _tell(self, service: Service) -> None:
+        """Have how the agent is known to those who ask."""
+        if self._health is not None:
+            with self._spared():
+                self._health.note(self._runners, self._totals(), self._meter.last_wall_ns, self._schedule.period_s)
+                service.status(self._health.line)
+
+    @contextlib.contextmanager
+    def _spared(self) -> Iterator[None]:
+        """A defect of ours in here must not stop the measuring."""
+        try:
+            yield
+        except Exception:
+            self._own_failures += 1
+            if powers_of_ten(self._own_failures):
+                log.exception("nothing told of the agent itself failures=%d", self._own_failures)
+
     def _note_overruns(self) -> None:
         skipped = self._schedule.done()
-        if skipped and powers_of_ten(self._schedule.overruns):
+        if skipped and self._ledger is not None:
+            self._ledger.skipped(skipped, self._schedule.period_s)
+        before = self._schedule.overruns - skipped
+        if skipped and (not before or len(str(before)) < len(str(self._schedule.overruns))):  # several may come at once
             log.warning(
                 "tick took longer than the period, %d skipped, overruns=%d; is --sample-period %g s too short "
                 "for what is measured?",

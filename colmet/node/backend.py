@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from colmet.common.cli import Options
@@ -30,6 +30,7 @@ class InputBackend(ABC):
         schema: of the first table.
         others: of further tables; a sample of one names it.
         blocking: whether it may wait for a program, a device or a driver.
+        capabilities: rights of root's that it needs, by their names in capabilities(7).
         of_interval: whether its rows tell of the time since its sample before, so that the first one tells little.
         deadline_s: of a blocking backend: how long `sample()` may take before that is told as a failure.
         fd: readable when `drain()` has something to take in; -1 where there is none, or while it is closed.
@@ -40,6 +41,7 @@ class InputBackend(ABC):
     others: tuple[Schema, ...] = ()
     blocking: ClassVar[bool] = False
     of_interval: ClassVar[bool] = False
+    capabilities: frozenset[str] = frozenset()
     deadline_s: float = 30.0
     fd: int = -1
 
@@ -96,6 +98,14 @@ class InputBackend(ABC):
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
         """The same as Colmet 0.6 wrote it: how the file's name begins, and its lines; None where it wrote none."""
         return None
+
+    def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
+        """Its options that can change while it runs, by what argparse calls their values; of no blocking backend.
+
+        What is given there gets ready for a new value, or raises ConfigError, and returns what puts it into effect:
+        that has the rows that end what was measured until then.
+        """
+        return {}
 
     def programs(self) -> Iterable[Command]:
         """Those that a blocking backend asks, or has asked: they are counted in `agent_default`."""

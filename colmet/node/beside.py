@@ -65,6 +65,7 @@ class Beside(InputBackend):
     Attributes:
         meter: what the thread's work has taken.
         measured_ns: when the measurement ended that `sample()` or `take()` handed over last, since the epoch.
+        is_busy: whether the last `sample()` was left out, as the measurement before it had not ended.
     """
 
     def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -73,6 +74,7 @@ class Beside(InputBackend):
         self.others = backend.others
         self.meter = Meter()
         self.measured_ns = 0
+        self.is_busy = False
         self._backend = backend
         self._monotonic = monotonic
         self._thread: threading.Thread | None = None
@@ -116,7 +118,8 @@ class Beside(InputBackend):
         Raises:
             Exception: what the measurement raised.
         """
-        if not self._has_ended():
+        self.is_busy = not self._has_ended()
+        if self.is_busy:
             self._left_out += 1
             return ()
         asked = self._backend.ask(jobs)

@@ -177,6 +177,23 @@ class PrivateDirectory:
             os.unlink(temporary, dir_fd=self._fd)
             raise
 
+    def create(self, name: str) -> int:
+        """A descriptor to append to a new file with.
+
+        Raises:
+            OSError: FileExistsError where something of that name is there.
+        """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._fd)
+
+    def names(self) -> list[str]:
+        """Names of everything in it."""
+        return os.listdir(self._fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        os.unlink(name, dir_fd=self._fd)
+
     def rename(self, name: str, new: str) -> None:
         """Give a file another name; who had that is gone."""
         os.rename(name, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
-from colmet.common import cli
+from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
-from colmet.common.transport import Push
+from colmet.common.latest import Latest
+from colmet.common.service import Service
+from colmet.common.settings import Settings, at_once
+from colmet.common.transport import curve
 from colmet.common.wire import ENCODERS
-from colmet.node import account, mapping, once, placement
+from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
+from colmet.node.health import Health
 from colmet.node.host import Host
 from colmet.node.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
+from colmet.node.requests import Requests
+from colmet.node.route import Route, Times
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 0.1  # between two looks of --once whether a signal came
+END_S = 3.0  # for --once to close what it has begun, after a signal
 
 
 def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentParser:
@@ -43,19 +55,19 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         default=5.0,
         help="seconds from one sample to the next (default: %(default)g)",
     )
-    parser.add_argument(
-        "--zeromq-uri",
-        metavar="URI",
-        default="tcp://127.0.0.1:5556",
-        help="where colmet-collector listens (default: %(default)s)",
-    )
+    link.add_options(parser)
+    curve.add_options(parser)
     parser.add_argument(
         "--wire",
         choices=sorted(ENCODERS),
         default="v1",
         help="dialect to send in; colmet06 is for a collector of Colmet 0.6 (default: %(default)s)",
     )
+    control.add_options(parser, "node")
+    endpoint.add_options(parser)
+    reconfiguration.add_options(parser)
     placement.add_options(parser)
+    privileges.add_options(parser)
     jobs = parser.add_argument_group("jobs")
     jobs.add_argument(
         "--cpuset_rootpath",
@@ -93,6 +105,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         backend.add_options(group)
     mapping.add_options(group)
     account.add_options(group)
+    ledger.add_options(group)
     return parser
 
 
@@ -135,48 +148,138 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     """
     options.state_dir = ""
     options.perfhw_make_cgroup = False
-    for number in (signal.SIGTERM, signal.SIGINT):  # all that is under way is closed then, and its programs are killed
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    source = find_jobs(options, host)
-    try:
-        text, status = once.report(options, classes, host, socket.gethostname(), source)
-    finally:
-        source.close()
+    if not options.keep_privileges:
+        privileges.drop(name for cls in classes for name in cls.capabilities)
+    answer: Future[tuple[str, int]] = Future()
+
+    def look() -> None:
+        try:
+            answer.set_result(_look_once(options, classes, host))
+        except BaseException as err:  # noqa: BLE001 - raised again where the answer is taken
+            answer.set_exception(err)
+
+    # in a thread: where a signal is handled while a program is being started, nobody knows of that program
+    worker = threading.Thread(target=look, daemon=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
+    with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+        worker.start()
+        while worker.is_alive() and not signals.stop_wanted():
+            worker.join(LOOK_S)
+        if signals.stop_wanted():
+            host.stop_commands()
+            worker.join(END_S)
+            return 128 + min(signals.pending)
+    text, status = answer.result()
     return status if once.show(text) else 1
 
 
-def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> int:
+def _look_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> tuple[str, int]:
+    source = find_jobs(options, host)
+    try:
+        return once.report(options, classes, host, socket.gethostname(), source)
+    finally:
+        source.close()
+
+
+def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], settings: Settings) -> int:
     """Build the agent and run it until a signal ends it, or print one sample; the exit status.
+
+    Args:
+        options: what is asked for.
+        classes: backends there are.
+        settings: the same options, and how some of them change meanwhile.
 
     Raises:
         ConfigError: the options ask for what cannot be done; nothing was started.
     """
     cli.raise_open_file_limit()
+    service = Service.from_environment()  # first, so that no program that is started has it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever starts us may ignore it: then no program has an exit status
     host = Host()
     if options.once:
         return run_once(options, classes, host)
     source = find_jobs(options, host)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    if not options.keep_privileges:
+        privileges.drop(name for backend in backends for name in backend.capabilities)
     place = placement.Placement(host, options.nice, not options.no_affinity)
-    push = Push(options.zeromq_uri, options.zeromq_hwm, options.zeromq_linger)
-    try:
-        spool = Spool(ENCODERS[options.wire], push.send)
-        own = None if options.disable_agent_stats else account.Account(host, options.agent_stats_period)
+    security = curve.from_options(options)
+    if security is None:
+        log.warning("sent in clear, to whoever answers; %s", curve.REMEDY)
+    host_name, times = socket.gethostname(), Times()
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(contextlib.closing(link.open_held(options, host, host_name)))
+        routes = link.open_routes(options, host_name, times, security)
+        for route in routes:
+            stack.callback(route.close)
+        spool = Spool(ENCODERS[options.wire], held)
+        asked = control.Control({})
+        remote = reconfiguration.Remote(asked, is_known=security is not None or options.allow_remote_configure)
+        sender = link.Link(
+            *(host_name, held, routes, spool.take, spool.fd, options.zeromq_hwm, options.spool_rate, times),
+            Requests(remote.answer),
+        )
+        stack.callback(end_sending, sender, spool)
+        stack.callback(service.close)
         place.lower_priority()  # that of ZeroMQ's threads, too
         schedule = Schedule(options.sample_period)
-        names = mapping.Names.from_options(options.mapping_dir, host)
-        agent = Agent(socket.gethostname(), source, backends, spool, schedule, place, own, names)
-        try:
-            cli.tune_garbage_collector()
-            with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
-                agent.run(signals)
-        finally:
-            host.stop_commands()
-            agent.close()
-    finally:
-        push.close()
+        parts = {
+            "spool": spool.counters,
+            "link": sender.counters,
+            "control": asked.counters,
+            "configuration": settings.counters,
+            "remote": remote.counters,
+        }
+        health = Health(parts, routes, Latest() if options.metrics_jobs else None)
+        agent = Agent(
+            *(host_name, source, backends, spool, schedule, place),
+            account=None if options.disable_agent_stats else account.Account(host, options.agent_stats_period),
+            mapping=mapping.Names.from_options(options.mapping_dir, host),
+            health=health,
+            ledger=open_ledger(options, spool, routes),
+        )
+        stack.callback(agent.close)
+        if options.metrics_listen:
+            stack.callback(endpoint.Endpoint(options.metrics_listen, health.families, health.pause).close)
+        stack.callback(asked.close)
+        stack.callback(host.stop_commands)
+        cli.tune_garbage_collector()
+        settings.add({**agent.changes(), "spool_rate": at_once(sender.pace)})
+        wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        with cli.Signals(wanted) as signals:
+            with control.Errands() as errands:
+                asked.handlers["status"] = health.status
+                asked.handlers["top"] = health.top.answer
+                asked.handlers["configure"] = reconfiguration.handler(settings, errands)
+                control.listen(options.control_socket, "node", asked, control.door_of(options))
+                sender.start()
+                agent.run(signals, errands, service, settings.reload)
+            stack.close()  # here: a second signal, as timeout(1) sends, is not to end it before all is sent
     return 0
+
+
+def open_ledger(options: argparse.Namespace, spool: Spool, routes: Sequence[Route]) -> ledger.Ledger | None:
+    """What keeps the account of what is complete; None where nobody wants it."""
+    if options.disable_ledger:
+        return None
+
+    def fate() -> ledger.Fate:
+        return ledger.Fate(
+            spool.held.tally.totals(),  # as in the other rows, without those of earlier starts
+            spool.held.tally.by_table(),
+            spool.dropped_ranges(),
+            sum(route.duplicates for route in routes),
+        )
+
+    return ledger.Ledger(fate, options.ledger_period, (account.SCHEMA.name, mapping.SCHEMA.name))
+
+
+def end_sending(sender: link.Link, spool: Spool) -> None:
+    """Have the last batches sent; where the disk does not answer, end the process as it is."""
+    if not sender.stop(spool.wake):  # nothing that it uses can be taken from it
+        log.error("the spool's disk does not answer, ending without it")
+        logging.shutdown()
+        os._exit(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,9 +25,25 @@ class Schedule:
         self.period_s = period_s
         self.overruns = 0
         self._monotonic = monotonic
-        now = wall()
-        self._start = monotonic() + (math.ceil(now / period_s) * period_s - now)
+        self._wall = wall
+        self._taken = -math.inf  # when the last tick was due
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a grid, with the first tick at the next multiple of the period."""
+        now = self._wall()
+        self._start = self._monotonic() + (math.ceil(now / self.period_s) * self.period_s - now)
         self._next = 0  # of the tick, counted from _start
+
+    def change(self, period_s: float) -> None:
+        """Go on with another period. A tick that is due stays due; one that has been taken does not come again."""
+        due = self.delay_s() == 0
+        before_s, self.period_s = self.period_s, period_s
+        self._begin()
+        if due:
+            self._next = -1
+        elif self._start - self._taken < min(before_s, period_s) / 10:  # the same moment, the clock having been set
+            self._next = 1
 
     def delay_s(self) -> float:
         """Seconds until the next tick; 0 when it is due."""
@@ -35,9 +51,39 @@ class Schedule:
 
     def done(self) -> int:
         """The tick has been taken: go on to the first one that is still to come. How many were skipped."""
+        self._taken = self._start + self._next * self.period_s
         first = self._next + 1
         # the small fraction keeps a tick whose very moment it is now
         passed = math.ceil((self._monotonic() - self._start) / self.period_s - 1e-9)
         self._next = max(first, passed)
         self.overruns += self._next - first
         return self._next - first
+
+
+class Every:
+    """What is due at most once a period, looked at from tick to tick; at once the first time.
+
+    Args:
+        period_s: seconds from one time to the next; 0 for at each look.
+    """
+
+    def __init__(self, period_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._period_s = period_s
+        self._monotonic = monotonic
+        self._due_at = monotonic()
+
+    def change(self, period_s: float) -> None:
+        """Go on with another period."""
+        self._period_s = period_s
+        self._due_at = min(self._due_at, self._monotonic() + period_s)
+
+    def is_due(self) -> bool:
+        """Whether the period has passed since it was due last; then the next period begins."""
+        now = self._monotonic()
+        # a tick that comes a little early, as ticks do, is not to make the period one tick longer
+        if now < self._due_at - min(1.0, self._period_s / 10):
+            return False
+        self._due_at += self._period_s
+        if self._due_at <= now:  # ticks were missed
+            self._due_at = now + self._period_s
+        return True

@@ -1,45 +1,133 @@
-"""Batches on their way to the collector. Sending never blocks a tick."""
+"""Batches on their way to the collector: what the agent gives away, whatever becomes of network and disks."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+from collections import deque
 from collections.abc import Callable
 
 from colmet.common.cli import powers_of_ten
 from colmet.common.schema import Batch
+from colmet.node.held import ENTRY_BYTES, Dropped, Entry, Held
 
 log = logging.getLogger(__name__)
 
+QUEUE_BYTES = 16 << 20  # that the link's thread, which may wait for a disk, may be behind
+MAX_OVERFLOWS = 256
+
 
 class Spool:
-    """Encodes batches and hands them to the transport, which queues them while the collector is away.
+    """Encodes batches, and queues them for the thread of the link. `put` never waits, for nothing.
 
-    A batch for which the queue has no room is dropped and counted: the newest goes, what waits stays.
+    Where that thread cannot go on, the queue drops its oldest batches, which is counted.
 
     Args:
         encode: a dialect's encoder.
-        send: takes a message, or says that it has no room by returning False.
+        held: where batches go from here.
+        max_bytes: that the queue may have.
+
+    Attributes:
+        fd: readable when there is something to take.
+        taken: batches that were put.
+        overflowed: batches that the queue dropped.
     """
 
-    def __init__(self, encode: Callable[[Batch], bytes], send: Callable[[bytes], bool]) -> None:
+    def __init__(self, encode: Callable[[Batch], bytes], held: Held, max_bytes: int = QUEUE_BYTES) -> None:
+        self.held = held
+        self.taken = self.overflowed = 0
+        self._overflows: deque[Dropped] = deque(maxlen=MAX_OVERFLOWS)
         self._encode = encode
-        self._send = send
-        self.sent = 0
-        self.dropped = 0
+        self._max_bytes = max_bytes
+        self._queue: deque[Entry] = deque()
+        # each is written to by one thread alone
+        self._bytes_in = self._bytes_out = self._bytes_dropped = 0
+        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, batch: Batch) -> None:
-        """Send one batch, or drop it."""
+        """Take a batch."""
         message = self._encode(batch)
         if not message:  # the dialect has no words for anything in it
             return
-        if self._send(message):
-            self.sent += 1
-            log.debug("batch queued seq=%s bytes=%d rows=%d", batch.seq, len(message), batch.row_count)
+        entry = Entry(self.held.epoch, batch.seq or 0, batch.time_ns, message)
+        self.held.tally.take(entry.seq, tuple([table.schema.name for table in batch.tables]))
+        self.taken += 1
+        self._bytes_in += len(message) + ENTRY_BYTES
+        self._queue.append(entry)
+        while self._bytes_in - self._bytes_out - self._bytes_dropped > self._max_bytes and len(self._queue) > 1:
+            self._drop_oldest()
+        log.debug("batch queued seq=%s bytes=%d rows=%d", batch.seq, len(message), batch.row_count)
+        self.wake()
+
+    def _drop_oldest(self) -> None:
+        try:
+            entry = self._queue.popleft()
+        except IndexError:  # all were taken meanwhile
             return
-        self.dropped += 1
-        if powers_of_ten(self.dropped):
+        self._bytes_dropped += len(entry.message) + ENTRY_BYTES
+        self.overflowed += 1
+        self.held.tally.count("dropped", entry.seq, entry.seq)
+        self._overflows.append(Dropped(entry.epoch, entry.seq, entry.seq, entry.time_ns, entry.time_ns, "queue"))
+        if powers_of_ten(self.overflowed):
             log.error(
-                "batch dropped, the send queue is full dropped=%d; is colmet-collector running, and reachable at "
-                "--zeromq-uri? --zeromq-hwm sets how many batches wait for it",
-                self.dropped,
+                "batch dropped, as the thread that keeps and sends them is behind dropped=%d; does the disk of "
+                "--spool-dir answer?",
+                self.overflowed,
             )
+
+    @property
+    def epoch(self) -> int:
+        """Of this start of the agent."""
+        return self.held.epoch
+
+    @property
+    def sent(self) -> int:
+        """Batches that were sent, each counted once."""
+        return self.held.sent_batches
+
+    @property
+    def acknowledged(self) -> int:
+        """Batches that a collector has for good, those of earlier starts included."""
+        return self.held.acknowledged
+
+    @property
+    def waiting(self) -> int:
+        """Batches that are held until they are acknowledged."""
+        return len(self.held)
+
+    @property
+    def dropped(self) -> int:
+        """Batches given up, for whatever cause."""
+        return self.overflowed + self.held.dropped
+
+    def dropped_ranges(self) -> list[Dropped]:
+        """Which batches were given up since the start, as far as that is remembered: the latest of each cause."""
+        return [*self._overflows, *self.held.dropped_ranges()]
+
+    def counters(self) -> dict[str, int]:
+        """What it counts, by name."""
+        return {"taken": self.taken, "overflowed": self.overflowed, **self.held.counters()}
+
+    def wake(self) -> None:
+        """Have the thread look."""
+        with contextlib.suppress(BlockingIOError):  # it has not yet looked since it was woken very often
+            os.write(self._wake_fd, b"x")
+
+    def take(self) -> list[Entry]:
+        """What was put since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+        entries = []
+        while self._queue:
+            try:
+                entries.append(self._queue.popleft())
+            except IndexError:  # it overflowed meanwhile
+                break
+        self._bytes_out += sum([len(entry.message) + ENTRY_BYTES for entry in entries])
+        return entries
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self.fd)
+        os.close(self._wake_fd)

@@ -130,7 +130,7 @@ class Live:
             time.strftime("%H:%M:%S", time.localtime(row["timestamp"])),
             "-" if cpu is None else f"{cpu / NS:.2f} s",
             use or "-",
-            f"{row['VmRSS'] / 1024:.1f} MB" if "VmRSS" in row else "-",
+            f"{row['VmRSS'] * 1024 / 1e6:.1f} MB" if "VmRSS" in row else "-",
             f"{row['wchar'] / 1e6:.1f} MB" if "wchar" in row else "-",
             f"{row['rchar'] / 1e6:.1f} MB" if "rchar" in row else "-",
             str(switches.get("nvcsw", 0) + switches.get("nivcsw", 0)) if switches else "-",

@@ -43,6 +43,7 @@ class JobRoot:
 
     Args:
         name: of the directory.
+        more: controllers of cgroup v1 that jobs are to have, too, where they are mounted.
 
     Attributes:
         path: what colmet-node gets as ``--cpuset_rootpath``.
@@ -51,10 +52,11 @@ class JobRoot:
         Failed: no root, or no cgroups.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, more: Sequence[str] = ()) -> None:
         self._stack = contextlib.ExitStack()
         self._jobs: list[LiveJob] = []
-        points: Sequence[str | None] = [_point_of("cpuset"), _point_of("cpuacct")]
+        others = [point for point in map(_point_of, more) if point is not None]
+        points: Sequence[str | None] = [_point_of("cpuset"), *others, _point_of("cpuacct")]
         self._scale, self._usage = 1, "cpuacct.usage"
         if None in points:
             points = [point for point, _ in mounts("cgroup2")][:1]
@@ -181,7 +183,7 @@ class Daemons:
 
     def start_node(self) -> None:
         """Start colmet-node, once more."""
-        command = [sys.executable, "-m", "colmet.node.main", "-v", "--zeromq-uri", self._uri]
+        command = [sys.executable, "-m", "colmet.node.main", "-v", "--zeromq-uri", self._uri, "--spool-dir", ""]
         with self.log.open("a") as log:
             self.node = subprocess.Popen([*command, *self._node_options], stderr=log)
 
@@ -198,7 +200,7 @@ class Daemons:
                 rows.append(self.rows.get_nowait())
         return rows
 
-    def wait_for_row(self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float = 20) -> dict[str, Any]:
+    def wait_for_row(self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float = 60) -> dict[str, Any]:
         """The next row that is wanted; those before it are taken.
 
         Raises:
@@ -213,7 +215,7 @@ class Daemons:
                     return row
         raise Failed(f"a row did not come in {timeout_s:g} s:\n{self.log.read_text()}")
 
-    def wait_for_log(self, text: str, timeout_s: float = 30) -> None:
+    def wait_for_log(self, text: str, timeout_s: float = 60) -> None:
         """Wait until one of them has said this.
 
         Raises:

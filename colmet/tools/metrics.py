@@ -15,6 +15,8 @@ from colmet.common.schema import Schema
 from colmet.node.account import SCHEMA as AGENT
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
+from colmet.node.ledger import GAPS
+from colmet.node.ledger import SCHEMA as LEDGER
 from colmet.node.mapping import SCHEMA as MAPPING
 
 HEAD = """\
@@ -31,6 +33,12 @@ else is said.
 """
 _SCOPES = {"job": "one row a job", "node": "of the node"}
 _FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the job's tasks."}
+
+
+def declared() -> list[Schema]:
+    """The schemas of all tables that a node of this version can send."""
+    backends: list[type[InputBackend]] = load(NAMES)
+    return [schema for cls in backends for schema in (cls.schema, *cls.others)] + [MAPPING, AGENT, LEDGER, GAPS]
 
 
 def switch(backend: type[InputBackend]) -> str:
@@ -84,6 +92,9 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
         "What numbered columns hold on a node; at the start, on change, hourly.",
     )
     add(AGENT, "", "on; `--disable-agent-stats` turns it off", "What the agent itself costs and counts, once a minute.")
+    on = "on; `--disable-ledger` turns it off"
+    add(LEDGER, "", on, "What was due, measured, sent and dropped, of each table, once a minute (completeness.md).")
+    add(GAPS, "", on, f"Beside `{LEDGER.name}`: what is missing, from when to when.")
     return "\n".join([*lines, *index, *tables]) + "\n"
 
 

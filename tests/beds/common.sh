@@ -143,7 +143,7 @@ main() {
     case $command in
         up) up ;;
         down) [[ ! -e ${BED:-}/bed ]] || down ;;
-        submit | state | wait | delete) need_up; "job_$command" "$@" ;;
+        submit | state | wait | delete | get) need_up; "job_$command" "$@" ;;
         logs) logs ;;
         *) usage ;;
     esac

@@ -6,11 +6,15 @@
 #   oar.sh state ID                      Waiting, Running, Terminated, Error, ...
 #   oar.sh wait ID [SECONDS]             until it is over; prints its state
 #   oar.sh delete ID                     oardel
+#   oar.sh get PATH FILE                 asks OAR's REST API, as that user; prints status and type of what is now in FILE
 #   oar.sh logs                          the ends of all logs
 #   oar.sh down                          delete jobs, stop all, leave nothing but the packages
 #
 # All but `up` find that directory in BED: export BED=$(oar.sh up). The jobs' cgroups are where OAR always makes them:
 # /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
+#
+# The API has data of jobs extracted by colmet-extract of this source, with PYTHON (python3), from what a collector
+# writes to $BED/hdf5/colmet. User oar runs it, who may not enter /root: all that it takes is seen below BED, too.
 
 source "$(dirname "$0")/common.sh"
 links=/dev/oar_cgroups_links
@@ -30,10 +34,22 @@ DB_BASE_PASSWD_RO oar_ro
 SERVER_HOSTNAME localhost
 LOG_FILE $BED/oar.log
 JOB_RESOURCE_MANAGER_PROPERTY_DB_FIELD cpuset
-SCHEDULER_MIN_TIME_BETWEEN_2_CALLS 0"
+SCHEDULER_MIN_TIME_BETWEEN_2_CALLS 0
+API_COLMET_EXTRACT_PATH $BED/colmet-extract
+API_COLMET_HDF5_PATH_PREFIX $BED/hdf5/colmet"
     install -o oar -g oar /dev/null "$BED/oar.log"
     cp -a /var/lib/oar "$BED/home" # keys, known hosts, locks
-    make_namespaces 'mount --bind "$BED/oar.conf" /etc/oar/oar.conf; mount --bind "$BED/home" /var/lib/oar'
+    export source=$here/../.. prefix packages name
+    read -r prefix packages name < <("${PYTHON:-python3}" -c 'import sys, sysconfig
+print(sys.base_prefix, sysconfig.get_path("purelib"), "python%d.%d" % sys.version_info[:2])')
+    mkdir "$BED"/{source,python,packages}
+    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -m colmet.tools.extract "$@"\n' \
+        "$BED/source:$BED/packages" "$BED/python/bin/$name" >"$BED/colmet-extract"
+    chmod 755 "$BED/colmet-extract"
+    make_namespaces 'mount --bind "$BED/oar.conf" /etc/oar/oar.conf; mount --bind "$BED/home" /var/lib/oar
+        mount --bind "$source" "$BED/source"
+        mount --bind "$prefix" "$BED/python"
+        mount --bind "$packages" "$BED/packages"'
 }
 
 start_database() {
@@ -54,6 +70,24 @@ start_node() {
     until_true 20 inside runuser -u oar -- ssh -p 6667 localhost true || die "user oar has no ssh to localhost"
 }
 
+# Its packaged configuration is for a host of its own under suexec; here all of Apache is OAR's user. What refuses that
+# which a shell would obey is what docs/tools/oar.md has.
+start_api() {
+    local module
+    {
+        printf '%s\n' "ServerName localhost" "ServerRoot $BED" "PidFile $BED/httpd.pid" "ErrorLog $BED/httpd.log" \
+            "DefaultRuntimeDir $BED" "ScriptSock /run/cgi" "Listen 127.0.0.1:6668" "User oar" "Group oar"
+        for module in mpm_event authz_core authz_host alias env cgid rewrite; do
+            echo "LoadModule ${module}_module /usr/lib/apache2/modules/mod_$module.so"
+        done
+        printf '%s\n' "ScriptAlias /oarapi /usr/lib/cgi-bin/oarapi/oarapi.cgi" "<Directory /usr/lib/cgi-bin/oarapi>" \
+            "SetEnv OARCONFFILE /etc/oar/oar.conf" "Require local" "</Directory>"
+        sed -n '/^ *```apache$/,/^ *```$/{/```/!p}' "$here/../../docs/tools/oar.md"
+    } >"$BED/httpd.conf"
+    daemon apache apache2 -f "$BED/httpd.conf" -D FOREGROUND
+    until_true 20 inside bash -c ': </dev/tcp/127.0.0.1/6668' || die "OAR's API does not start"
+}
+
 alive() { inside oarnodes -s | grep -q ': Alive'; }
 start_server() {
     local core
@@ -67,13 +101,14 @@ start_server() {
 
 up() {
     prepare oar-server oar-server-pgsql oar-user oar-user-pgsql oar-node postgresql openssh-server taktuk \
-        iproute2 procps
+        oar-restful-api apache2-bin curl iproute2 procps
     ! pgrep -f 'oar/(sshd_config|Almighty)' >/dev/null || die "an OAR runs on this machine already"
     touch "$BED/alone" # so the cgroups are this one's
     configure
     start_database
     start_node
     start_server
+    start_api
     ready
 }
 
@@ -89,6 +124,10 @@ job_wait() {
     job_state "$1"
 }
 job_delete() { as_user oardel "$1"; }
+job_get() {
+    inside curl -sS -o "$2" -w '%{http_code} %{content_type}\n' -H 'Accept: application/x-gzip' -H "X-Remote-Ident: $user" \
+        "http://127.0.0.1:6668/oarapi$1"
+}
 
 idle() { ! inside timeout 10 oarstat | grep -q '^ *[0-9]'; }
 down() {

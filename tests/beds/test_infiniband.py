@@ -188,7 +188,7 @@ class Stored:
         self._reader = threading.Thread(target=lambda: self._lines.extend(self.collector.process.stdout))
         self._reader.start()
         self.collector.said("listening")
-        options = ("--state-dir", "", "-s", "0.5", "--enable-infiniband", "--infiniband-perfquery")
+        options = ("--state-dir", "", "--spool-dir", "", "-s", "0.5", "--enable-infiniband", "--infiniband-perfquery")
         self.node = Daemon("colmet.node.main", directory / "node.log", "--zeromq-uri", uri, *options)
 
     def values(self, table, column):

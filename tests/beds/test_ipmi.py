@@ -40,7 +40,7 @@ class Bmc(Bed):
     def __init__(self, **environment):
         self.port = free_udp_port()
         super().__init__("ipmi", PORT=str(self.port), **environment)
-        path = self.path = Path(self._directory)
+        path = self.path = Path(self.directory)
         self.freeipmi = f"-h 127.0.0.1:{self.port} --config-file {path}/freeipmi.conf"
         ipmitool = f"-I lanplus -C 3 -H 127.0.0.1 -p {self.port} -U colmet -L ADMINISTRATOR"
         self.ipmitool = f"{ipmitool} -f {path}/password"
@@ -242,7 +242,7 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     one.says(213, 180, 260, 207)
     pull = Pull("tcp://127.0.0.1:*", 1000)
     ticks = Ticks(pull)
-    options = ["--zeromq-uri", pull.uri, "-s", "1", "--agent-stats-period", "1", "--state-dir", ""]
+    options = ["--zeromq-uri", pull.uri, "-s", "1", "--agent-stats-period", "1", "--state-dir", "", "--spool-dir", ""]
     # with the default of 10 s the backend would be off after five, until its retry
     options += ["--enable-ipmipower", f"--ipmipower-freeipmi={one.freeipmi}", "--ipmipower-timeout", "20"]
     node = Daemon("colmet.node.main", tmp_path / "node.log", *options)

@@ -1,13 +1,24 @@
-"""Colmet on a node of a real OAR, with the options it is delivered with. `make test-beds` runs this."""
+"""Colmet on a node of a real OAR, with the options it is delivered with, and behind OAR's REST API.
+
+`make test-beds` runs this.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import subprocess
+import sys
 import time
 
 import pytest
-from bed import Bed, assert_found_at_once, assert_whole, burn, running
+import tables
+from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
 
 pytestmark = pytest.mark.live
+# what the API asks for where it is not told what
+METRICS = ("ac_etime", "cpu_run_real_total", "coremem", "read_bytes", "write_bytes")
 COMPUTES_THEN_SLEEPS = f"{burn(2)}; sleep 60"
 
 
@@ -15,7 +26,9 @@ COMPUTES_THEN_SLEEPS = f"{burn(2)}; sleep 60"
 def site(request, tmp_path_factory):
     """The agent is there before the first job, and so before OAR has made any cgroup."""
     directory = tmp_path_factory.mktemp("oar")
-    with running(request, directory, Bed("oar"), "/sys/fs/cgroup/cpuset/oar/*", "cpuset") as site:
+    with running(
+        request, directory, Bed("oar", PYTHON=sys.executable), "/sys/fs/cgroup/cpuset/oar/*", "cpuset"
+    ) as site:
         # beside all the others, since OAR takes half a minute to end a job at its walltime
         (site.late,) = site.bed.submit("-l", "/resource_id=1,walltime=0:0:10", COMPUTES_THEN_SLEEPS)
         yield site
@@ -69,6 +82,133 @@ def test_a_job_that_its_walltime_ends_is_whole(site):
     assert site.bed.wait(site.late) == "Error"
     assert 10 <= seen.gone - seen.appeared < 50
     assert 1.9 <= site.colmet.cpu_s(site.late) < 3
+
+
+# -- OAR's REST API --
+
+
+def extracted(site, job, **asked):
+    """What the API answers of a job: the JSON object that its gzip unpacks to."""
+    status, form, body = site.bed.get(f"/colmet/job/{job}" + query(asked))
+    assert (status, form.partition(";")[0]) == (200, "application/x-gzip"), body
+    return json.loads(gzip.decompress(body))
+
+
+def query(asked):
+    return "?" * bool(asked) + "&".join([f"{name}={value}" for name, value in asked.items()])
+
+
+def refused(site, path):
+    """What the API says where it answers with an error."""
+    status, _, body = site.bed.get(path)
+    assert status == 400
+    return body.decode()
+
+
+def stored(site, job, table="taskstats_default"):
+    """The rows of a job in the collector's file, which is the only one, as they are."""
+    (path,) = (site.bed.directory / "hdf5").glob("colmet.*.hdf5")
+    with tables.open_file(str(path)) as file:
+        return file.get_node(f"/job_{job}/{table}").read()
+
+
+@pytest.fixture(scope="module")
+def measured(site):
+    """A job that has computed for two seconds, as soon as the API tells so; and what it tells of the running job."""
+    (job,) = site.bed.submit(f"{burn(2)}; until test -e {site.bed.directory}/enough; do sleep 0.5; done")
+    site.seen(job)
+    told = []
+
+    def is_told():
+        if site.bed.get(f"/colmet/job/{job}")[0] == 200:
+            told[:] = [extracted(site, job)]
+        return told and len(told[0]["timestamp"]) > 1 and max(told[0]["cpu_run_real_total"]) >= 1.9e9
+
+    assert eventually(is_told), site.bed.get(f"/colmet/job/{job}")
+    return job, told[0]
+
+
+def assert_as_stored(site, job, told, names=METRICS):
+    """Each value is that of the row of its time."""
+    assert told.keys() == {"timestamp", "hostname", *names}
+    assert len({len(values) for values in told.values()}) == 1
+    rows = {int(row["timestamp"]): row for row in stored(site, job)}
+    assert told["timestamp"] == sorted(told["timestamp"])
+    for n, time_s in enumerate(told["timestamp"]):
+        assert told["hostname"][n] == rows[time_s]["hostname"].decode()
+        assert {name: told[name][n] for name in names} == {name: rows[time_s][name] for name in names}
+
+
+def test_the_api_tells_what_a_running_job_uses(site, measured):
+    job, told = measured
+    assert site.watcher.jobs[job].gone is None
+    assert_as_stored(site, job, told)
+    assert 1.9e9 <= told["cpu_run_real_total"][-1] <= 1.1e9 * site.watcher.jobs[job].cpu_s
+    assert max(told["coremem"]) > 0
+
+
+def test_the_api_tells_what_an_ended_job_used(site, measured):
+    """Up to the time at which it ended for OAR, which may be a second before the last row."""
+    job, running = measured
+    (site.bed.directory / "enough").touch()
+    seen = site.at_end(job)
+    site.bed.wait(job)
+    said = refused(site, f"/colmet/job/{job}?metrics=no_such_counter")
+    stopped = int(re.search(r"/colmet-extract \S+ \d+ \d+ (\d+) no_such_counter", said)[1])
+    rows = [row for row in stored(site, job) if row["timestamp"] <= stopped]
+    names = ("cpu_run_virtual_total", "ac_etime")
+    told = extracted(site, job, metrics=",".join(names))
+    assert_as_stored(site, job, told, names)
+    assert len(told["timestamp"]) == len(rows) >= len(running["timestamp"])
+    assert told["cpu_run_virtual_total"][-1] / 1e9 == pytest.approx(seen.cpu_s, rel=0.03, abs=0.02)
+
+    first, *_, last = told["timestamp"]
+    part = extracted(site, job, **{"from": first, "to": last - 1}, metrics=names[0])
+    assert part["timestamp"] == told["timestamp"][:-1]
+
+
+def test_a_report_of_the_job_has_the_cpu_time_of_its_cgroup(site, measured):
+    """Within 3 %, and a hundredth of a second."""
+    job, _ = measured
+    seen = site.at_end(job)
+    command = [sys.executable, "-m", "colmet.tools.colmet", "report", str(job), "--json"]
+    done = subprocess.run(
+        [*command, "--config", str(site.colmet.configuration)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["cpu"]["used_s"] == pytest.approx(seen.cpu_s, rel=0.03, abs=0.01)
+
+
+def test_the_api_says_readably_what_it_has_not(site, measured):
+    """OAR shows what the program printed, and the status that it ended with, 256 times that."""
+    job, told = measured
+    said = refused(site, f"/colmet/job/{job}?from={told['timestamp'][-1] + 10**6}")
+    assert "status 1024: " in said  # 4: no data
+    said = refused(site, f"/colmet/job/{job}?metrics=no_such_counter")
+    assert "no_such_counter" in said
+    for wrong in ("--help", "..", "a" * 2000):
+        said = refused(site, f"/colmet/job/{job}?metrics={wrong}")
+        assert "status 256: " in said and "Traceback" not in said
+    assert site.bed.get("/colmet/job/999999")[0] == 404  # OAR itself knows of none
+
+
+@pytest.mark.parametrize("name", ["from", "to", "metrics"])
+@pytest.mark.parametrize("run", [";id", "%3Bid", "$(id)", "%24%28id%29", "`id`", "%60id%60", "|id", "%0Aid", "&id;id"])
+def test_what_a_shell_would_obey_does_not_come_to_oar(site, measured, name, run):
+    """With what docs/tools/oar.md has for Apache; OAR hands it to a shell."""
+    job, _ = measured
+    status, _, body = site.bed.get(f"/colmet/job/{job}?{name}=1{run}")
+    assert status == 400 and b"uid=" not in body and b"Command was" not in body
+
+
+def test_commas_may_be_escaped(site, measured):
+    job, _ = measured
+    assert extracted(site, job, metrics="coremem%2Cread_bytes").keys() == {
+        "timestamp",
+        "hostname",
+        "coremem",
+        "read_bytes",
+    }
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):

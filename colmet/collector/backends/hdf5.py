@@ -1,209 +1,189 @@
 """Output to HDF5: one group for each job, one table for each kind of metric, as Colmet 0.6 wrote them.
 
-A burst (one `Hdf5Output.write`) ends with a flush, and the file is complete on disk until the next one starts: other
-programs can open it meanwhile, and a kill between bursts harms nothing.
+What `State` remembers is how many rows each table had before a burst, until the burst is on disk: so that a burst which
+was killed is taken back, and its records are written again.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
-import fcntl
 import logging
 import os
 import re
-import struct
 import time
-import warnings
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-# HDF5 locks a file that it opens, so that other programs that use their defaults could not open the live one. HDF5
-# reads this when it is loaded, so it is set before PyTables is imported; who sets it otherwise is obeyed.
-os.environ.setdefault("HDF5_USE_FILE_LOCKING", "FALSE")
-import tables
-
-from colmet.collector.backend import OutputBackend
-from colmet.collector.columns import Layout, columns_of, file_columns, grown, involved_jobs, missing
-from colmet.collector.joined import Joined, join
+from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.hdf5apart import salvage, verify
+from colmet.collector.hdf5file import (
+    Damaged,
+    Hdf5File,
+    Held,
+    grouped,
+)
+from colmet.collector.hdf5library import STORAGE_ERRORS, cause, is_of_system, tables
+from colmet.collector.joined import join
+from colmet.collector.state import State, sync_directory
+from colmet.common import cli
 from colmet.common.cli import Options
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.schema import Batch, Schema
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".hdf5"
-BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
-COMPLIBS = ("zlib", "lzo", "bzip2", "blosc")
+COMPLIBS = ("zlib", "lzo", "bzip2", "blosc", "blosc2")
+NS = 1_000_000_000
+# Of the time, for writing: the fewer and larger the appends, the cheaper a row. A site with little to write does not
+# notice, as it writes well within this share whenever rows have been gathered for the longest time allowed.
+SHARE = 0.02
+MAX_DELAY_S = 60.0
+
+_ROTATE = re.compile(r"([1-9][0-9]{0,8})(m|h|d|M|G|T)", re.ASCII)
+_PERIODS_S = {"m": 60, "h": 3600, "d": 86400}
+_SIZES = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MAX_UNFIT = 2  # failures of HDF5 to write to a file that has been looked through
+REPLAY, SALVAGE = "replay", "salvage"
 
 
-# An open table takes 0.05 to 0.2 MB here, opening one again 3 ms; most sites run fewer jobs than this at a time.
-MAX_HANDLES = 1024
-# Jobs whose rows are converted together; their tables stay open meanwhile, so it is well below MAX_HANDLES.
-MAX_BLOCK_JOBS = 256
-MAX_LAYOUTS = 64  # each has a block
-COPY_BYTES = 4 << 20  # of a table that is rebuilt, at a time
-# HDF5 does not survive a full disk: what it cannot write of its own structures is a file that nobody can read. So the
-# file system has to promise the space first: for rows, for the description of new tables, and this for the rest.
-SPARE_BYTES = 256 << 10
-NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may need another one
-MAX_WARNINGS = 1000
-MAX_REBUILDS = 16  # of one table, while a file is open; a site has a few versions of Colmet at a time
-
-# No chunk cache: rows go to the file within `append`, where PyTables notices that they cannot, and a handle keeps no
-# chunk (64 to 128 kB). As each burst ends with a flush, a cache would save nothing: 100 rows a table and burst take
-# 7 % less CPU time without one, or 2 % more when the chunk that is being filled has to be uncompressed first.
-CHUNK_CACHE_BYTES = 0
-
-_STORAGE_ERRORS = (
-    OSError,
-    tables.HDF5ExtError,
-    tables.NodeError,
-    tables.ClosedNodeError,
-    tables.ClosedFileError,
-    tables.FileModeError,
-)
-_ERRNO_TEXT = re.compile(r"error message = '([^']+)'")
+def rotation(text: str) -> tuple[str, int]:
+    """An option type: ``("s", seconds)`` or ``("bytes", bytes)`` after which the next file is begun."""
+    found = _ROTATE.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a period (30m, 6h, 1d) nor a size (500M, 10G, 1T; M is 2^20 bytes)"
+        )
+    count, unit = int(found.group(1)), found.group(2)
+    return ("s", count * _PERIODS_S[unit]) if unit in _PERIODS_S else ("bytes", count * _SIZES[unit])
 
 
-def cause(err: BaseException) -> str:
-    """One line for a failure: what the system said, from within HDF5's back trace where there is one."""
-    text = str(err)
-    found = _ERRNO_TEXT.search(text)
-    if found:
-        return found.group(1)
-    if isinstance(err, OSError) and err.strerror:
-        return err.strerror
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else type(err).__name__
-
-
-def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
-    """PyTables' description of a column."""
-    return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
-
-
-class _Handle:
-    """An open table, and how the rows that it took last are laid out in it."""
-
-    __slots__ = ("digest", "layout", "table")
-
-    def __init__(self, table: Any) -> None:
-        self.table = table
-        self.digest = b""
-        self.layout: Layout | None = None
-
-
-def chunk_bytes(table: Any, count: int) -> int:
-    """By how much a file grows at most for the chunks that `count` more rows of a table need."""
-    chunk_rows = int(table.chunkshape[0])
-    rows = int(table.nrows)
-    # a compressed chunk that is not full is written anew, elsewhere
-    full = rows // chunk_rows if table.filters.complevel else -(-rows // chunk_rows)
-    chunks = -(-(rows + count) // chunk_rows) - full
-    return chunks * chunk_rows * int(table.dtype.itemsize) + NODE_BYTES
-
-
-def header_bytes(columns: int, row_bytes: int) -> int:
-    """What HDF5 and PyTables write at most to describe a table, its group and its chunks; measured, then doubled."""
-    return 4096 + 512 * columns + 3 * row_bytes
-
-
-def promise(descriptor: int, start: int, size: int) -> None:
-    """Have the file system set space aside for `size` bytes of a file from `start` on.
-
-    Raises:
-        OSError: it has not got that much; the file is as it was.
-    """
-    length = os.fstat(descriptor).st_size
+def boot_id() -> str:
+    """What tells this start of the machine from another. Source: /proc/sys/kernel/random/boot_id."""
     try:
-        os.posix_fallocate(descriptor, start, size)
-    except OSError as err:
-        os.ftruncate(descriptor, length)  # some file systems keep what they got
-        if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        disk = os.fstatvfs(descriptor)  # the next best: nothing is promised, others may take it
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from err
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read(64).decode().strip()
+    except OSError:
+        return ""
 
 
-class _Piece(NamedTuple):
-    """Rows `first` to `last`, in the order by job, which go to one table."""
+class Notes(NamedTuple):
+    """What the output remembers.
 
-    table: Any
-    layout: Layout
-    first: int
-    last: int
+    Attributes:
+        file: that it writes to; empty at first.
+        inode: of the file.
+        first: number of the record with which the file was begun, None where the journal alone cannot make it again.
+        tables: how many it has, without those that the burst under way creates; None where they are not counted.
+        undo: tables that the burst under way touches, and their rows before it, None for those that it creates.
+        tails: checksums of their last chunks, where these are written anew.
+        boot: the start of the machine in which the file was opened; empty once it is closed.
+        plan: how a damaged file is being replaced: by the journal, or by what can be read of it; empty if it is not.
+        aside: where the damaged file is or will be.
+    """
 
+    file: str = ""
+    inode: int = 0
+    first: int | None = None
+    tables: int | None = None
+    undo: Mapping[str, int | None] = {}
+    tails: Mapping[str, int] = {}
+    boot: str = ""
+    plan: str = ""
+    aside: str = ""
 
-def _blocks(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that follow each other and can be converted together."""
-    block: list[_Piece] = []
-    for piece in pieces:
-        if block and (
-            piece.layout is not block[0].layout
-            or piece.first != block[-1].last
-            or piece.last - block[0].first > piece.layout.capacity
-            or len(block) == MAX_BLOCK_JOBS
-        ):
-            yield block
-            block = []
-        block.append(piece)
-    if block:
-        yield block
-
-
-def group_path(job: int) -> str:
-    """Where the tables of a job are."""
-    return f"/job_{job}"
+    @classmethod
+    def parse(cls, notes: Mapping[str, Any]) -> Notes:
+        """Those that were saved; ValueError where they are not ours."""
+        try:
+            read = cls(**notes)
+        except TypeError as err:
+            raise ValueError(str(err)) from err
+        texts = (read.file, read.boot, read.plan, read.aside)
+        counts = [n for n in (read.first, read.tables) if n is not None]
+        if not isinstance(read.undo, dict) or not isinstance(read.tails, dict):
+            raise ValueError("undo or tails")
+        counts += [read.inode, *[n for n in read.undo.values() if n is not None], *read.tails.values()]
+        if not all(type(text) is str for text in texts) or not all(type(n) is int and n >= 0 for n in counts):
+            raise ValueError("a value of another type")
+        if read.plan not in ("", REPLAY, SALVAGE) or (read.file and not os.path.isabs(read.file)):
+            raise ValueError("plan or file")
+        return read
 
 
 class Hdf5Output(OutputBackend):
     """Writes each row to the table of its job and kind, in bulk.
 
     Args:
-        path: the file, where it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named when
-            they are opened.
-        complevel: 0 (none) to 9, for tables that are created.
-        complib: one of `COMPLIBS`.
+        path: the file, where it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named by the
+            time from which they hold what comes in.
+        complevel: compression level of tables that are created, 0 for none.
+        complib: compression library, one of `COMPLIBS`.
+        checksums: whether tables that are created have checksums.
+        rotate_s: begin a file at each multiple of so many seconds since the epoch; 0 for never.
+        rotate_bytes: begin a file when one has so many bytes; 0 for never.
+        max_delay_s: how long rows may be gathered.
 
     Attributes:
-        path: the file that is open, or was last.
-        values_left_out: values that were not written, as the table in the file has their column with another kind of
-            value, or as there are more columns than HDF5 can describe.
-        rows_left_out: rows that were not written, as something else than a table has their table's name.
+        values_left_out: values that had no column to go to.
+        rows_left_out: rows that had no table to go to.
+        files_damaged: files that were set aside.
+        path: of the file that is or will be written to; empty where the next record names it.
+        rows_lost: rows of damaged files that could neither be read nor be had again.
     """
 
     name = "hdf5"
+    share = SHARE
 
-    def __init__(self, path: str, complevel: int = 0, complib: str = "zlib") -> None:
-        self._configured = path
-        self._filters = tables.Filters(complevel=complevel, complib=complib)
-        self._file: Any = None
-        self._lock = -1
-        self._rebuilds: dict[str, int] = {}
-        self._handles: OrderedDict[tuple[int, str], _Handle | None] = OrderedDict()
-        self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], Layout] = OrderedDict()
-        # Path of a table -> its rows before the burst, None if it was created by it. Emptied when the burst is done;
-        # kept when it failed and could not be taken back at once.
-        self._undo: dict[str, int | None] = {}
-        self._burst_left_out = [0, 0]
-        self._burst_header_bytes = 0
-        self._warned: set[tuple[str, str]] = set()
-        self.path = ""
+    def __init__(
+        self,
+        path: str,
+        complevel: int = 0,
+        complib: str = "zlib",
+        *,
+        checksums: bool = False,
+        rotate_s: int = 0,
+        rotate_bytes: int = 0,
+        max_delay_s: float = MAX_DELAY_S,
+    ) -> None:
+        self.max_delay_s = max_delay_s
         self.values_left_out = 0
         self.rows_left_out = 0
+        self.files_damaged = 0
+        self.rows_lost = 0
+        self._configured = path
+        self._fixed = path.endswith(SUFFIX)
+        self._filters = tables.Filters(complevel, complib, fletcher32=checksums)
+        self._rotate_s = rotate_s
+        self._rotate_bytes = rotate_bytes
+        self._boot = boot_id()
+        self._state = State("", "", 0, 0)
+        self._file: Hdf5File | None = None
+        self.path = ""
+        self._first: int | None = None
+        self._burst: Notes | None = None  # what was remembered before the burst that is not done yet
+        self._perhaps_done = False  # it may be remembered as done
+        self._doubt = False  # HDF5 met something in the file that is not in order
+        self._unfit = 0  # times in a row that it did so while writing
+        self._blamed = (-1, -1)  # the first and the last record that it did so with before the file was replaced
+        self._sound_until = 0  # no defect that these records meet is the file's
+        self._next: tuple[int, str] | None = None  # from which record on the next file is written, and its path
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --hdf5-filepath, --hdf5-complevel and --hdf5-complib."""
+        """Declare the options that begin with --hdf5."""
         parser.add_argument(
             "--hdf5-filepath",
             metavar="PATH",
             help="write to this file if it ends in .hdf5, else to PATH.<epoch seconds>.hdf5 (SIGHUP starts the next)",
+        )
+        parser.add_argument(
+            "--hdf5-rotate",
+            metavar="PERIOD_OR_SIZE",
+            type=rotation,
+            action="append",
+            default=[],
+            help="start the next file at each full period in UTC (30m, 6h, 1d), or when a file has this size (500M, "
+            "10G); give it twice for both (default: only SIGHUP and a new start do)",
         )
         parser.add_argument(
             "--hdf5-complevel",
@@ -217,184 +197,393 @@ class Hdf5Output(OutputBackend):
             "--hdf5-complib",
             choices=COMPLIBS,
             default="zlib",
-            help="compression library (default: %(default)s)",
+            help="compression library; h5py reads zlib, others need its plug-in (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--hdf5-checksums",
+            action="store_true",
+            help="give new tables checksums (Fletcher-32), so that readers notice a damaged disk; they need nothing",
+        )
+        parser.add_argument(
+            "--hdf5-max-delay",
+            metavar="S",
+            type=cli.positive_seconds,
+            default=MAX_DELAY_S,
+            help="rows are in the file after this many seconds at the latest. They are gathered so that writing takes "
+            "2 %% of the time: few large appends cost less than many small ones (default: %(default)g)",
         )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Hdf5Output | None:
-        """The output, or None without --hdf5-filepath; ConfigError where PyTables lacks the compression library."""
-        if options.hdf5_filepath is None:
+        """The output, or None without --hdf5-filepath; ConfigError for what cannot work."""
+        path = options.hdf5_filepath
+        if path is None:
             return None
-        if not options.hdf5_filepath:
+        if not path:
             raise ConfigError("--hdf5-filepath is empty; give a path, e.g. /var/lib/colmet/cluster")
         if tables.which_lib_version(options.hdf5_complib) is None:
             there = ", ".join([lib for lib in COMPLIBS if tables.which_lib_version(lib) is not None])
             raise ConfigError(
                 f"--hdf5-complib {options.hdf5_complib}: the PyTables installed here lacks it; it has {there}"
             )
-        return cls(options.hdf5_filepath, options.hdf5_complevel, options.hdf5_complib)
+        rotate = dict(options.hdf5_rotate)
+        if len(rotate) < len(options.hdf5_rotate):
+            raise ConfigError("--hdf5-rotate: give one period, one size, or one of each")
+        if rotate and path.endswith(SUFFIX):
+            raise ConfigError(
+                f"--hdf5-rotate: {path} ends in {SUFFIX}, so it is the one file; each needs a name "
+                f"of its own: give --hdf5-filepath {path[: -len(SUFFIX)]}, files are then named by their time"
+            )
+        return cls(
+            path,
+            options.hdf5_complevel,
+            options.hdf5_complib,
+            checksums=options.hdf5_checksums,
+            rotate_s=rotate.get("s", 0),
+            rotate_bytes=rotate.get("bytes", 0),
+            max_delay_s=options.hdf5_max_delay,
+        )
 
-    # -- the file --
+    def counters(self) -> dict[str, int]:
+        """Values, rows and files that something was wrong with."""
+        return {
+            "values_left_out": self.values_left_out,
+            "rows_left_out": self.rows_left_out,
+            "files_damaged": self.files_damaged,
+            "rows_lost": self.rows_lost,
+        }
 
-    def open(self) -> None:
-        """Open or create the file, and try to write to it.
+    # -- life --
+
+    def journal_dir(self) -> str:
+        """Beside the file."""
+        return f"{self._configured}.journal"
+
+    def open(self, state: State) -> None:
+        """See that the path can be written, and open or create the file unless it has to be looked at first.
 
         Raises:
             ConfigError: the path cannot be written, or holds something else; nothing is left behind.
         """
         self.close()
-        # PyTables warns of every column that is no Python identifier, such as 0.6's utilization-gpu.
-        warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
-        self._open_file(self._next_path())
+        self._state = state
+        notes = self._notes()
+        new = self._path_at(int(time.time()))
+        _check_directory(new)
+        self.path, self._first = new, None
+        self._burst, self._next = None, None
+        under_way = bool(notes.undo or notes.plan or (notes.boot and notes.boot != self._boot))
+        there = bool(notes.file) and (os.path.lexists(notes.file) or bool(notes.plan))
+        if notes.file and not there:
+            log.warning("file was moved or removed, going on with the next one: path=%s", notes.file)
+        backlog = state.position < state.end
+        if there and (under_way or notes.file == new or (backlog and self._is_ours(notes.file))):
+            self.path, self._first, self._burst = notes.file, notes.first, notes if notes.undo else None
+            if notes.file != new:
+                self._next = (state.end if self._is_ours(notes.file) else 0, new)
+        elif backlog and not self._fixed:
+            self.path = ""  # named by the first record that goes into it
+            return
+        try:
+            if self.path == notes.file and under_way:
+                if os.path.lexists(self.path):
+                    self._file = self._hdf5_file()
+                    self._file.lock()
+            else:
+                self._open_file()
+        except Held as err:
+            log.warning("%s", err)
+        except Damaged as err:
+            if self.path != notes.file:
+                raise ConfigError(f"{err}; move it or change --hdf5-filepath") from err
+            log.error("%s", err)
+        except OutputUnavailable as err:  # it is remembered before anything is written
+            log.warning("%s", err)
+        except OSError as err:
+            raise ConfigError(f"{self.path}: cannot be opened for writing: {cause(err)}") from err
+
+    def recover(self) -> None:
+        """Take back a burst that was killed; replace the file where it does not bear it, or cannot be opened.
+
+        Raises:
+            OutputUnavailable: not now.
+        """
+        if not self.path:
+            return
+        notes = self._notes()
+        known = notes.file == self.path
+        if (
+            known
+            and notes.plan
+            and (notes.plan == REPLAY or os.path.lexists(self.path) or os.path.lexists(notes.aside))
+        ):
+            self._replace_damaged(notes)
+            return
+        if known and not os.path.lexists(self.path) and notes.tables != 0:
+            log.warning("file was moved or removed, going on with the next one: path=%s", self.path)
+            self._forget_file()
+            return
+        try:
+            if known and self._unfit >= MAX_UNFIT:
+                raise Damaged(f"{self.path}: all of it can be read, but HDF5 cannot write to it")
+            if known and (self._burst or self._doubt or (notes.boot and notes.boot != self._boot)):
+                self._look_through(notes)
+            elif self._file is None or not self._file.is_open:
+                self._open_file()
+            assert self._file is not None
+            self._file.count()
+        except Damaged as err:
+            if not known:
+                raise OutputUnavailable(str(err)) from err
+            self._set_aside(notes, str(err))
+        except ConfigError as err:
+            raise OutputUnavailable(str(err)) from err
+        self._doubt = False
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Append all rows of all records and flush.
+
+        Raises:
+            OutputUnavailable: the disk is full or similar; what was appended has been or will be taken back.
+        """
+        before = self._state.position
+        self._prepare(records[0])
+        if self._state.position != before:
+            raise OutputUnavailable(f"{self.path} is written again from the journal")
+        while records:
+            self._switch(records[0])
+            count = self._in_this_file(records)
+            self._write(records[:count])
+            records = records[count:]
 
     def reopen(self) -> None:
-        """Complete the file and go on with the next one.
+        """Complete the file and go on with the next one; records that came before go to the former one.
 
         Where that cannot be, it is logged here and `write` raises OutputUnavailable until it can.
         """
+        if not self.path:
+            return
+        if self._next is None:
+            self._next = (self._state.end, self._path_at(int(time.time())))
         try:
             self._take_back()
-            self._close_file()
-            self._open_file(self._next_path())
-        except (ConfigError, OutputUnavailable) as err:
+            if self._burst is None and self._state.position >= self._next[0]:  # else `write` begins it
+                self._begin(self._next[1], reopen=True)
+        except (ConfigError, Damaged, OutputUnavailable) as err:
             log.error("cannot go on with the next file: output=hdf5 cause=%s", err)
 
     def close(self) -> None:
         """Complete and close the file."""
         try:
             self._take_back()
+            if self._burst is not None:
+                self.recover()
         except (ConfigError, OutputUnavailable) as err:
-            log.error("rows of a failed write stay in the file: path=%s cause=%s", self.path, err)
-        self._undo.clear()
+            log.error("rows of a failed write stay in the file until the next start: path=%s cause=%s", self.path, err)
+        if self._burst is None and self._file is not None and self._file.is_open:
+            notes = self._noted({})._replace(boot="")
+            try:
+                if self._close_file():
+                    self._save(self._state.position, notes)
+            except OutputUnavailable as err:
+                log.warning("clean end not remembered: output=hdf5 cause=%s", err)
         self._close_file()
+        self._burst, self._perhaps_done = None, False
 
-    def _next_path(self) -> str:
-        if self._configured.endswith(SUFFIX):
-            return self._configured
+    # -- files --
+
+    def _path_at(self, time_s: int) -> str:
+        """The file that is begun at a time."""
+        if self._fixed:
+            return os.path.abspath(self._configured)
         if not os.path.basename(self._configured):
             raise ConfigError(
                 f"--hdf5-filepath {self._configured}: names a directory; add the start of a file name to it"
             )
-        return f"{self._configured}.{int(time.time()):010d}{SUFFIX}"
+        return os.path.abspath(f"{self._configured}.{time_s:010d}{SUFFIX}")
 
-    def _open_file(self, path: str) -> None:
-        """Open or create `path`, and try to write to it; ConfigError where that cannot be."""
-        path = os.path.abspath(path)
-        directory = os.path.dirname(path)
-        if not os.path.isdir(directory):
-            raise ConfigError(f"{path}: directory {directory} does not exist; create it or change --hdf5-filepath")
-        existed = os.path.lexists(path)
-        try:
-            # the system tells a directory, missing rights and the like more clearly than HDF5 does
-            with open(path, "r+b" if existed else "xb") as file:
-                if not existed:
-                    promise(file.fileno(), 0, SPARE_BYTES)
-            if existed and not tables.is_hdf5_file(path):
-                raise ConfigError(f"{path}: exists and is not an HDF5 file; move it or change --hdf5-filepath")
-            self._lock_file(path)
-            self.path = path
-            self._file = tables.open_file(
-                path,
-                "a" if existed else "w",
-                chunk_cache_size=CHUNK_CACHE_BYTES,
-                # Both only bound when PyTables warns.
-                max_group_width=1 << 40,
-                max_columns=1 << 20,
-            )
-            self._flush()
-        except _STORAGE_ERRORS as err:
-            self._close_file()
-            if not existed and os.path.lexists(path):
-                os.unlink(path)
-            raise ConfigError(
-                f"{path}: cannot be opened for writing: {cause(err)}; "
-                f"check its owner, rights and disk, or change --hdf5-filepath"
-            ) from err
+    def _is_ours(self, path: str) -> bool:
+        """Whether the command line leads to this file, at some time."""
+        if self._fixed:
+            return path == self._path_at(0)
+        return self._begun_s(path) is not None
 
-    def _lock_file(self, path: str) -> None:
-        """See that no other collector writes to the file: two would ruin it for each other.
+    def _begun_s(self, path: str) -> int | None:
+        """The time in the name of a file, None where it is none of ours."""
+        start, end = os.path.abspath(self._configured) + ".", SUFFIX
+        digits = path[len(start) : -len(end)]
+        if path.startswith(start) and path.endswith(end) and re.fullmatch(r"[0-9]{10}", digits, re.ASCII):
+            return int(digits)
+        return None
 
-        A lock of the kind that HDF5 does not use itself, so that readers with their defaults do not meet it, and which
-        other descriptors of this process cannot give up by being closed.
+    def _hdf5_file(self) -> Hdf5File:
+        return Hdf5File(self.path, self._filters)
+
+    def _open_file(self) -> None:
+        """Open or create the file at `_path`, and remember it.
+
+        Raises:
+            ConfigError, Held, Damaged: as `Hdf5File.open`.
+            OutputUnavailable: it cannot be remembered; it is open.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # struct flock: type, whence, start, length (0: to the end), pid
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        except (BlockingIOError, PermissionError) as err:
-            os.close(descriptor)
-            raise ConfigError(
-                f"{path}: another process writes to it; stop the other colmet-collector or change --hdf5-filepath"
-            ) from err
-        except OSError as err:  # a file system without such locks
-            log.info("file cannot be locked: path=%s cause=%s", path, err.strerror)
-        self._lock = descriptor
+        file = self._file or self._hdf5_file()
+        self._file = None
+        file.open()
+        self._file = file
+        notes = self._notes()
+        if file.created:
+            self._first = self._state.position
+        elif notes.file != self.path:
+            self._first = None  # what is in there does not come from the journal
+        elif notes.inode in (0, file.inode):
+            file.tables = notes.tables
+        else:  # another file was put in its place
+            self._first = None
+        if notes.file != self.path or file.created:
+            self._save(self._state.position, self._noted({}))
 
-    def _close_file(self) -> None:
+    def _close_file(self) -> bool:
+        """Close it, if there is one; whether that went well."""
         file, self._file = self._file, None
-        self._handles.clear()
-        self._rebuilds.clear()
-        if file is not None:
-            try:
-                file.close()
-            except Exception as err:  # noqa: BLE001 - as in `_take_back`
-                log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        return file is None or file.close()
 
-    def _was_moved(self) -> bool:
-        """Whether the path no longer leads to the open file, as someone moved or removed it."""
+    def _forget_file(self) -> None:
+        """The file is no longer there: the next record begins another one."""
+        self._close_file()
+        self._burst, self._next = None, None
+        self.path = self._path_at(0) if self._fixed else ""
+        if self.path:
+            self._save(self._state.position, Notes(self.path, first=self._state.position, tables=0))
+
+    def _begin(self, path: str, reopen: bool = False) -> None:
+        """Complete the file and go on with another one, if it is another."""
+        if path != self.path:
+            log.info("next file: path=%s former=%s", path, self.path)
+            self._close_file()
+            if not os.path.lexists(path):  # remembered first, so that no file is there that nobody knows
+                self._save(self._state.position, Notes(path, first=self._state.position, tables=0))
+            self.path, self._first, reopen = path, self._state.position, True
+        if self._next is not None and path == self._next[1]:
+            self._next = None
+        if reopen:
+            self._close_file()
+            self._open_file()
+
+    def _prepare(self, record: Record) -> None:
+        """See that the file is open, and as it was before the last burst if that one failed."""
         try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            return True
-        return not os.path.samestat(there, os.fstat(self._file.fileno()))
+            self._take_back()
+            if self._doubt:
+                self._close_file()
+            if self._file is not None and self._file.is_open and self._file.was_moved():
+                log.warning("file was moved or removed, going on with the next one: path=%s", self.path)
+                self._forget_file()
+            while self.path and (self._file is None or not self._file.is_open):
+                self.recover()
+            if not self.path:
+                self._begin(self._path_at(record.received_ns // NS))
+        except (ConfigError, Damaged) as err:
+            raise OutputUnavailable(str(err)) from err
+        except OSError as err:
+            raise OutputUnavailable(f"cannot look at {self.path}: {cause(err)}") from err
 
-    def _flush(self) -> None:
-        """Bring HDF5's own structures to the file, too, or raise what hindered it; rows are there already.
+    def _switch(self, record: Record) -> None:
+        """Begin the next file if this record is the first one that goes into it."""
+        try:
+            while path := self._path_for(record):
+                self._begin(path)
+            if self._file is not None and not self._fixed and 0 < self._rotate_bytes <= self._file.size_bytes:
+                self._begin(self._path_at(record.received_ns // NS))
+        except (ConfigError, Damaged) as err:
+            raise OutputUnavailable(str(err)) from err
 
-        PyTables ignores what HDF5's flush returns, so a full disk would go unnoticed. Closing a second handle of a
-        file flushes them as well, and there PyTables looks. It takes 0.2 ms.
-        """
-        tables.open_file(self.path, "r+").close()
-        os.ftruncate(self._file.fileno(), self._file.get_filesize())  # what was reserved and not needed
+    def _path_for(self, record: Record) -> str:
+        """The file that is to be begun with this record; empty for none, were it not for the size."""
+        if self._next is not None and record.number >= self._next[0]:
+            return self._next[1]
+        if self._rotate_s:
+            period = record.received_ns // NS // self._rotate_s
+            if period > (self._begun_s(self.path) or 0) // self._rotate_s:
+                return self._path_at(period * self._rotate_s)
+        return ""
+
+    def _in_this_file(self, records: Sequence[Record]) -> int:
+        """How many of the records, of which the first is one, go to the file."""
+        if self._next is None and not self._rotate_s:
+            return len(records)
+        return next((n for n, record in enumerate(records) if n and self._path_for(record)), len(records))
+
+    # -- what is remembered --
+
+    def _notes(self) -> Notes:
+        try:
+            return Notes.parse(self._state.notes)
+        except ValueError as err:
+            log.error("what was remembered about the file is not understood, it is not used: cause=%s", err)
+            return Notes()
+
+    def _noted(self, undo: Mapping[str, int | None], tails: Mapping[str, int] | None = None) -> Notes:
+        """What is to be remembered about the open file."""
+        assert self._file is not None
+        return Notes(self.path, self._file.inode, self._first, self._file.tables, undo, tails or {}, boot=self._boot)
+
+    def _save(self, position: int, notes: Notes) -> None:
+        self._state.save(position, notes._asdict(), position if notes.first is None else notes.first)
 
     # -- a burst --
 
-    def write(self, batches: Sequence[Batch]) -> None:
-        """Append all rows of all batches and flush.
+    def _write(self, records: Sequence[Record]) -> None:
+        """Append the rows of records to the file, as one burst."""
+        file = self._file
+        assert file is not None  # `_prepare` opened it
+        parts = [grouped(joined) for joined in join([batch for record in records for batch in record.batches])]
+        try:
+            burst = self._noted(*file.plan(parts))
+            self._save(self._state.position, burst)
+            self._burst = burst
+            for part in parts:
+                file.append(part)
+            file.flush()
+            file.sync()
+            self._perhaps_done = True
+            done = self._noted(dict.fromkeys(file.replaced))
+            self._save(records[-1].number + 1, done)
+        except BaseException as err:
+            self._roll_back()
+            if isinstance(err, STORAGE_ERRORS):
+                if not is_of_system(err):
+                    self._doubt = True
+                    if self._blamed[0] <= records[-1].number and records[0].number <= self._blamed[1]:
+                        raise  # another file did not help: it is one of these records
+                    self._unfit += 1
+                    if self._unfit >= MAX_UNFIT:
+                        self._blamed = records[0].number, records[-1].number
+                raise OutputUnavailable(f"cannot write to {self.path}: {cause(err)}") from err
+            if isinstance(err, Exception) and not isinstance(err, OutputUnavailable):
+                self._suspect(records, err)
+            raise
+        self._burst, self._perhaps_done, self._unfit = None, False, 0
+        self.values_left_out += file.left_out[0]
+        self.rows_left_out += file.left_out[1]
+        if file.replaced:
+            self._drop_replaced(file, done)
+        file.close_idle()
+
+    def _drop_replaced(self, file: Hdf5File, burst: Notes) -> None:
+        """Remove the former tables of those that got more columns: a burst of its own, which was remembered already.
 
         Raises:
-            OutputUnavailable: the disk is full or similar; what was appended has been or will be taken back.
+            OutputUnavailable: that cannot be, nor can it be taken back; the rows are written.
         """
-        self._burst_left_out = [0, 0]
-        self._burst_header_bytes = 0
+        self._burst = burst
         try:
-            self._prepare()
-            for joined in join(batches):
-                self._append(joined)
-            self._flush()
-        except OutputUnavailable:  # nothing was begun
-            raise
-        except (ConfigError, *_STORAGE_ERRORS) as err:
-            self._roll_back()
-            raise OutputUnavailable(f"cannot write to {self.path}: {cause(err)}") from err
-        except BaseException:
-            self._roll_back()
-            raise
-        self._undo.clear()
-        self.values_left_out += self._burst_left_out[0]
-        self.rows_left_out += self._burst_left_out[1]
-
-    def _prepare(self) -> None:
-        """See that the file is open, and as it was before the last burst if that one failed."""
-        self._take_back()
-        if self._file is not None and self._was_moved():
-            log.warning("file was moved or removed, going on with the next one: path=%s", self.path)
-            self._close_file()
-        if self._file is None:
-            self._open_file(self._next_path())
+            file.drop_replaced()
+        except Exception as err:  # see `_take_back`; the rows are written, so none is to be dropped
+            self._roll_back()  # removes them, too
+            if self._burst is not None:
+                raise OutputUnavailable(f"former tables not removed from {self.path}: {cause(err)}") from err
+        else:
+            self._burst = None
 
     def _roll_back(self) -> None:
         """Take a failed burst back now, or else before anything else is done with the file."""
@@ -407,183 +596,154 @@ class Hdf5Output(OutputBackend):
         """Bring the tables that a failed burst touched back to the rows that they had, and remove those it created.
 
         Raises:
-            ConfigError: the file, which was closed, cannot be opened.
             OutputUnavailable: it cannot be done now; the file is closed.
         """
-        if not self._undo:
+        if self._burst is None:
             return
-        if self._file is None:
-            self._open_file(self.path)
-        self._handles.clear()  # a failed burst leaves closed tables among them
+        if self._perhaps_done:  # the disk may say so already
+            self._save(self._state.position, self._burst)
+            self._perhaps_done = False
+        if self._file is None or not self._file.is_open:
+            self._doubt = True
+            return
         try:
-            for path, count in self._undo.items():
-                if count is None:
-                    self._remove(path)
-                else:
-                    self._truncate(path, count)
-            self._flush()
+            self._file.restore(self._burst.undo, self._burst.tails)
         except Exception as err:  # once HDF5 has failed, PyTables fails in all kinds of ways
+            self._doubt = True
             self._close_file()
             raise OutputUnavailable(f"cannot take a failed write back from {self.path}: {cause(err)}") from err
-        self._undo.clear()
+        self._burst = None
 
-    def _remove(self, path: str) -> None:
-        group = path.rsplit("/", 1)[0]
-        if path in self._file:
-            self._file.remove_node(path)
-        if group in self._file and self._file.get_node(group)._v_nchildren == 0:
-            self._file.remove_node(group)
+    # -- damage --
 
-    def _truncate(self, path: str, count: int) -> None:
-        rows = self._file.get_node(path).nrows if path in self._file else 0
-        if rows < count:
-            log.error("rows lost by a failed write: path=%s table=%s rows=%d", self.path, path, count - rows)
-        elif rows > count:
-            self._file.get_node(path).truncate(count)
+    def _suspect(self, records: Sequence[Record], err: Exception) -> None:
+        """See whether it is the file on which writing failed in an unexpected way, and not a defect of ours.
 
-    def _append(self, joined: Joined) -> None:
-        """Convert the rows of one schema and append them to the tables of their jobs."""
-        order, jobs, starts = joined.by_job()
-        hosts = np.array([host.encode() for host in joined.hosts], dtype="S")
-        involved = involved_jobs(joined)
-        for block in _blocks(self._pieces(joined.schema, jobs, starts)):
-            self._reserve(sum([chunk_bytes(piece.table, piece.last - piece.first) for piece in block]))
-            start = block[0].first
-            rows = block[0].layout.fill(joined, order[start : block[-1].last], hosts, involved)
-            for table, _, first, last in block:
-                table.append(rows[first - start : last - start])
+        The defect is passed on: its record is then looked for in parts of these, without another look at the file.
 
-    def _reserve(self, size: int) -> None:
-        """Have the file system set space aside for `size` bytes and the burst's headers, or raise OSError."""
-        # the last blocks of the file may be holes: HDF5 has given them out and not written them yet
-        start = max(0, self._file.get_filesize() - SPARE_BYTES)
-        promise(self._file.fileno(), start, SPARE_BYTES + size + self._burst_header_bytes + SPARE_BYTES)
+        Raises:
+            OutputUnavailable: it was the file, which has been replaced, or it cannot be looked at now.
+        """
+        if records[0].number < self._sound_until:
+            return
+        self._doubt = True
+        damaged = self.files_damaged
+        self.recover()
+        if self.files_damaged > damaged:
+            raise OutputUnavailable(f"{self.path} was damaged and has been replaced") from err
+        self._sound_until = records[-1].number + 1
 
-    def _pieces(self, schema: Schema, jobs: Sequence[int], starts: Sequence[int]) -> Iterator[_Piece]:
-        """Where the rows of each job go, in pieces that fit into a block."""
-        for job, start, stop in zip(jobs, starts, starts[1:]):
-            handle = self._handle(job, schema)
-            if handle is None:
-                self._burst_left_out[1] += stop - start
-                continue
-            layout = handle.layout
-            assert layout is not None  # `_handle` set it
-            self._burst_left_out[0] += (len(layout.unfit) + len(layout.left_out)) * (stop - start)
-            for first in range(start, stop, layout.capacity):
-                yield _Piece(handle.table, layout, first, min(first + layout.capacity, stop))
+    def _look_through(self, notes: Notes) -> None:
+        """See that the file is sound, and take back the burst that was under way.
 
-    # -- tables --
+        Raises:
+            Damaged: it is not.
+            ConfigError, OutputUnavailable: not now.
+        """
+        self._close_library()
+        log.warning("file was not closed, it is looked through: path=%s", self.path)
+        verify(self.path, notes.tables, notes.undo, notes.tails)
+        self._open_file()
+        assert self._file is not None
+        if self._burst is not None:
+            try:
+                self._file.restore(notes.undo, notes.tails)
+            except Damaged:
+                raise
+            except Exception as err:
+                self._close_file()
+                if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
+                    raise Damaged(f"{self.path}: {cause(err)}") from err
+                raise OutputUnavailable(f"cannot take a failed write back from {self.path}: {cause(err)}") from err
+            log.warning("write that was interrupted taken back: path=%s tables=%d", self.path, len(notes.undo))
+        self._file.count()
+        self._save(self._state.position, self._noted({}))
+        self._burst = None
 
-    def _handle(self, job: int, schema: Schema) -> _Handle | None:
-        """The open table for a job's rows, with every column that they need; None where there can be no table."""
-        key = (job, schema.name)
+    def _close_library(self) -> None:
+        if self._file is not None and self._file.is_open:
+            self._close_file()
+
+    def _set_aside(self, notes: Notes, why: str) -> None:
+        """Replace a damaged file: by the journal where that has all that was in it, else by what can be read of it.
+
+        Each step is remembered before it is done, and can be done again.
+        """
+        self._close_file()
+        self._unfit = 0
+        self.files_damaged += 1
+        plan = REPLAY if notes.first is not None and self._state.oldest <= notes.first else SALVAGE
+        notes = notes._replace(plan=plan, aside=_unused(f"{self.path}.damaged"))
+        log.error("file is damaged: path=%s cause=%s", self.path, why)
+        self._save(self._state.position, notes)
+        self._replace_damaged(notes)
+
+    def _replace_damaged(self, notes: Notes) -> None:
+        """Do what `_set_aside` has remembered, or what is left of it."""
+        path, aside = self.path, notes.aside
+        self._close_file()
+        self._sound_until = 0
         try:
-            handle = self._handles[key]
-            self._handles.move_to_end(key)
-        except KeyError:
-            handle = self._keep(key, self._open_table(job, schema))
-        if handle is None:
-            return None
-        self._undo.setdefault(handle.table._v_pathname, handle.table.nrows)
-        if handle.digest != schema.digest:
-            layout = self._layout(schema, handle.table.dtype)
-            if not layout.complete and self._may_rebuild(handle.table._v_pathname):
-                handle.table = self._widen(handle.table, schema)
-                layout = self._layout(schema, handle.table.dtype)
-            elif not layout.complete:
-                first = (layout.left_out + layout.unfit)[0]
-                self._warn(schema.name, f"{first}...", f"the table was rebuilt {MAX_REBUILDS} times")
-            handle.digest, handle.layout = schema.digest, layout
-        return handle
+            if notes.plan == REPLAY and notes.first is not None and self._state.oldest <= notes.first:
+                self._replay(path, aside, notes.first)
+            else:
+                self._salvage(path, aside, notes)
+            self._burst = None
+            self._open_file()
+        except (OSError, ConfigError, Damaged) as err:
+            raise OutputUnavailable(f"cannot replace the damaged {path}: {cause(err)}") from err
+        assert self._file is not None
+        self._file.count()
+        self._save(self._state.position, self._noted({}))
 
-    def _may_rebuild(self, path: str) -> bool:
-        """Whether a table may get more columns: that copies all its rows, so not at the wish of every message."""
-        self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
-        return self._rebuilds[path] <= MAX_REBUILDS
+    def _replay(self, path: str, aside: str, first: int) -> None:
+        if os.path.lexists(path) and not os.path.lexists(aside):
+            os.rename(path, aside)
+            sync_directory(os.path.dirname(path))
+        self._first = first
+        self._save(first, Notes(path, first=first, tables=0))
+        log.error(
+            "damaged file set aside, all its rows are written again from the journal: path=%s aside=%s; "
+            "remove the latter when the new file is complete",
+            path,
+            aside,
+        )
 
-    def _keep(self, key: tuple[int, str], table: Any) -> _Handle | None:
-        handle = self._handles[key] = None if table is None else _Handle(table)
-        if len(self._handles) > MAX_HANDLES:
-            _, oldest = self._handles.popitem(last=False)
-            if oldest is not None:
-                oldest.table._f_close(flush=False)  # the burst ends with a flush of the whole file
-        return handle
-
-    def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> Layout:
-        key = (schema.digest, dtype)
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = Layout(schema, dtype)
-            if len(self._layouts) > MAX_LAYOUTS:
-                self._layouts.popitem(last=False)
-            if layout.complete:
-                for name in layout.unfit:
-                    self._warn(schema.name, name, "the file has it with another kind of value")
-                if layout.left_out:
-                    self._warn(schema.name, f"{layout.left_out[0]}...", "more columns than HDF5 can describe")
-        else:
-            self._layouts.move_to_end(key)
-        return layout
-
-    def _warn(self, table: str, name: str, reason: str) -> None:
-        if (table, name) not in self._warned and len(self._warned) < MAX_WARNINGS:
-            self._warned.add((table, name))
-            log.warning("column left out: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
-
-    def _open_table(self, job: int, schema: Schema) -> Any:
-        """The table in the file, created if it is not there; None if something else has its name."""
-        group, path = group_path(job), f"{group_path(job)}/{schema.name}"
-        in_the_way = None
-        if group in self._file:
-            if not isinstance(self._file.get_node(group), tables.Group):
-                in_the_way = group
-            elif path in self._file:
-                table = self._file.get_node(path)
-                if isinstance(table, tables.Table) and not table.description._v_is_nested:
-                    return table
-                in_the_way = path
-        if in_the_way is None:
-            columns = {n: column(d, i) for i, (n, d) in enumerate(grown({}, file_columns(schema)).items())}
-            return self._create_table(group, schema.name, columns, f"Metrics for the Job {job}", self._filters)
-        if (in_the_way, "") not in self._warned and len(self._warned) < MAX_WARNINGS:
-            self._warned.add((in_the_way, ""))
-            log.warning("rows left out, their place is taken: path=%s node=%s", self.path, in_the_way)
-        return None
-
-    def _create_table(self, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any) -> Any:
-        self._burst_header_bytes += header_bytes(len(columns), sum([c.itemsize for c in columns.values()]))
-        self._reserve(0)
-        self._undo[f"{group}/{name}"] = None
-        table = self._file.create_table(group, name, columns, title=title, filters=filters, createparents=True)
-        table.attrs.backend_version = BACKEND_VERSION
-        return table
-
-    def _widen(self, table: Any, schema: Schema) -> Any:
-        """The table rebuilt with every column that rows of this schema need, under its old name."""
-        dtypes = grown(columns_of(table.dtype), file_columns(schema))
-        defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
-        columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
-        group, old = table._v_parent._v_pathname, table.name
-        temporary = f"_rebuilt_{old}"  # no table of a message has such a name: they start with a letter
-        if f"{group}/{temporary}" in self._file:  # of a burst that was killed
-            self._file.remove_node(group, temporary)
-        log.info("table gets more columns: path=%s table=%s rows=%d", self.path, table._v_pathname, table.nrows)
-        rebuilt = self._create_table(group, temporary, columns, table.title, table.filters)
-        self._reserve(chunk_bytes(rebuilt, int(table.nrows)))
-        table.attrs._f_copy(rebuilt)
-        _copy_rows(table, rebuilt)
-        table._f_close(flush=False)
-        self._file.move_node(group, newname=old, name=temporary, overwrite=True)
-        del self._undo[f"{group}/{temporary}"]
-        return rebuilt
+    def _salvage(self, path: str, aside: str, notes: Notes) -> None:
+        if not os.path.lexists(aside):
+            try:
+                os.link(path, aside)
+            except OSError:  # a file system without links
+                os.rename(path, aside)
+            sync_directory(os.path.dirname(path))
+        if not os.path.lexists(path) or os.path.samefile(path, aside):
+            rebuilding = f"{path}.rebuilding"
+            saved = salvage(aside, rebuilding, path, notes.tables, notes.undo, notes.tails)
+            os.replace(rebuilding, path)
+            sync_directory(os.path.dirname(path))
+            self.rows_lost += saved.lost_rows
+            log.error(
+                "damaged file set aside, replaced by what can be read of it: path=%s aside=%s tables=%d rows=%d "
+                "tables_lost=%d rows_lost=%d; keep the latter if rows were lost that matter to you, else remove it",
+                path,
+                aside,
+                *saved,
+            )
+        self._first = None
+        self._save(self._state.position, Notes(path))
 
 
-def _copy_rows(table: Any, target: Any) -> None:
-    """Append all rows of a table to one that has its columns and more, a bounded part at a time."""
-    step = max(1, COPY_BYTES // target.dtype.itemsize)
-    for start in range(0, table.nrows, step):
-        rows = table.read(start, start + step)
-        copied = np.empty(len(rows), dtype=target.dtype)
-        for name in target.dtype.names:
-            copied[name] = rows[name] if name in rows.dtype.names else missing(target.dtype[name])
-        target.append(copied)
+def _check_directory(path: str) -> None:
+    """See that files can be made beside a path, or raise ConfigError."""
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        raise ConfigError(f"{path}: directory {directory} does not exist; create it or change --hdf5-filepath")
+
+
+def _unused(path: str) -> str:
+    """This path, or with a number behind it if it is taken."""
+    found, number = path, 0
+    while os.path.lexists(found):
+        number += 1
+        found = f"{path}.{number}"
+    return found

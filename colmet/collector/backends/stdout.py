@@ -1,9 +1,14 @@
-"""Rows as text on standard output, for people (readable) and for programs (one JSON object a line)."""
+"""Rows on standard output, as text for people, as JSON and as CSV for programs.
+
+After a kill, what was written since the last saved position is written again: a pipe cannot take anything back.
+"""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import errno
+import io
 import json
 import logging
 import math
@@ -15,7 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from colmet.collector.backend import OutputBackend
+from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.state import State
 from colmet.common.cli import Options
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Sample, Table
@@ -34,7 +40,7 @@ def _decoded(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def format_readable(batch: Batch, table: Table, sample: Sample) -> str:
+def format_text(batch: Batch, table: Table, sample: Sample) -> str:
     """A heading, then a line for each value with its unit; missing ones are left out."""
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(table.time_ns // NS))
     what = f"job {sample.job_id}" if table.schema.scope == "job" else "node"
@@ -65,7 +71,24 @@ def format_json(batch: Batch, table: Table, sample: Sample) -> str:
     return json.dumps(record, separators=(",", ":"))
 
 
-FORMATS: Mapping[str, Callable[[Batch, Table, Sample], str]] = {"readable": format_readable, "json": format_json}
+def format_csv(batch: Batch, table: Table, sample: Sample) -> str:
+    """A line for each value that is there; see `CSV_HEADER`."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    start = (table.time_ns // NS, batch.host, sample.job_id, table.schema.name)
+    for field in table.schema.fields:
+        value = _decoded(sample.values[field.name])
+        if value is not None:
+            writer.writerow((*start, field.name, value, field.unit))
+    return lines.getvalue()[:-1]
+
+
+CSV_HEADER = "timestamp,hostname,job_id,metric_backend,metric,value,unit"
+FORMATS: Mapping[str, Callable[[Batch, Table, Sample], str]] = {
+    "text": format_text,
+    "json": format_json,
+    "csv": format_csv,
+}
 
 
 class StdoutOutput(OutputBackend):
@@ -76,7 +99,10 @@ class StdoutOutput(OutputBackend):
     def __init__(self, form: str, fd: int | None = None) -> None:
         self._format = FORMATS[form]
         self._fd = sys.stdout.fileno() if fd is None else fd
-        self._rest = b""  # of a text that could be written in part
+        self._state: State | None = None
+        # of a text that could be written in part, and the record that it ends
+        self._rest = f"{CSV_HEADER}\n".encode() if form == "csv" else b""
+        self._begun = -1
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -84,9 +110,10 @@ class StdoutOutput(OutputBackend):
         parser.add_argument("--enable-stdout-backend", action="store_true", help="write rows to standard output")
         parser.add_argument(
             "--stdout-format",
-            choices=sorted(FORMATS),
-            default="readable",
-            help="readable: a line for each value; json: an object a line (default: %(default)s)",
+            choices=list(FORMATS),
+            default="text",
+            help="text: a line for each value; json: an object a line; csv: a value a line, with job, host, metric and "
+            "unit (default: %(default)s)",
         )
 
     @classmethod
@@ -94,31 +121,44 @@ class StdoutOutput(OutputBackend):
         """Off, unless it is turned on."""
         return cls(options.stdout_format) if options.enable_stdout_backend else None
 
-    def open(self) -> None:
+    def open(self, state: State) -> None:
         """See that the descriptor is there.
 
         Raises:
             ConfigError: standard output is closed.
         """
+        self._state = state
         try:
             os.fstat(self._fd)
         except OSError as err:
             raise ConfigError(f"--enable-stdout-backend: standard output is closed: {err.strerror}") from err
 
-    def write(self, batches: Sequence[Batch]) -> None:
+    def write(self, records: Sequence[Record]) -> None:
         """Write all rows, in the order they came.
 
         Raises:
             OutputUnavailable: the reader of the pipe has gone, or the disk is full.
         """
-        before = len(self._rest)
-        text = self._rest + "".join([line + "\n" for line in self._lines(batches)]).encode()
-        done, why = self._write_out(text)
-        if done == len(text) or done > before:  # some of these rows are out: the rest of them goes first next time
-            self._rest = text[done:]
-            return
-        self._rest = text[done:before]
-        raise OutputUnavailable(f"standard output: {why}")
+        assert self._state is not None
+        done = self._state.position
+        try:
+            for record in records:
+                before, text = len(self._rest), self._rest
+                if record.number != self._begun:
+                    text += "".join([line + "\n" for line in self._lines(record.batches)]).encode()
+                written, why = self._write_out(text)
+                if written == len(text):
+                    self._rest = b""
+                    done = record.number + 1
+                    continue
+                if written > before:
+                    self._begun = record.number
+                # what has been cut off goes first next time; a record of which nothing is out is made again
+                self._rest = text[written:] if record.number == self._begun else text[written:before]
+                raise OutputUnavailable(f"standard output: {why}")
+        finally:
+            if done != self._state.position:
+                self._state.save(done)
 
     def _write_out(self, text: bytes) -> tuple[int, str]:
         """Write as much as the reader takes; how much that was, and why not all.
@@ -146,9 +186,11 @@ class StdoutOutput(OutputBackend):
                     yield self._format(batch, table, sample)
 
     def close(self) -> None:
-        """Write what is left of a row that was cut off. Standard output itself is not ours to close."""
+        """Write what is left of a record that was cut off. Standard output itself is not ours to close."""
         if self._rest:
             done, why = self._write_out(self._rest)
             if why:
-                log.error("standard output: the last %d bytes are lost: %s", len(self._rest) - done, why)
+                log.error("standard output: cut off, %d bytes are not out: %s", len(self._rest) - done, why)
+            elif self._state is not None and self._begun == self._state.position:
+                self._state.save(self._begun + 1)
             self._rest = b""

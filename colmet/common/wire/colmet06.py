@@ -10,20 +10,24 @@ a missing one is sent as 0, as 0.6 did; in signed counters and floats it is -1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+import math
+import struct
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import WireError
-from colmet.common.schema import MISSING_INT, Batch, Field, Rows, Schema, Table
+from colmet.common.schema import MISSING_INT, Batch, Field, Schema, Table
 from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int
 
 NAME_BYTES = 255
 INVOLVED_JOBS_BYTES = 8192
 NS = 1_000_000_000
+_HEADER = struct.Struct(f"<{NAME_BYTES}s{NAME_BYTES}sqq")  # metric, host, job, seconds since the epoch
+_READ_AS = {"u8": "q", "u4": "I", "i8": "q", "f4": "f"}
 _NUMBERS = {"u8": "i8", "u4": "i8", "i8": "i8", "f4": "f4"}  # type on the wire -> type in our rows
 
 
@@ -63,6 +67,40 @@ class Record:
         header = [("metric", f"S{NAME_BYTES}"), ("host", f"S{NAME_BYTES}"), ("job_id", "<u8"), ("time", "<u8")]
         tail = [("involved_jobs", f"S{INVOLVED_JOBS_BYTES}")] if self.involved_jobs else []
         return np.dtype(header + [(name, "<" + wire) for name, wire, _ in self.counters] + tail)
+
+    @cached_property
+    def packed_name(self) -> bytes:
+        """The metric name as a record starts with it."""
+        return self.name.encode().ljust(NAME_BYTES, b"\0")
+
+    @cached_property
+    def counters_struct(self) -> struct.Struct:
+        """The counters of a record. Unsigned ones of 64 bits are read as signed: what is negative then is no count."""
+        return struct.Struct("<" + "".join([_READ_AS[wire] for _, wire, _ in self.counters]))
+
+    @cached_property
+    def row_struct(self) -> struct.Struct:
+        """A row of `schema`."""
+        return struct.Struct("<q" + "".join([{"i8": "q", "f4": "f"}[_NUMBERS[wire]] for _, wire, _ in self.counters]))
+
+    @cached_property
+    def size(self) -> int:
+        """Of a record, in bytes."""
+        return int(self.dtype.itemsize)
+
+    def row(self, message: bytes, offset: int, job_id: int) -> bytes:
+        """The record that starts at `offset`, as a row of `schema`."""
+        values = self.counters_struct.unpack_from(message, offset + _HEADER.size)
+        if min(values) < 0:
+            values = tuple([_checked(value, wire) for value, (_, wire, _) in zip(values, self.counters)])
+        return self.row_struct.pack(job_id, *values)
+
+
+def _checked(value: float, wire: str) -> float:
+    """A counter of this type, or what stands in a row for a missing one."""
+    if wire == "u8":  # beyond 2^63 - 1 nothing was ever counted: not a value
+        return max(value, MISSING_INT)
+    return math.nan if wire == "f4" and value == -1 else value
 
 
 def _numbered(count: int) -> str:
@@ -162,6 +200,9 @@ RECORDS = {
 }
 
 
+_BY_PACKED_NAME = {record.packed_name: record for record in RECORDS.values()}
+
+
 def pack_jobs(jobs: Iterable[int], limit: int = INVOLVED_JOBS_BYTES) -> bytes:
     """A JSON list of job ids; ids that would not fit in `limit` bytes are left out, so that it stays JSON."""
     text = json.dumps(list(jobs))
@@ -170,41 +211,19 @@ def pack_jobs(jobs: Iterable[int], limit: int = INVOLVED_JOBS_BYTES) -> bytes:
     return text.encode()
 
 
-def _parse_jobs(packed: bytes) -> tuple[int, ...] | None:
-    """The ids of a JSON list; None for an empty string or another thing, which 0.6 nodes send at times."""
+@lru_cache(maxsize=1024)
+def _parse_jobs(text: bytes) -> tuple[int, ...] | None:
+    """The ids of a JSON list; None for an empty string or another thing, which 0.6 nodes send at times.
+
+    A node says the same at every tick, until a job comes or goes.
+    """
     try:
-        jobs = json.loads(packed)
+        jobs = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if type(jobs) is not list or len(jobs) > MAX_JOBS:
         return None
     return tuple([job for job in jobs if type(job) is int and 0 <= job < 1 << 63])
-
-
-def _split(message: bytes) -> Iterator[tuple[Record, npt.NDArray[Any]]]:
-    """The records of a message, each as an array of one."""
-    offset = 0
-    while offset < len(message):
-        name = message[offset : offset + NAME_BYTES].rstrip(b"\0")
-        record = RECORDS.get(name.decode("ascii", "replace"))
-        if record is None:
-            raise WireError(f"byte {offset}: {name!r:.80} is not a metric of Colmet 0.6")
-        if len(message) - offset < record.dtype.itemsize:
-            raise WireError(f"byte {offset}: {record.name} is cut short, it has {record.dtype.itemsize} bytes")
-        yield record, np.frombuffer(message, dtype=record.dtype, count=1, offset=offset)
-        offset += record.dtype.itemsize
-
-
-def _rows(record: Record, packed: npt.NDArray[Any]) -> Rows:
-    rows = np.empty(len(packed), dtype=record.schema.dtype)
-    rows["job_id"] = packed["job_id"]
-    for name, wire, _ in record.counters:
-        rows[name] = packed[name]
-        if wire == "u8":  # beyond 2^63 - 1 nothing was ever counted: not a value
-            rows[name][rows[name] < 0] = MISSING_INT
-        elif wire == "f4":
-            rows[name][packed[name] == -1] = np.nan
-    return rows
 
 
 def decode(message: bytes) -> tuple[Batch, ...]:
@@ -213,39 +232,52 @@ def decode(message: bytes) -> tuple[Batch, ...]:
     Raises:
         WireError: a record is unknown, cut short, or its header is not allowed; the message is refused whole.
     """
-    found: dict[tuple[str, int], dict[str, list[npt.NDArray[Any]]]] = {}
-    jobs: dict[tuple[str, int], tuple[int, ...]] = {}
+    found: dict[tuple[bytes, int], dict[Record, list[bytes]]] = {}
+    jobs: dict[tuple[bytes, int], tuple[int, ...]] = {}
     seen: set[int] = set()
-    for record, packed in _split(message):
-        host = checked_host(packed["host"][0].decode("ascii", "replace"))
-        key = (host, checked_int(int(packed["time"][0]), "a record's time") * NS)
-        if key[1] >= 1 << 63:
-            raise WireError(f"a record's time, {key[1] // NS}, is not in seconds since the epoch")
-        seen.add(checked_int(int(packed["job_id"][0]), "a record's job id"))
+    offset = 0
+    while offset < len(message):
+        record = _record_at(message, offset)
+        _, host, job_id, time_s = _HEADER.unpack_from(message, offset)
+        key = (host, checked_int(time_s, "a record's time"))
+        if time_s * NS >= 1 << 63:
+            raise WireError(f"a record's time, {time_s}, is not in seconds since the epoch")
+        seen.add(checked_int(job_id, "a record's job id"))
         at_most(MAX_JOBS, len(seen), "jobs")
         if record.involved_jobs and key not in jobs:
-            involved = _parse_jobs(packed["involved_jobs"][0])
+            end = offset + record.size
+            involved = _parse_jobs(message[end - INVOLVED_JOBS_BYTES : end].partition(b"\0")[0])
             if involved is not None:
                 jobs[key] = involved
-        found.setdefault(key, {}).setdefault(record.name, []).append(packed)
+        found.setdefault(key, {}).setdefault(record, []).append(record.row(message, offset, job_id))
+        offset += record.size
     return tuple(
         [
             Batch(
-                key[0],
+                checked_host(key[0].rstrip(b"\0").decode("ascii", "replace")),
                 None,
                 None,
-                key[1],
+                key[1] * NS,
                 jobs.get(key),
-                tuple(
-                    [
-                        Table(RECORDS[name].schema, key[1], _rows(RECORDS[name], np.concatenate(packed)))
-                        for name, packed in tables.items()
-                    ]
-                ),
+                tuple([Table(record.schema, key[1] * NS, b"".join(rows)) for record, rows in tables.items()]),
             )
             for key, tables in found.items()
         ]
     )
+
+
+def _record_at(message: bytes, offset: int) -> Record:
+    """What the record that starts there is; WireError where it is unknown or cut short."""
+    name = message[offset : offset + NAME_BYTES]
+    record = _BY_PACKED_NAME.get(name)
+    if record is None:
+        name = name.rstrip(b"\0")
+        record = RECORDS.get(name.decode("ascii", "replace"))  # where not even the name is whole
+    if record is None:
+        raise WireError(f"byte {offset}: {name!r:.80} is not a metric of Colmet 0.6")
+    if len(message) - offset < record.size:
+        raise WireError(f"byte {offset}: {record.name} is cut short, it has {record.size} bytes")
+    return record
 
 
 def _pack(record: Record, batch: Batch, table: Table) -> npt.NDArray[Any]:

@@ -39,14 +39,12 @@ def pack_description(schema: Schema) -> bytes:
     return zlib.compress(schema.text.encode(), 9)
 
 
-def parse_description(digest: bytes, description: Any) -> Schema:
+def parse_description(digest: bytes, description: bytes) -> Schema:
     """The schema that a description gives, if it is the one that the digest names.
 
     Raises:
         WireError: it is too long, damaged, not allowed, or another one.
     """
-    if type(description) is not bytes:
-        raise WireError("a table's description is not a byte string")
     inflate = zlib.decompressobj()
     try:
         text = inflate.decompress(description, MAX_DESCRIPTION_BYTES)
@@ -72,8 +70,8 @@ class SchemaCache:
 
     def get(self, digest: Any, description: Any) -> Schema:
         """The schema with this digest; its description is parsed if the digest is new."""
-        if type(digest) is not bytes:
-            raise WireError("a table's digest is not a byte string")
+        if type(digest) is not bytes or type(description) is not bytes:
+            raise WireError("a table's digest or description is not a byte string")
         schema = self._schemas.get(digest)
         if schema is None:
             schema = self._schemas[digest] = parse_description(digest, description)

@@ -249,6 +249,7 @@ class IpmipowerBackend(InputBackend):
     name = "ipmipower"
     schema = SCHEMA
     blocking = True
+    capabilities = frozenset(("CAP_SYS_RAWIO",))  # freeipmi without the kernel's driver: the BMC's I/O ports, /dev/mem
 
     def __init__(
         self,

@@ -159,6 +159,7 @@ class JobprocBackend(InputBackend):
 
     name = "jobproc"
     schema = SCHEMA
+    capabilities = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))  # /proc/<pid>/io
 
     def __init__(self, host: Host) -> None:
         self._host = host

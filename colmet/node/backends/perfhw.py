@@ -11,7 +11,9 @@ import ctypes
 import errno
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
@@ -21,10 +23,11 @@ from colmet.node.backend import InputBackend
 from colmet.node.discovery.mounts import Mounts
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import NODE_JOB, Job
-from colmet.node.kernel import perfevents
+from colmet.node.kernel import perfchoices, perfevents
 from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.kernel.perfgroups import PerfGroups
 from colmet.node.mapping import CounterName
+from colmet.node.schedule import Every
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ MAX_EVENTS = 5
 DEFAULT_EVENTS = ("instructions", "cache_misses", "page_faults")
 SLOW_TICKS = 12
 _MAX_FILES = 1024  # of a process, among which a user's own perf events are looked for
-_ABI = 1
+ABI = 2
 _ONLINE = "/sys/devices/system/cpu/online"
 _PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 _MOUNT = "mkdir -p /sys/fs/cgroup/perf_event && mount -t cgroup -o perf_event perf_event /sys/fs/cgroup/perf_event"
@@ -73,7 +76,7 @@ class Library:
     """
 
     def __init__(self) -> None:
-        library = clib.load("lib_perf_hw", _ABI, "LIB_PERFHW_PATH")
+        library = clib.load("lib_perf_hw", ABI, "LIB_PERFHW_PATH")
         self.open, self.read, self.close = library.perf_hw_open, library.perf_hw_read, library.perf_hw_close
         numbers, handle, size = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p, ctypes.c_size_t
         events = ctypes.POINTER(_Event)
@@ -81,6 +84,9 @@ class Library:
         self.open.restype = ctypes.c_int
         self.read.argtypes = (handle, ctypes.POINTER(ctypes.c_uint64), size)
         self.read.restype = ctypes.c_int
+        self.drop = library.perf_hw_drop
+        self.drop.argtypes = (handle, size)
+        self.drop.restype = ctypes.c_int
         self.close.argtypes = (handle,)
         self.close.restype = None
 
@@ -123,6 +129,11 @@ class Counters:
             raise OSError(-code, os.strerror(-code))
         return self._counts[:]
 
+    def drop(self, event: int) -> int:
+        """Count one of the events no more; how many descriptors that gives back, 0 where others need them."""
+        given_back: int = self._library.drop(self._handle, event)
+        return given_back
+
     def close(self) -> None:
         """Give the descriptors back; also twice."""
         self._library.close(self._handle)
@@ -143,13 +154,66 @@ def scaled(count: int, enabled_ns: int, running_ns: int) -> tuple[int | None, fl
     return round(count * enabled_ns / running_ns), running_ns / enabled_ns
 
 
+_NOTHING = [0, 0, 0]
+
+
+class _Counted:
+    """An event that is counted, as a key of tables: there is one of each event at a time."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: perfevents.Event) -> None:
+        self.event = event
+
+
+class _Column:
+    """One column with its scale.
+
+    Attributes:
+        number: of the column.
+        counter: its name.
+        scale: that of its scale.
+        counted: what it counts.
+        job_id: the job of which it is counted; None for all.
+        every: when it has a value; None for at every sample.
+    """
+
+    __slots__ = ("counted", "counter", "every", "job_id", "number", "scale")
+
+    def __init__(self, number: int, counted: _Counted, job_id: int | None, every: Every | None) -> None:
+        self.number = number
+        self.counter, self.scale = f"counter_{number}", f"scale_{number}"
+        self.counted = counted
+        self.job_id = job_id
+        self.every = every
+
+
+class _Opened:
+    """Events of one job that were opened together.
+
+    Attributes:
+        counters: which count them.
+        places: of those that are still wanted, in what `counters` reads.
+        kept: descriptors.
+    """
+
+    __slots__ = ("counters", "kept", "places")
+
+    def __init__(self, counters: Counters, events: Sequence[_Counted], kept: int) -> None:
+        self.counters = counters
+        self.places = {event: 3 * n for n, (event, code) in enumerate(zip(events, counters.errors)) if not code}
+        self.kept = kept
+
+
 class _Watched:
     """One job.
 
     Attributes:
-        counters: of its events, those of CPUs that it got later in further ones; none while nothing is counted.
-        cpus: of all of them.
-        before: what they had counted at the row before.
+        columns: that it has.
+        opened: its events; those of CPUs that it got later, or that were wanted later, by themselves.
+        missing: events that are wanted and are not opened.
+        cpus: on which they are counted.
+        before: what they had counted at the column's value before.
         refused: events that one of its CPUs does not support.
         group: the group that was made for it, "" where it has its own or none.
         yields: whether somebody in it uses perf, and is left alone.
@@ -157,16 +221,22 @@ class _Watched:
         try_at: the tick from which on it is tried again.
     """
 
-    __slots__ = ("before", "counters", "cpus", "group", "refused", "told", "try_at", "yields")
+    __slots__ = ("before", "columns", "cpus", "group", "missing", "opened", "refused", "told", "try_at", "yields")
 
-    def __init__(self) -> None:
-        self.counters: list[Counters] = []
+    def __init__(self, columns: Sequence[_Column]) -> None:
+        self.columns = columns
+        self.opened: list[_Opened] = []
+        self.missing = self.wanted()
         self.cpus: frozenset[int] = frozenset()
-        self.before: list[int] = []
-        self.refused: set[int] = set()
+        self.before: dict[_Column, list[int]] = {}
+        self.refused: set[_Counted] = set()
         self.group = ""
         self.yields = self.told = False
         self.try_at = 0
+
+    def wanted(self) -> list[_Counted]:
+        """What is counted of it."""
+        return list(dict.fromkeys(column.counted for column in self.columns))
 
 
 class PerfhwBackend(InputBackend):
@@ -174,25 +244,35 @@ class PerfhwBackend(InputBackend):
 
     Args:
         host: the machine.
-        names: of the events, at most `MAX_EVENTS`.
+        choices: which events, at most `MAX_EVENTS`, as --perfhw-list has them.
         make_groups: whether to make groups in the perf_event hierarchy for jobs that have none.
         yields: whether to leave jobs alone in which somebody uses perf.
     """
 
     name = "perfhw"
     schema = SCHEMA
+    capabilities = frozenset(("CAP_PERFMON",))
     of_interval = True
 
-    def __init__(self, host: Host, names: Sequence[str], make_groups: bool = False, yields: bool = False) -> None:
+    def __init__(
+        self,
+        host: Host,
+        choices: Sequence[str],
+        make_groups: bool = False,
+        yields: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._host = host
-        self._names = list(names)
+        self._choices = perfchoices.parse_all(choices, MAX_EVENTS)
+        self._monotonic = monotonic
         self._make_groups = make_groups
+        if make_groups:  # cgroup v1's topmost directory is nobody's to write to
+            self.capabilities = type(self).capabilities | {"CAP_DAC_OVERRIDE"}
         self._yields = yields
         self._mounts = Mounts(host)
         self._groups = PerfGroups(host)
         self._library: Library | None = None
-        self._events: list[perfevents.Event] = []
-        self._columns: list[int] = []
+        self._columns: list[_Column] = []
         self._watched: dict[Job, _Watched] = {}
         self._ticks = 0
         self._looked_for_left = False
@@ -209,7 +289,8 @@ class PerfhwBackend(InputBackend):
             nargs="+",
             default=list(DEFAULT_EVENTS),
             help=f"the events, {MAX_EVENTS} at most: {', '.join(perfevents.NAMES_06)}; or as `perf list` names them, "
-            "such as LLC-load-misses, cpu/mem-loads/, cpu/event=0x3c,umask=0x00/, r1a8 "
+            "such as LLC-load-misses, cpu/mem-loads/, cpu/event=0x3c,umask=0x00/, r1a8. NAME:PERIOD:JOB is for an "
+            "event that has a value every PERIOD seconds only, or of one job only; -1 for every sample, for all jobs "
             f"(default: {' '.join(DEFAULT_EVENTS)})",
         )
         parser.add_argument(
@@ -233,11 +314,13 @@ class PerfhwBackend(InputBackend):
         """
         if not options.enable_perfhw:
             return None
-        if len(options.perfhw_list) > MAX_EVENTS:
-            raise ConfigError(f"--perfhw-list: {len(options.perfhw_list)} events; give {MAX_EVENTS} at most")
-        for name in options.perfhw_list:
+        try:
+            choices = perfchoices.parse_all(options.perfhw_list, MAX_EVENTS)
+        except ConfigError as err:
+            raise ConfigError(f"--perfhw-list: {err}") from err
+        for choice in choices:
             try:
-                perfevents.find(name, host)
+                perfevents.find(choice.name, host)
             except perfevents.Absent:
                 pass  # other nodes may have it: told when the backend opens
             except ValueError as err:
@@ -252,31 +335,84 @@ class PerfhwBackend(InputBackend):
         """
         self._library = Library()
         found: list[tuple[int, perfevents.Event]] = []
-        for number, name in enumerate(self._names, 1):
+        for number, choice in enumerate(self._choices, 1):
             try:
-                found.append((number, perfevents.find(name, self._host)))
+                found.append((number, perfevents.find(choice.name, self._host)))
             except (perfevents.Absent, ValueError) as err:
                 self._warn(f"{err}; counter_{number} is missing")
         errors: list[int] = []
         if found:
             try:
-                tried = Counters(self._library, -1, [event for _, event in found], sorted(self._online())[:1])
+                errors = self._try(self._library, [event for _, event in found])
             except OSError as err:
                 raise BackendUnavailable(self._remedy(err)) from err
-            errors = tried.errors
-            tried.close()
         for (number, _), code in zip(found, errors):
             if code:
                 self._refused(number, code)
         supported = [pair for pair, code in zip(found, errors) if not code]
         if not supported:
             raise BackendUnavailable(
-                f"none of {', '.join(self._names)} is supported here; name others with --perfhw-list, such as "
-                "page_faults and task_clock, which every machine has"
+                f"none of {', '.join(choice.name for choice in self._choices)} is supported here; name others with "
+                "--perfhw-list, such as page_faults and task_clock, which every machine has"
             )
-        self._columns = [number for number, _ in supported]
-        self._events = [event for _, event in supported]
+        self._columns = self._make_columns(supported)
         self._mounts.refresh(anyway=True)
+
+    def _try(self, library: Library, events: Sequence[perfevents.Event]) -> list[int]:
+        """Of each event 0, or the errno with which it is refused on this thread.
+
+        Raises:
+            OSError: nothing can be counted.
+        """
+        tried = Counters(library, -1, events, sorted(self._online())[:1])
+        tried.close()
+        return tried.errors
+
+    def _make_columns(self, numbered: Iterable[tuple[int, perfevents.Event]]) -> list[_Column]:
+        """Columns for the choices; what is counted already is the same in them."""
+        counted = {column.counted.event: column.counted for column in self._columns}
+        columns = []
+        for number, event in numbered:
+            choice = self._choices[number - 1]
+            every = Every(choice.period_s, self._monotonic) if choice.period_s is not None else None
+            columns.append(_Column(number, counted.setdefault(event, _Counted(event)), choice.job_id, every))
+        return columns
+
+    def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
+        """--perfhw-list."""
+        return {"perfhw_list": self._prepare}
+
+    def _prepare(self, texts: Sequence[str]) -> Callable[[], Iterable[Sample]]:
+        """See that other events can be counted; what is returned has them counted from then on.
+
+        That gives a last row of each job under the columns until then. The counts of events that stay go on.
+
+        Raises:
+            ConfigError: one of them cannot be counted here.
+        """
+        try:
+            choices = perfchoices.parse_all(texts, MAX_EVENTS)
+            events = [perfevents.find(choice.name, self._host) for choice in choices]
+            errors = self._try(self._library or Library(), events)
+        except OSError as err:
+            raise ConfigError(self._remedy(err)) from err
+        except (perfevents.Absent, ValueError, BackendUnavailable, ConfigError) as err:
+            raise ConfigError(f"--perfhw-list: {err}") from err
+        for choice, code in zip(choices, errors):
+            if code:
+                raise ConfigError(f"--perfhw-list: {choice.name} is not supported by this CPU ({os.strerror(code)})")
+        return lambda: self._change(choices, events)
+
+    def _change(self, choices: Sequence[perfchoices.Choice], events: Sequence[perfevents.Event]) -> Iterable[Sample]:
+        rows = [self._row(job, watched, watched.columns) for job, watched in self._watched.items() if watched.opened]
+        paces = {self._choices[column.number - 1]: column.every for column in self._columns}
+        self._choices = list(choices)
+        self._columns = self._make_columns(enumerate(events, 1))
+        for choice, column in zip(choices, self._columns):
+            column.every = paces.get(choice) or column.every
+        for job, watched in self._watched.items():
+            self._rewire(job, watched)
+        return [row for row in rows if row is not None]
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """One row for each job whose events are open."""
@@ -285,11 +421,15 @@ class PerfhwBackend(InputBackend):
         listed = set(jobs)
         for job in [job for job in self._watched if job not in listed]:
             self._end(self._watched.pop(job))
+        waits = {column for column in self._columns if column.every is not None and not column.every.is_due()}
         rows = []
         for job in jobs:
             watched = self._look(job)
-            if watched.counters:
-                row = self._row(job, watched)
+            if watched.opened:
+                columns = watched.columns
+                if waits:
+                    columns = [column for column in columns if column not in waits]
+                row = self._row(job, watched, columns)
                 if row is not None:
                     rows.append(row)
                 if self._yields and self._is_used(job, self._ticks % SLOW_TICKS == 0):
@@ -308,19 +448,21 @@ class PerfhwBackend(InputBackend):
         watched = self._watched.pop(job, None)
         if watched is None:
             return None
-        row = self._row(job, watched) if watched.counters else None
+        row = self._row(job, watched, watched.columns) if watched.opened else None
         self._end(watched)
         self._tidy()
         return row
 
     def counter_names(self) -> Sequence[CounterName]:
         """The events as --perfhw-list names them."""
-        units = dict(zip(self._columns, [event.unit for event in self._events]))
-        return [CounterName(f"counter_{n}", name, units.get(n, "count")) for n, name in enumerate(self._names, 1)]
+        units = {column.number: column.counted.event.unit for column in self._columns}
+        return [
+            CounterName(f"counter_{n}", choice.name, units.get(n, "count")) for n, choice in enumerate(self._choices, 1)
+        ]
 
     def mapping_file(self) -> tuple[str, Sequence[str]]:
         """The same as Colmet 0.6 wrote it."""
-        quoted = [f'"{name}"' if "," in name else name for name in self._names]
+        quoted = [f'"{choice.name}"' if "," in choice.name else choice.name for choice in self._choices]
         return "perfhw", [f"counter{number},{name}" for number, name in enumerate(quoted, 1)]
 
     def counters(self) -> Mapping[str, int]:
@@ -348,26 +490,29 @@ class PerfhwBackend(InputBackend):
         """Whatever is to be done for a job before its counts are read."""
         watched = self._watched.get(job)
         if watched is None:
-            watched = self._watched[job] = _Watched()
+            watched = self._watched[job] = _Watched(self._columns_of(job))
         if watched.yields and not self._is_used(job, thorough=True):
             watched.yields = False
-        if not watched.counters:
+        if watched.missing:
             if not watched.yields and self._ticks >= watched.try_at:
                 self._start(job, watched)
-        elif self._ticks % SLOW_TICKS == 0:
+        elif watched.opened and self._ticks % SLOW_TICKS == 0:
             self._extend(job, watched)
         if watched.group:
             self._groups.fill(watched.group, job)
         return watched
 
+    def _columns_of(self, job: Job) -> list[_Column]:
+        return [column for column in self._columns if column.job_id in (None, job.id)]
+
     def _start(self, job: Job, watched: _Watched) -> None:
-        """Open its events, if it has what that takes by now."""
-        cpus = self._cpus(job)
+        """Open what it misses of its events, if it has what that takes by now."""
+        cpus = watched.cpus or self._cpus(job)
         if not cpus:
             return  # its resource manager is not through with setting it up; it can have no task yet
         directory = self._directory(job, watched)
-        if directory is not None:
-            self._open(job, watched, directory, cpus)
+        if directory is not None and self._open(job, watched, directory, watched.missing, cpus):
+            watched.missing = []
 
     def _extend(self, job: Job, watched: _Watched) -> None:
         """Count on the CPUs, too, that it may use since it was opened."""
@@ -375,19 +520,46 @@ class PerfhwBackend(InputBackend):
         if more:
             directory = self._directory(job, watched)
             if directory is not None:
-                self._open(job, watched, directory, more)
+                self._open(job, watched, directory, watched.wanted(), more)
 
-    def _open(self, job: Job, watched: _Watched, directory: str, cpus: frozenset[int]) -> None:
+    def _rewire(self, job: Job, watched: _Watched) -> None:
+        """Other events are wanted: close those that are not, open those that are new."""
+        watched.columns = self._columns_of(job)
+        wanted = watched.wanted()
+        for opened in watched.opened:
+            for event in [event for event in opened.places if event not in wanted]:
+                given_back = opened.counters.drop(opened.places.pop(event) // 3)
+                opened.kept -= given_back
+                self._host.release(given_back)
+            if not opened.places:
+                opened.counters.close()
+                self._host.release(opened.kept)
+        watched.opened = [opened for opened in watched.opened if opened.places]
+        if not watched.opened:
+            watched.cpus = frozenset()
+        watched.refused.intersection_update(wanted)
+        have = watched.refused.union(*[opened.places for opened in watched.opened])
+        before = {column.counted: counts for column, counts in watched.before.items() if column.counted in have}
+        watched.before = {column: before[column.counted] for column in watched.columns if column.counted in before}
+        watched.missing = [event for event in wanted if event not in have]
+        watched.try_at = 0
+        if watched.missing and not watched.yields:
+            self._start(job, watched)
+
+    def _open(
+        self, job: Job, watched: _Watched, directory: str, events: Sequence[_Counted], cpus: frozenset[int]
+    ) -> bool:
+        """Whether events are open on some CPUs now."""
         assert self._library is not None  # it is open
-        count = len(self._events) * len(cpus)
+        count = len(events) * len(cpus)
         if not self._host.reserve(count):
             self._short(job, watched, count)
-            return
-        opened = None
+            return False
+        counters = None
         try:
             group = self._host.open(directory)
             try:
-                opened = Counters(self._library, group, self._events, cpus)
+                counters = Counters(self._library, group, [counted.event for counted in events], cpus)
             finally:
                 os.close(group)
         except OSError as err:
@@ -396,44 +568,55 @@ class PerfhwBackend(InputBackend):
             elif not (is_gone(err) and not self._host.is_directory(directory)):
                 watched.try_at = self._ticks + SLOW_TICKS
                 self._leave_out(watched, f"events of jobs cannot be opened: {self._remedy(err)}")
-            return
+            return False
         finally:
-            if opened is None:
+            if counters is None:
                 self._host.release(count)
-        for event, code in enumerate(opened.errors):
+        for counted, code in zip(events, counters.errors):
             if code:
-                watched.refused.add(event)
-                self._refused(self._columns[event], code)
-        watched.counters.append(opened)
+                watched.refused.add(counted)
+                self._refused(next(column.number for column in self._columns if column.counted is counted), code)
+        watched.opened.append(_Opened(counters, events, count))
         watched.cpus |= cpus
-        watched.before = watched.before or [0] * (3 * len(self._events))
+        return True
 
-    def _row(self, job: Job, watched: _Watched) -> Sample | None:
+    def _row(self, job: Job, watched: _Watched, columns: Sequence[_Column]) -> Sample | None:
+        """The values of some columns, each since it had one before; None where there are none."""
+        if not columns:
+            return None
+        counts: dict[_Counted, list[int]] = {}
         try:
-            counts = watched.counters[0].read()
-            for further in watched.counters[1:]:
-                counts = [one + other for one, other in zip(counts, further.read())]
+            for opened in watched.opened:
+                read = opened.counters.read()
+                for counted, at in opened.places.items():
+                    found = read[at : at + 3]
+                    if counted in counts:
+                        found = [one + other for one, other in zip(found, counts[counted])]
+                    counts[counted] = found
         except OSError as err:
             self._read_failures += 1
             if powers_of_ten(self._read_failures):
                 log.error("cannot read events job=%d failures=%d: %s", job.id, self._read_failures, err.strerror)
             return None
-        before, watched.before = watched.before, counts
+        for counted in watched.refused:
+            counts.pop(counted, None)
         values: dict[str, Value] = {}
-        for event, number in enumerate(self._columns):
-            if event in watched.refused:
-                continue
-            at = 3 * event
-            values[f"counter_{number}"], values[f"scale_{number}"] = scaled(
-                counts[at] - before[at], counts[at + 1] - before[at + 1], counts[at + 2] - before[at + 2]
-            )
-        return Sample(job.id, values)
+        before = watched.before
+        for column in columns:
+            now = counts.get(column.counted)
+            if now is not None:
+                then = before.get(column, _NOTHING)
+                before[column] = now
+                values[column.counter], values[column.scale] = scaled(
+                    now[0] - then[0], now[1] - then[1], now[2] - then[2]
+                )
+        return Sample(job.id, values) if values else None
 
     def _close(self, watched: _Watched) -> None:
-        for counters in watched.counters:
-            counters.close()
-        self._host.release(len(self._events) * len(watched.cpus))
-        watched.counters, watched.before, watched.cpus = [], [], frozenset()
+        for opened in watched.opened:
+            opened.counters.close()
+            self._host.release(opened.kept)
+        watched.opened, watched.before, watched.cpus = [], {}, frozenset()
 
     def _end(self, watched: _Watched) -> None:
         self._close(watched)
@@ -534,6 +717,7 @@ class PerfhwBackend(InputBackend):
 
     def _give_up(self, job: Job, watched: _Watched) -> None:
         self._close(watched)
+        watched.missing = watched.wanted()
         watched.yields = True
         self._yielded += 1
         log.info("counters given up, the job uses perf job=%d", job.id)
@@ -554,7 +738,7 @@ class PerfhwBackend(InputBackend):
         self._leave_out(watched, "")
 
     def _leave_out(self, watched: _Watched, why: str) -> None:
-        if not watched.told and not watched.counters:
+        if not watched.told and not watched.opened:
             watched.told = True
             self._uncounted += 1
         if why:
@@ -562,7 +746,8 @@ class PerfhwBackend(InputBackend):
 
     def _refused(self, number: int, code: int) -> None:
         self._warn(
-            f"{self._names[number - 1]} is not supported by this CPU ({os.strerror(code)}); counter_{number} is missing"
+            f"{self._choices[number - 1].name} is not supported by this CPU ({os.strerror(code)}); "
+            f"counter_{number} is missing"
         )
 
     def _warn(self, text: str) -> None:

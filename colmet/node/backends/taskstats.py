@@ -130,6 +130,7 @@ class TaskstatsBackend(InputBackend):
 
     name = "taskstats"
     schema = SCHEMA
+    capabilities = frozenset(("CAP_NET_ADMIN",))  # generic netlink, fork events, buffers beyond the system's limit
     DELAYACCT = "/proc/sys/kernel/task_delayacct"
 
     def __init__(

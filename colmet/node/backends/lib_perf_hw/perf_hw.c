@@ -215,6 +215,26 @@ int perf_hw_read(struct perf_hw *handle, struct perf_hw_count *counts, size_t ev
     return 0;
 }
 
+int perf_hw_drop(struct perf_hw *handle, size_t event)
+{
+    int given_back = 0;
+
+    if (handle == NULL || event >= handle->event_count)
+        return -EINVAL;
+    if (handle->grouped[event]) /* closed as a leader, it would leave each of the others in a group of its own */
+        return 0;
+    handle->counted[event] = false;
+    for (size_t cpu = 0; cpu < handle->cpu_count; cpu++) {
+        int *fd = handle->fds + cpu * handle->event_count + event;
+        if (*fd >= 0) {
+            close(*fd);
+            given_back++;
+        }
+        *fd = -1;
+    }
+    return given_back;
+}
+
 void perf_hw_close(struct perf_hw *handle)
 {
     if (handle == NULL)

@@ -1,6 +1,6 @@
 /* Counts of perf events of one cgroup, summed over CPUs.
  *
- * Every function returns 0 or -errno. A handle is to be used by one thread at a time.
+ * Every function returns 0 or -errno, where nothing else is said. A handle is to be used by one thread at a time.
  */
 #ifndef COLMET_PERF_HW_H
 #define COLMET_PERF_HW_H
@@ -10,8 +10,8 @@
 
 #define PERF_HW_API __attribute__((visibility("default")))
 
-/* Changes whenever a structure or the arguments of a function do. */
-#define PERF_HW_ABI 1
+/* Changes whenever a structure, a function or its arguments do. */
+#define PERF_HW_ABI 2
 
 /* As perf_event_open(2) has them in struct perf_event_attr. */
 struct perf_hw_event {
@@ -47,6 +47,10 @@ PERF_HW_API int perf_hw_open(int cgroup_fd, const struct perf_hw_event *events, 
 
 /* Reads all counts; also when the cgroup is gone meanwhile. event_count is that of perf_hw_open. */
 PERF_HW_API int perf_hw_read(struct perf_hw *handle, struct perf_hw_count *counts, size_t event_count);
+
+/* Counts one event no more; its counts are 0 from then on, those of the others go on. Returns how many descriptors that
+ * gives back: none for a software event that is read together with others, which goes on as well. */
+PERF_HW_API int perf_hw_drop(struct perf_hw *handle, size_t event);
 
 /* Gives all descriptors and memory back; NULL is nothing. */
 PERF_HW_API void perf_hw_close(struct perf_hw *handle);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,22 +60,57 @@ static void touch_pages(void)
     munmap((void *)pages, bytes);
 }
 
-/* Makes a group where perf_event counts: a v1 hierarchy that has it, else v2. False where there is none. */
-static bool make_group(void)
+/* The number of the hierarchy that has perf_event: 0 is cgroup v2's. */
+static int perf_hierarchy(void)
+{
+    char line[256];
+    int number = 0;
+    FILE *controllers = fopen("/proc/cgroups", "re");
+    CHECK(controllers != NULL);
+    while (fgets(line, sizeof line, controllers) != NULL)
+        if (sscanf(line, "perf_event %d", &number) == 1)
+            break;
+    fclose(controllers);
+    return number;
+}
+
+/* A v1 hierarchy that was unmounted while one of its groups was not yet gone for good keeps perf_event, with no mount
+ * point: nothing can be counted. Mounted and unmounted once more, it gives it back to v2. */
+static void free_unmounted_hierarchy(void)
+{
+    char point[] = "/tmp/colmet-test-XXXXXX";
+    CHECK(mkdtemp(point) != NULL);
+    for (int n = 0; n < 100 && perf_hierarchy() != 0; n++) {
+        CHECK(mount("colmet-test", point, "cgroup", 0, "perf_event") == 0);
+        CHECK(umount(point) == 0);
+        usleep(50000); /* it goes a little later */
+    }
+    CHECK(rmdir(point) == 0);
+}
+
+/* Finds where perf_event counts: a v1 hierarchy that has it, else v2. True for v1. */
+static bool find_root(void)
 {
     char line[8192], point[4096], kind[64], options[2048];
+    bool v1 = false;
     FILE *mounts = fopen("/proc/self/mounts", "re");
     CHECK(mounts != NULL);
-    while (fgets(line, sizeof line, mounts) != NULL) {
+    while (!v1 && fgets(line, sizeof line, mounts) != NULL) {
         if (sscanf(line, "%*s %4095s %63s %2047s", point, kind, options) != 3)
             continue;
-        bool v1 = strcmp(kind, "cgroup") == 0 && strstr(options, "perf_event") != NULL;
+        v1 = strcmp(kind, "cgroup") == 0 && strstr(options, "perf_event") != NULL;
         if (v1 || (strcmp(kind, "cgroup2") == 0 && root_path[0] == '\0'))
             memcpy(root_path, point, sizeof root_path);
-        if (v1)
-            break;
     }
     fclose(mounts);
+    return v1;
+}
+
+/* Makes a group where perf_event counts. False where there is no such place. */
+static bool make_group(void)
+{
+    if (!find_root())
+        free_unmounted_hierarchy();
     snprintf(group_path, sizeof group_path, "%s/colmet-test-%d", root_path, (int)getpid());
     return root_path[0] != '\0' && mkdir(group_path, 0755) == 0;
 }
@@ -182,6 +218,30 @@ static void test_a_group_is_counted_and_read_when_it_is_gone(void)
     CHECK(mkdir(group_path, 0755) == 0);
 }
 
+static void test_an_event_is_dropped_and_the_others_go_on(void)
+{
+    const struct perf_hw_event events[] = {CLOCK, FAULTS, DUMMY, NONE};
+    struct perf_hw_count before[4], after[4];
+    int errors[4];
+    size_t descriptors_before = descriptors();
+    struct perf_hw *handle = open_events(-1, events, 4, errors);
+    size_t opened = descriptors() - descriptors_before;
+    touch_pages();
+    CHECK(perf_hw_read(handle, before, 4) == 0 && before[0].value > 0);
+    CHECK(perf_hw_drop(handle, 4) == -EINVAL && perf_hw_drop(NULL, 0) == -EINVAL);
+    CHECK(perf_hw_drop(handle, 3) == 0); /* it was refused */
+    CHECK(perf_hw_drop(handle, 1) == 0);
+    CHECK(descriptors() - descriptors_before == opened);
+    CHECK(perf_hw_drop(handle, 0) == (int)cpu_count && perf_hw_drop(handle, 0) == 0);
+    CHECK(descriptors() - descriptors_before == opened - cpu_count);
+    touch_pages();
+    CHECK(perf_hw_read(handle, after, 4) == 0);
+    CHECK(after[0].value == 0 && after[0].enabled_ns == 0);
+    CHECK(after[1].value >= before[1].value + PAGES && after[2].enabled_ns > before[2].enabled_ns);
+    perf_hw_close(handle);
+    CHECK(descriptors() == descriptors_before);
+}
+
 static void test_what_is_no_group_fails_as_a_whole(void)
 {
     struct perf_hw *handle;
@@ -249,6 +309,7 @@ int main(void)
     test_wrong_arguments();
     test_what_is_refused_leaves_the_others();
     test_a_group_is_counted_and_read_when_it_is_gone();
+    test_an_event_is_dropped_and_the_others_go_on();
     test_what_is_no_group_fails_as_a_whole();
     test_too_few_descriptors_leave_none_open();
     test_starts_leave_nothing_behind();

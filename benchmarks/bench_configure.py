@@ -1,0 +1,110 @@
+"""What it costs to change nodes that run through the collector: a real collector, simulated nodes on its link.
+
+python benchmarks/bench_configure.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from colmet import __version__
+from colmet.common.control import ask
+from colmet.common.errors import Unreachable
+from colmet.common.transport import LinkClient, link_uri, wait
+from colmet.common.wire import link as wire
+from colmet.common.wire.control import encode
+
+COUNTS = (100, 500)
+ROUNDS = 20
+ANSWER = encode({"ok": True, "changed": {"sample_period": [5.0, 1.5]}, "unchanged": [], "lasts": "until"})
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def answer(links: Sequence[LinkClient], ended: threading.Event) -> None:
+    """Be the nodes: greet every second, and answer whatever is asked."""
+    greeted_at = 0.0
+    while not ended.is_set():
+        if time.monotonic() > greeted_at + 1:
+            greeted_at = time.monotonic()
+            for number, link in enumerate(links):
+                link.send(wire.encode(wire.Hello(f"node-{number}", 1, 1, __version__, ())))
+        wait([link.socket for link in links], (), 0.2)
+        for link in links:
+            while (message := link.receive()) is not None:
+                said = wire.decode(message)
+                if isinstance(said, wire.Request):
+                    link.send(wire.encode(wire.Answer(said.number, ANSWER)))
+    for link in links:
+        link.close()
+
+
+@contextlib.contextmanager
+def site(count: int) -> Iterator[tuple[str, int]]:
+    """A collector with so many nodes: its control socket, and its process."""
+    with tempfile.TemporaryDirectory() as folder:
+        place, uri = f"{folder}/collector.sock", f"tcp://127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "colmet.collector.main", "--zeromq-bind-uri", uri, "--control-socket", place]
+        collector = subprocess.Popen(
+            [*command, "--enable-stdout-backend"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        ended = threading.Event()
+        thread = threading.Thread(target=answer, args=([LinkClient(link_uri(uri)) for _ in range(count)], ended))
+        thread.start()
+        try:
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                with contextlib.suppress(Unreachable):
+                    if len(ask(place, "collector", {"sample_period": "1"}, 20)["changed"]) == count:
+                        break
+                time.sleep(0.1)
+            yield place, collector.pid
+        finally:
+            ended.set()
+            thread.join()
+            collector.kill()
+            collector.wait()
+
+
+def run() -> list[tuple[str, float, str, str]]:
+    """Every figure: name, value, unit, target."""
+    figures = []
+    for count in COUNTS:
+        with site(count) as (place, pid):
+            before, took_ms = cpu_s(pid), []
+            for number in range(ROUNDS):
+                began = time.perf_counter()
+                told = ask(place, "collector", {"sample_period": f"{number + 1}"}, 20)
+                took_ms.append((time.perf_counter() - began) * 1000)
+                assert len(told["changed"]) == count, told
+            used_us = (cpu_s(pid) - before) / ROUNDS / count * 1e6
+        figures += [
+            (f"configure: {count} nodes through the collector", statistics.median(took_ms), "ms", "below 2000 at 100"),
+            (f"configure: CPU of the collector for each of {count}", used_us, "us", ""),
+        ]
+    return figures
+
+
+if __name__ == "__main__":
+    for what, value, unit, target in run():
+        print(f"{what:<66} {value:14,.2f} {unit:<16} {target}")

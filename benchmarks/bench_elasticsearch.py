@@ -1,0 +1,222 @@
+"""CPU time of the collector for a document, against json.dumps and requests of the same documents in the same run.
+
+Messages are those of nodes that run some jobs each: tables of Colmet 0.6, with a row for each job or for the node. Ours
+is the whole way from their bytes to the answers of the server, position saved; plain has the documents as dictionaries
+already, turns each into JSON, and posts them in bodies of the same size. The server is another process, which counts
+lines and says that all is well: what is measured is the collector's side alone.
+
+    python benchmarks/bench_elasticsearch.py
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import socket
+import socketserver
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import requests
+
+from colmet.collector.backend import Record
+from colmet.collector.backends.elasticsearch import MAX_BULK_BYTES, ElasticsearchOutput
+from colmet.collector.documents import Place
+from colmet.collector.state import State
+from colmet.common import cli
+from colmet.common.schema import Batch, Table
+from colmet.common.wire import Decoder, colmet06, v1
+
+TIME_NS = 1_700_000_000_000_000_000
+# by what they are called: tables with a row for each job, and for the node; jobs on a node
+KINDS: dict[str, tuple[Sequence[str], Sequence[str], int]] = {
+    "taskstats of 4 jobs": (["taskstats_default"], [], 4),
+    "procstats alone": ([], ["procstats_default"], 4),
+    "4 tables, 4 jobs": (["taskstats_default", "jobprocstats_default"], ["procstats_default", "RAPLstats_default"], 4),
+    "4 tables, 1 job": (["taskstats_default", "jobprocstats_default"], ["procstats_default", "RAPLstats_default"], 1),
+}
+DOCUMENTS = 10_000
+MISSING = 0.02  # of the nodes lack one column of a table
+ROUNDS = 3
+TARGET_US = 30.0
+
+
+class Discard(socketserver.StreamRequestHandler):
+    """Says that all is well."""
+
+    def handle(self) -> None:
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while line := self.rfile.readline():
+            length = 0
+            while (header := self.rfile.readline()).strip():
+                name, _, value = header.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            body = self.rfile.read(length)
+            status, answer = b"200 OK", b"{}"
+            if line.startswith(b"POST"):
+                items = b",".join([b'{"create":{"status":201}}'] * (body.count(b"\n") // 2))
+                answer = b'{"errors":false,"items":[' + items + b"]}"
+            elif line.startswith(b"GET"):
+                status = b"404 Not Found"
+            elif line.startswith(b"HEAD"):
+                answer = b""
+            self.wfile.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(answer), answer))
+
+
+def serve(pipe: Any) -> None:
+    """A server in its own process, which says its port."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Discard) as server:
+        server.daemon_threads = True
+        pipe.send(server.server_address[1])
+        server.serve_forever()
+
+
+def batches(job_tables: Sequence[str], node_tables: Sequence[str], jobs_on_node: int) -> Iterator[Batch]:
+    """So many that their rows are `DOCUMENTS`."""
+    rng = np.random.default_rng(1)
+    count = DOCUMENTS // (len(job_tables) * jobs_on_node + len(node_tables))
+    for number in range(count):
+        jobs = tuple(range(1000 + number % 500, 1000 + number % 500 + jobs_on_node))
+        tick_ns = TIME_NS + number * 1_000_000
+        tables = []
+        for name in (*job_tables, *node_tables):
+            schema = colmet06.RECORDS[name].schema
+            rows = schema.empty_rows(jobs_on_node if name in job_tables else 1)
+            for field in schema.fields:
+                if field.dtype[0] == "f":
+                    rows[field.name] = rng.integers(0, 10_000, len(rows)) / 100
+                else:
+                    rows[field.name] = rng.integers(0, 1 << 40, len(rows))
+            rows["job_id"] = jobs if name in job_tables else 0
+            if number % int(1 / MISSING) == 0:
+                rows[schema.names[number % len(schema.names)]] = schema.fields[number % len(schema.names)].missing
+            tables.append(Table(schema, tick_ns, rows))
+        yield Batch(f"node-{number % 2000}.example.org", TIME_NS, number, tick_ns, jobs, tuple(tables))
+
+
+class Ours:
+    """From the bytes of messages to a saved position."""
+
+    def __init__(self, port: int, messages: Sequence[bytes], folder: Path) -> None:
+        self._messages = messages
+        self._decode = Decoder().decode
+        self._output = ElasticsearchOutput(
+            [f"http://127.0.0.1:{port}"], requests.Session(), Place("colmet_", "", False)
+        )
+        self._output.open(State(str(folder / "state.json"), "0123456789abcdef", 0, 0))
+        self._next = 0
+
+    def write(self) -> None:
+        records = [
+            Record(self._next + number, TIME_NS, self._decode(message).batches)
+            for number, message in enumerate(self._messages)
+        ]
+        self._next += len(records)
+        self._output.write(records)
+
+    def close(self) -> None:
+        counters = self._output.counters()
+        assert counters["rejected"] == counters["retried"] == counters["host_failures"] == 0, counters
+        self._output.close()
+
+
+class Plain:
+    """Dictionaries through json.dumps and requests, in bodies of the same size."""
+
+    def __init__(self, port: int, messages: Sequence[bytes], folder: Path) -> None:
+        self._url = f"http://127.0.0.1:{port}/_bulk"
+        self._session = requests.Session()
+        decode = Decoder().decode
+        self._documents = []
+        for message in messages:
+            for batch in decode(message).batches:
+                for table in batch.tables:
+                    for sample in table.samples():
+                        values = {name: value for name, value in sample.values.items() if value is not None}
+                        document: dict[str, Any] = {"hostname": batch.host, "job_id": sample.job_id}
+                        document["timestamp"] = table.time_ns // 10**9
+                        if table.schema.scope == "node":
+                            document["involved_jobs"] = list(batch.jobs or ())
+                        number = len(self._documents)
+                        action = {"create": {"_index": f"colmet_{table.schema.name.lower()}", "_id": f"{number:028x}"}}
+                        self._documents.append((action, {**document, **values}))
+
+    def write(self) -> None:
+        lines: list[str] = []
+        size = 0
+        for action, document in self._documents:
+            pair = json.dumps(action) + "\n" + json.dumps(document) + "\n"
+            lines.append(pair)
+            size += len(pair)
+            if size > MAX_BULK_BYTES:
+                self._post(lines)
+                lines, size = [], 0
+        self._post(lines)
+
+    def _post(self, lines: Sequence[str]) -> None:
+        headers = {"Content-Type": "application/x-ndjson"}
+        answer = self._session.post(self._url, data="".join(lines).encode(), headers=headers, timeout=60).json()
+        assert not answer["errors"]
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def cost_us(writer: Ours | Plain) -> float:
+    """CPU time for a document, once everything is warm, in us."""
+    writer.write()
+    start = time.process_time()
+    writer.write()
+    taken = time.process_time() - start
+    writer.close()
+    return taken / DOCUMENTS * 1e6
+
+
+def run() -> list[tuple[str, float, str, str]]:
+    """Figures as (name, value, unit, target)."""
+    cli.tune_garbage_collector()
+    context = multiprocessing.get_context("spawn")
+    pipe, child = context.Pipe()
+    server = context.Process(target=serve, args=(child,), daemon=True)
+    server.start()
+    figures: list[tuple[str, float, str, str]] = []
+    try:
+        port = pipe.recv()
+        with tempfile.TemporaryDirectory() as name:
+            for what, kind in KINDS.items():
+                made = list(batches(*kind))
+                sent = {"v1": [v1.encode(batch) for batch in made], "0.6": [colmet06.encode(batch) for batch in made]}
+                writers = [(Ours, "v1"), (Ours, "0.6"), (Plain, "v1")]
+                costs: list[list[float]] = [[], [], []]
+                for turn in range(ROUNDS):
+                    for n in range(len(writers)):
+                        which = (turn + n) % len(writers)
+                        cls, dialect = writers[which]
+                        costs[which].append(cost_us(cls(port, sent[dialect], Path(name))))
+                ours, old, plain = [statistics.median(each) for each in costs]
+                figures += [
+                    (f"{what}: bytes to answer, v1", ours, "us/document", f"<= {TARGET_US:.0f}"),
+                    (f"{what}: bytes to answer, messages of 0.6", old, "us/document", ""),
+                    (f"{what}: json.dumps and requests alone", plain, "us/document", ""),
+                    (f"{what}: v1 / json.dumps and requests", ours / plain, "times", ""),
+                ]
+    finally:
+        server.terminate()
+        server.join()
+    return figures
+
+
+def main() -> None:
+    """Print the figures."""
+    for name, value, unit, target in run():
+        print(f"{name:64} {value:12,.2f} {unit:12} {target}")
+
+
+if __name__ == "__main__":
+    main()

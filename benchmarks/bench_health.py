@@ -1,0 +1,211 @@
+"""What it costs to tell how the daemons are, and what becomes of ticks while a page of metrics is fetched.
+
+python benchmarks/bench_health.py        (as root)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from colmet.collector.health import Health as CollectorHealth
+from colmet.collector.receiver import Receiver
+from colmet.common.cli import load
+from colmet.common.control import Errands
+from colmet.common.endpoint import Endpoint, Listen
+from colmet.common.exposition import render
+from colmet.common.health import Identity
+from colmet.common.latest import Latest
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.common.top import TABLES, Top
+from colmet.common.watch import Watch
+from colmet.common.wire import v1
+from colmet.common.wire.control import encode
+from colmet.node.agent import Agent
+from colmet.node.backends import NAMES
+from colmet.node.health import Health
+from colmet.node.held import Held
+from colmet.node.host import Host
+from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.main import build_parser
+from colmet.node.schedule import Schedule
+from colmet.node.spool import Spool
+from colmet.tools.live import JobRoot
+
+Figures = list[tuple[str, float, str, str]]
+
+JOBS = 40
+TICKS = 200
+PERIOD_S = 0.05
+SENDERS = 8192
+TOP_NODES, TOP_JOBS, TOP_JOBS_OF_A_NODE = 800, 2000, 10
+TABLE = Schema("load_default", "job", [Field(f"value_{n}", "count", "counter") for n in range(40)])
+
+SCRAPE = """
+import sys, urllib.request
+while True:
+    urllib.request.urlopen(sys.argv[1]).read()
+"""
+
+
+def cpu_us(work: Callable[[], object], times: int) -> float:
+    """CPU time of one call in this thread, in microseconds: the median of five rounds."""
+    rounds = []
+    for _ in range(5):
+        start = time.thread_time()
+        for _ in range(times):
+            work()
+        rounds.append((time.thread_time() - start) / times * 1e6)
+    return statistics.median(rounds)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of the values does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def bench_node() -> Figures:
+    """Ticks with many jobs, alone and while the page of all of them is asked for without a rest."""
+    with contextlib.ExitStack() as stack:
+        root = JobRoot(f"colmet-bench-{os.getpid()}-{time.monotonic_ns()}")
+        stack.callback(root.close)
+        for number in range(1, JOBS + 1):
+            root.job(f"bob_{number}").start(["/bin/sleep", "600"])
+        host, classes = Host(), load(NAMES)
+        options = build_parser(classes).parse_args(["--state-dir", ""])
+        backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+        source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
+        health = Health({}, latest=Latest())
+        spool = Spool(v1.encode, Held(time.time_ns()))
+        agent = Agent("bench", source, backends, spool, Schedule(PERIOD_S), health=health)
+        stack.callback(agent.close)
+        endpoint = Endpoint(Listen("127.0.0.1", 0), health.families, health.pause)
+        stack.callback(endpoint.close)
+
+        def ticks() -> list[float]:
+            took = []
+            for _ in range(TICKS):
+                start = time.perf_counter()
+                agent._sample()
+                took.append((time.perf_counter() - start) * 1000)
+                agent._tell(SimpleNamespace(status=lambda make: None))  # type: ignore[arg-type]
+                time.sleep(PERIOD_S / 4)
+            return took
+
+        agent._sample()
+        alone = ticks()
+        url = f"http://127.0.0.1:{endpoint.address.port}/metrics"
+        before = endpoint.counters()["served"]
+        with subprocess.Popen([sys.executable, "-c", SCRAPE, url]) as client:
+            time.sleep(0.5)
+            scraped = ticks()
+            client.kill()
+        note = cpu_us(lambda: agent._tell(SimpleNamespace(status=lambda make: None)), 200)  # type: ignore[arg-type]
+        lines = "".join(render(health.families())).count("\n")
+        page = cpu_us(lambda: "".join(render(health.families())), 1)
+        served = endpoint.counters()["served"] - before
+    return [
+        ("node: picture after a tick, CPU", note, "us", ""),
+        (f"node: page of {lines:,} lines ({JOBS} jobs), CPU for each line", page / lines, "us", ""),
+        ("node: tick alone, median", percentile(alone, 0.5), "ms", ""),
+        ("node: tick alone, 99th percentile", percentile(alone, 0.99), "ms", ""),
+        (f"node: tick while {served} pages are fetched, median", percentile(scraped, 0.5), "ms", ""),
+        ("node: the same, 99th percentile", percentile(scraped, 0.99), "ms", ""),
+    ]
+
+
+def bench_collector() -> Figures:
+    """What the main thread does for a status, and for each message where the latest rows are told."""
+    receiver, latest = Receiver(), Latest()
+    samples = [Sample(job, {f"value_{n}": n for n in range(40)}) for job in (1, 2)]
+    batches = []
+    for number in range(SENDERS):
+        table = Table.from_samples(TABLE, time.time_ns(), samples)
+        batches.append(Batch(f"node-{number}", 1, 1, time.time_ns(), (1, 2), (table,)))
+        receiver.take(v1.encode(batches[-1]), "10.0.0.1")
+    journal: Any = SimpleNamespace(why="", full=False, end=0, dropped=0, all_failures=0, directory="")
+    with Errands() as errands:
+        health = CollectorHealth(errands, receiver, journal, [], {}, latest)
+        status = cpu_us(health._senders, 1)
+    take = cpu_us(lambda: latest.take(batches), 1)
+    return [
+        (f"collector: status of {SENDERS:,} senders, CPU of the main thread", status / 1000, "ms", ""),
+        ("collector: latest rows, CPU for each row", take / SENDERS / 2, "us", ""),
+    ]
+
+
+def bench_top() -> Figures:
+    """What the collector's main thread does for each batch while somebody looks at it, and what an answer takes."""
+    classes = load(NAMES)
+    schemas = {schema.name: schema for cls in classes for schema in (cls.schema, *cls.others)}
+    rounds: list[list[Batch]] = []
+    for seq in (1, 2, 3):
+        time_ns = time.time_ns() + seq * 5 * 10**9
+        batches = []
+        for number in range(TOP_NODES):
+            jobs = sorted({(number * 7 + n * 211) % TOP_JOBS + 1 for n in range(TOP_JOBS_OF_A_NODE)})
+            tables = []
+            for name, ids in (("taskstats_default", jobs), ("cgroup_default", jobs), ("procstats_default", [0])):
+                rows = schemas[name].empty_rows(len(ids))
+                rows["job_id"] = ids
+                for field in schemas[name].fields:
+                    rows[field.name] = b"bob" if field.dtype[0] == "S" else seq * 10**9
+                tables.append(Table(schemas[name], time_ns, rows))
+            batches.append(Batch(f"node-{number}", 1, seq, time_ns, tuple(jobs), tuple(tables)))
+        rounds.append(batches)
+    receiver, watch = Receiver(), Watch(TABLES)
+    top = Top(Identity("collector"), watch)
+    taken: list[list[Batch]] = []
+
+    def decode() -> None:
+        taken.append([batch for message in messages for batch in receiver.take(message, "10.0.0.1")])
+
+    base = []
+    for batches in rounds:
+        messages = [v1.encode(batch) for batch in batches]
+        start = time.thread_time()
+        decode()
+        base.append((time.thread_time() - start) / TOP_NODES * 1e6)
+    unseen = cpu_us(lambda: [watch.take([batch]) for batch in taken[0]], 5) / TOP_NODES
+    seen = []
+    for _ in range(5):
+        watch = Watch(TABLES)
+        top = Top(Identity("collector"), watch)
+        watch.look()
+        start = time.thread_time()
+        for batches in taken:
+            for batch in batches:
+                watch.take([batch])
+        seen.append((time.thread_time() - start) / TOP_NODES / len(taken) * 1e6)
+    whole, looked = statistics.median(base), statistics.median(seen)
+    of = f"{TOP_JOBS:,} jobs on {TOP_NODES} nodes"
+    return [
+        ("collector: a batch, received and decoded, CPU", whole, "us", ""),
+        ("collector: the same batch for `colmet top`, nobody looks", unseen, "us", ""),
+        ("collector: the same batch, somebody looks", looked, "us", ""),
+        ("collector: looked at, of receiving and decoding", looked / whole, "times", ""),
+        (f"collector: answer of jobs, {of}", cpu_us(lambda: encode(top.answer({})), 1) / 1000, "ms", ""),
+        (
+            f"collector: answer of nodes, {of}",
+            cpu_us(lambda: encode(top.answer({"view": "nodes"})), 1) / 1000,
+            "ms",
+            "",
+        ),
+    ]
+
+
+def run() -> Figures:
+    """All figures: name, value, unit, target."""
+    return [*bench_node(), *bench_collector(), *bench_top()]
+
+
+if __name__ == "__main__":
+    for what, value, unit, target in run():
+        print(f"{what:<66} {value:14,.2f} {unit:<16} {target}")

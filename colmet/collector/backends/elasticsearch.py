@@ -1,0 +1,478 @@
+"""Rows as documents in Elasticsearch (7.8 and later) and OpenSearch, through bulk requests.
+
+A document has an id of its own that follows from what its row is, and is only ever created: a bulk that is repeated,
+after a timeout or a restart, changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import requests
+
+from colmet import __version__
+from colmet.collector import documents, elastic
+from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.documents import Bulk, Documents, Place
+from colmet.collector.elastic import Answer, Client, reason_of
+from colmet.collector.rejects import RejectFile
+from colmet.collector.state import State
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.schema import Schema
+
+log = logging.getLogger(__name__)
+
+MAX_BULK_BYTES = 5 << 20
+MIN_BULK_BYTES = 64 << 10
+GROW_AFTER = 10  # bulks that went well, before larger ones are tried again
+MAX_BULK_DOCUMENTS = 10_000
+CHUNK_BYTES = 4 << 20  # of records between two saved positions
+MAX_REJECTED_BYTES = 1 << 20  # of a document in the reject file
+WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before what the server had no room for is sent again
+MAX_KNOWN = 10_000  # indices, and schemas, that are known to be there
+
+# What an answer to a bulk is to tell, for each document.
+BULK_PATH = "/_bulk?filter_path=" + ",".join(
+    ["errors", *[f"items.*.{field}" for field in ("status", "error.type", "error.reason", "error.caused_by.reason")]]
+)
+REJECT_FILE = "elasticsearch.rejects.ndjson"
+MANAGED_BY = "colmet"
+# Of equal ones the server refuses the second, and of others it takes the highest: a site's own template always wins.
+TEMPLATE_PRIORITY = 1
+
+# Errors with a status of 400 that are not the document's fault: an administrator can put them right, and it can wait.
+WAIT_FOR = frozenset({"index_closed_exception", "validation_exception", "cluster_block_exception"})
+ALREADY_THERE = "resource_already_exists_exception"
+
+
+class ElasticsearchOutput(OutputBackend):
+    """Writes rows as documents.
+
+    Args:
+        urls: of the hosts, in the order in which they are preferred.
+        session: with credentials and what is to be trusted.
+        place: where documents go.
+        timeout_s: see `Client`.
+        use_templates: whether index templates may be made.
+        reject_file: for documents that are refused for good; None for a file beside the state.
+    """
+
+    name = "elasticsearch"
+    share = 0.1
+    max_delay_s = 5.0
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        session: requests.Session,
+        place: Place,
+        timeout_s: float = 30.0,
+        use_templates: bool = True,
+        reject_file: str | None = None,
+    ) -> None:
+        self._stop = threading.Event()
+        self._client = Client(urls, session, timeout_s, self._stop)
+        self._place = place
+        self._use_templates = use_templates
+        self._reject_file = reject_file
+        self._bulk_bytes = MAX_BULK_BYTES
+        self._bulks_in_a_row = 0
+        self._templates: dict[bytes, bool] = {}  # by the schema's digest: whether there is one
+        self._ready: dict[str, Schema] = {}  # by index
+        self._refused: list[bytes] = []  # lines for the reject file, until the position behind them is saved
+        self._warned: set[tuple[str, str]] = set()
+        self._counters = dict.fromkeys(("documents", "already_there", "rejected", "retried", "bulks", "splits"), 0)
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """Options of this output; those that Colmet 0.6 has, too, come first."""
+        elastic.add_options(parser, "write to")
+        parser.add_argument(
+            "--elastic-date-suffix",
+            metavar="FORMAT",
+            default="",
+            help="indices by date, e.g. %%Y.%%m.%%d: each row goes to that of its own time, in UTC",
+        )
+        parser.add_argument(
+            "--elastic-data-stream",
+            action="store_true",
+            help="write to data streams; documents have @timestamp, too",
+        )
+        parser.add_argument(
+            "--elastic-no-template",
+            action="store_true",
+            help="make no index templates, for a user who may not; missing indices are created with their types",
+        )
+        parser.add_argument(
+            "--elastic-reject-file",
+            metavar="PATH",
+            help=f"file for documents that the server refuses for good (default: {REJECT_FILE} in the journal's "
+            "directory)",
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> ElasticsearchOutput | None:
+        """On where a host is given.
+
+        Raises:
+            ConfigError: an address, a name or a file that cannot be used.
+        """
+        if not options.elastic_host:
+            return None
+        urls, prefix = elastic.checked_urls(options), elastic.checked_prefix(options)
+        date_format = options.elastic_date_suffix
+        if date_format and (len(date_format) > 32 or not documents.DATE_FORMAT.fullmatch(date_format)):
+            raise ConfigError(
+                f"--elastic-date-suffix {date_format!r}: only %Y %m %d %H %j %G %V, lower-case letters, digits, "
+                "'.', '_' and '-'"
+            )
+        if date_format and options.elastic_data_stream:
+            raise ConfigError("--elastic-date-suffix and --elastic-data-stream: choose one, a data stream rolls over")
+        return cls(
+            urls,
+            elastic.open_session(options, urls),
+            Place(prefix, date_format, options.elastic_data_stream),
+            options.elastic_timeout,
+            not options.elastic_no_template,
+            options.elastic_reject_file,
+        )
+
+    def open(self, state: State) -> None:
+        """Nothing is asked of the server yet: it may be away."""
+        self._state = state
+        self._documents = Documents(self._place, state.journal)
+        path = self._reject_file
+        if path is None:
+            path = os.path.join(state.directory, REJECT_FILE) if state.directory else ""
+        self._rejects = RejectFile(path)
+        if not state.directory:
+            log.warning("without a journal, rows that wait for the database are lost at the end; give --journal-dir")
+
+    def interrupt(self) -> None:
+        """Ask the server nothing more; what it is being asked has its time to be answered."""
+        self._stop.set()
+
+    def counters(self) -> dict[str, int]:
+        """What was written, and what was in the way."""
+        return {
+            **self._counters,
+            "rejects_not_kept": self._rejects.not_kept,
+            "host_failures": self._client.failures,
+            "failovers": self._client.failovers,
+        }
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write all rows, and save the position after every few megabytes of them.
+
+        Raises:
+            OutputUnavailable: no host can be asked, it has no room, or it does not let us.
+        """
+        for chunk in _chunks(records):
+            self._refused.clear()
+            self._write(chunk)
+            self._keep_refused()
+            self._state.save(chunk[-1].number + 1)
+
+    def _write(self, records: Sequence[Record]) -> None:
+        bodies: list[bytes] = []
+        count = 0
+        for schema, indices, sources in self._documents.tables(records):
+            self._prepare(schema, indices)
+            for bulk in self._documents.render(schema, sources):
+                if bodies and (
+                    sum(map(len, bodies)) + len(bulk.body) > self._bulk_bytes
+                    or count + bulk.documents > MAX_BULK_DOCUMENTS
+                ):
+                    self._send(Bulk(b"".join(bodies), count))
+                    bodies, count = [], 0
+                bodies.append(bulk.body)
+                count += bulk.documents
+        if bodies:
+            self._send(Bulk(b"".join(bodies), count))
+
+    # -- bulks --
+
+    def _send(self, bulk: Bulk) -> None:
+        """Have every document of a bulk created, or refused for good."""
+        waiting = [bulk]
+        while waiting:
+            part = waiting.pop()
+            if (part.documents > 1 and len(part.body) > self._bulk_bytes) or not self._send_part(part):
+                waiting.extend(reversed(_halves(part)))
+
+    def _send_part(self, bulk: Bulk) -> bool:
+        """Send it until nothing is left of it; False where it is too large."""
+        tries = 0  # since the server last took some of it
+        while True:
+            try:
+                answer = self._client.ask("POST", BULK_PATH, bulk.body, "application/x-ndjson")
+            except OutputUnavailable:
+                # it may have been too large for a proxy that resets the connection, or too much for the time
+                self._shrink(len(bulk.body))
+                raise
+            self._counters["bulks"] += 1
+            if answer.status == 413:
+                self._shrink(len(bulk.body))
+                if bulk.documents > 1:
+                    self._counters["splits"] += 1
+                    return False
+                action, document = bulk.lines()
+                self._refuse(action, document, 413, "", "larger than the server takes")
+                return True
+            why = ": ".join(answer.error)
+            if answer.status == 200:
+                left, why = self._settle(bulk, answer)
+                self._grow()
+                if not left:
+                    return True
+                if len(left) < 2 * bulk.documents:
+                    tries = 0  # sent from the start again, it would not get further
+                bulk = Bulk(b"".join([line + b"\n" for line in left]), len(left) // 2)
+            elif answer.status == 403:
+                raise OutputUnavailable(f"may not write: {why}; give the user the right to create documents")
+            elif answer.status not in (408, 429):
+                raise OutputUnavailable(f"a bulk request is answered with status {answer.status}: {why}")
+            elif bulk.documents > 1 and len(bulk.body) > MIN_BULK_BYTES:
+                # a server bounds the memory for requests: what is more than that finds no room however long it waits
+                self._shrink(len(bulk.body))
+                self._counters["splits"] += 1
+                self._counters["retried"] += bulk.documents
+                self._stop.wait(WAITS_S[0])
+                return False
+            if tries == len(WAITS_S):
+                raise OutputUnavailable(f"{bulk.documents} documents find no room after {tries + 1} tries: {why}")
+            self._counters["retried"] += bulk.documents
+            self._stop.wait(WAITS_S[tries])
+            tries += 1
+
+    def _settle(self, bulk: Bulk, answer: Answer) -> tuple[list[bytes], str]:
+        """Account for what was answered for each document; the lines to be sent again, and why.
+
+        Raises:
+            OutputUnavailable: documents were refused for what is not their own fault.
+        """
+        try:
+            items = [item["create"] for item in answer.body["items"]]
+            statuses = [item["status"] for item in items]
+        except (KeyError, TypeError) as err:
+            raise OutputUnavailable(f"the answer to a bulk request is not that of Elasticsearch: {err!r}") from err
+        if len(items) != bulk.documents or not all(type(status) is int for status in statuses):
+            raise OutputUnavailable(f"a bulk of {bulk.documents} documents is answered for {len(items)}")
+        created = statuses.count(201)
+        self._counters["documents"] += created
+        if created == bulk.documents:
+            return [], ""
+        lines = bulk.lines()
+        left: list[bytes] = []
+        missing: set[str] = set()
+        why = blocked = ""
+        for number, (status, item) in enumerate(zip(statuses, items)):
+            if status == 201:
+                continue
+            action, document = lines[2 * number : 2 * number + 2]
+            kind, reason = reason_of(item.get("error"))
+            if status == 409:
+                self._counters["already_there"] += 1
+            elif status == 429 or status >= 500 or status < 300:
+                left += (action, document)
+                why = f"status {status}: {kind}: {reason}"
+            elif status == 404:
+                left += (action, document)
+                missing.add(json.loads(action)["create"]["_index"])
+                why = f"status {status}: {kind}: {reason}"
+            elif status in (401, 403) or kind in WAIT_FOR:
+                blocked = f"status {status}: {kind}: {reason}"
+            else:
+                self._refuse(action, document, status, kind, reason)
+        if blocked:
+            raise OutputUnavailable(f"documents are refused, {blocked}")
+        for index in missing:  # it was removed since it was made ready
+            schema = self._ready.pop(index, None)
+            if schema is not None:
+                self._prepare(schema, [index])
+        return left, why
+
+    def _shrink(self, size: int) -> None:
+        self._bulk_bytes = max(MIN_BULK_BYTES, min(self._bulk_bytes, size // 2))
+        self._bulks_in_a_row = 0
+
+    def _grow(self) -> None:
+        self._bulks_in_a_row += 1
+        if self._bulks_in_a_row % GROW_AFTER == 0:
+            self._bulk_bytes = min(MAX_BULK_BYTES, 2 * self._bulk_bytes)
+
+    # -- documents that are refused for good --
+
+    def _refuse(self, action: bytes, document: bytes, status: int, kind: str, reason: str) -> None:
+        target = json.loads(action)["create"]
+        about = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "index": target["_index"],
+            "id": target["_id"],
+            "status": status,
+            "type": kind,
+            "reason": reason,
+            "document_bytes": len(document),
+        }
+        kept = document if len(document) <= MAX_REJECTED_BYTES else b"null"
+        self._refused.append(json.dumps(about)[:-1].encode() + b', "document": ' + kept + b"}")
+
+    def _keep_refused(self) -> None:
+        """Keep what was refused among documents that are now all settled."""
+        if not self._refused:
+            return
+        self._rejects.add(self._refused)
+        for line in self._refused:
+            self._counters["rejected"] += 1
+            if powers_of_ten(self._counters["rejected"]):
+                log.error(
+                    "document refused for good rejected=%d path=%s: %.600s",
+                    self._counters["rejected"],
+                    self._rejects.path,
+                    line.decode(),
+                )
+        self._refused.clear()
+
+    # -- indices --
+
+    def _prepare(self, schema: Schema, indices: Iterable[str]) -> None:
+        """See that indices for documents of this schema are there, or will be made in the right form."""
+        if self._use_templates and schema.digest not in self._templates:
+            has_template = self._put_template(schema)
+            if len(self._templates) >= MAX_KNOWN:
+                self._templates.clear()
+            self._templates[schema.digest] = has_template
+        for index in indices:
+            if index not in self._ready:
+                if self._place.data_stream:
+                    self._create_data_stream(index)
+                else:
+                    self._create_index(index, schema)
+                if len(self._ready) >= MAX_KNOWN:
+                    self._ready.clear()
+                self._ready[index] = schema
+
+    def _put_template(self, schema: Schema) -> bool:
+        """Make the template of a table, or add what it lacks; one that others have made is left as it is.
+
+        Whether there is one now.
+        """
+        index = self._place.prefix + schema.name.lower()
+        path = f"/_index_template/{index}"
+        answer = self._client.ask("GET", path)
+        known: dict[str, Any] = {}
+        there: Mapping[str, Any] = {}
+        if answer.status == 200:
+            try:
+                there = answer.body["index_templates"][0]["index_template"]
+                if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
+                    return True
+                known = dict(there["template"]["mappings"]["properties"])
+            except (LookupError, TypeError, AttributeError) as err:
+                raise OutputUnavailable(f"index template {index} is not what was expected: {err!r}") from err
+        elif answer.status != 404:
+            return self._without_template(index, answer)
+        known.update(documents.properties(schema, self._place.data_stream))
+        template: dict[str, Any] = {
+            "index_patterns": [f"{index}-*" if self._place.date_format else index],
+            "priority": TEMPLATE_PRIORITY,
+            "template": {"settings": documents.settings(known), "mappings": documents.mappings(known)},
+            "_meta": {"managed_by": MANAGED_BY, "version": __version__},
+        }
+        if self._place.data_stream:
+            template["data_stream"] = {}
+        if (
+            all(there.get(part) == template[part] for part in ("index_patterns", "priority", "_meta"))
+            and ("data_stream" in there) == self._place.data_stream
+            and there["template"]["mappings"]["properties"] == known
+        ):
+            return True
+        answer = self._client.ask("PUT", path, json.dumps(template).encode())
+        return answer.status == 200 or self._without_template(index, answer)
+
+    def _without_template(self, index: str, answer: Answer) -> bool:
+        """Go on without a template that cannot be made, or without any where the server does not let us make them."""
+        _wait_where_busy(answer)
+        if answer.status == 400:
+            self._warn(index, "index template refused, missing indices of its name are created without", answer)
+        else:
+            self._use_templates = False
+            self._templates.clear()
+            log.warning(
+                "index templates cannot be made, missing indices are created without: status=%d %s; give the user the "
+                "right to manage index templates, or say --elastic-no-template",
+                answer.status,
+                ": ".join(answer.error),
+            )
+        return False
+
+    def _warn(self, index: str, phrase: str, answer: Answer) -> None:
+        """Tell what is wrong with an index, once."""
+        if len(self._warned) < MAX_KNOWN and (phrase, index) not in self._warned:
+            self._warned.add((phrase, index))
+            log.warning("%s: index=%s status=%d %s", phrase, index, answer.status, ": ".join(answer.error))
+
+    def _create_index(self, index: str, schema: Schema) -> None:
+        answer = self._client.ask("HEAD", f"/{index}")
+        if answer.status == 404:
+            body: dict[str, Any] = {}
+            if not self._templates.get(schema.digest):
+                known = documents.properties(schema, False)
+                body = {"settings": documents.settings(known), "mappings": documents.mappings(known)}
+            answer = self._client.ask("PUT", f"/{index}", json.dumps(body).encode())
+        self._created(index, answer)
+
+    def _create_data_stream(self, name: str) -> None:
+        answer = self._client.ask("PUT", f"/_data_stream/{name}")
+        # 405: it knows no data streams, and would make an index with types of its own guess
+        if answer.status in (400, 405) and answer.error[0] != ALREADY_THERE:
+            raise OutputUnavailable(f"data stream {name} cannot be made: {': '.join(answer.error)}")
+        self._created(name, answer)
+
+    def _created(self, index: str, answer: Answer) -> None:
+        """See whether an index is there now; where we may not know, the documents will tell."""
+        if answer.status == 200 or answer.error[0] == ALREADY_THERE:
+            return
+        _wait_where_busy(answer)
+        self._warn(index, "index cannot be looked at or created", answer)
+
+
+def _wait_where_busy(answer: Answer) -> None:
+    """Raise OutputUnavailable where the same may work later."""
+    if answer.status in (408, 429) or answer.error[0] in WAIT_FOR:
+        raise OutputUnavailable(f"status {answer.status}: {': '.join(answer.error)}")
+
+
+def _chunks(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """The records, in parts of a few megabytes."""
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        chunk.append(record)
+        size += sum([batch.size_bytes for batch in record.batches])
+        if size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _halves(bulk: Bulk) -> list[Bulk]:
+    lines = bulk.lines()
+    middle = bulk.documents // 2
+    return [
+        Bulk(b"".join([line + b"\n" for line in part]), len(part) // 2)
+        for part in (lines[: 2 * middle], lines[2 * middle :])
+    ]

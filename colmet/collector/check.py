@@ -1,0 +1,107 @@
+"""colmet-collector --check-journal: what a journal holds, for people. It changes nothing, and may run at any time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from colmet.collector import segments
+from colmet.collector.journal import NAME_FILE, read_name, read_positions
+from colmet.collector.segments import MESSAGE, Damage, SegmentReader
+from colmet.common.errors import ConfigError, WireError
+from colmet.common.wire import Decoder
+
+NS = 1_000_000_000
+
+
+def check(directory: str) -> int:
+    """Read every record of a journal and print what is there; 1 where something is damaged, else 0.
+
+    Raises:
+        ConfigError: there is no journal.
+    """
+    if not directory:
+        raise ConfigError("--check-journal: give --journal-dir DIR, or the --hdf5-filepath PATH that it is beside")
+    try:
+        journal = read_name(directory)
+        paths = segments.list_segments(directory)
+        positions = read_positions(directory)
+    except OSError as err:
+        raise ConfigError(f"--check-journal: {directory}: {err.strerror}") from err
+    if not journal:
+        raise ConfigError(f"--check-journal: {directory}: no journal here ({NAME_FILE} is missing)")
+    print(f"journal {journal} in {directory}")
+    decoder = Decoder()
+    damaged = 0
+    end = 0
+    for n, (first, path) in enumerate(paths):
+        found = _Segment(path, journal, decoder)
+        last = n == len(paths) - 1
+        damaged += found.damages + found.unreadable + (0 if last else bool(found.rest))
+        end = max(end, found.after, first)
+        print(found.text(last))
+    for name, (position, keep_from) in positions.items():
+        print(f"output {name} position={position} waiting={max(0, end - position)} keeps_from={keep_from}")
+    if damaged:
+        print(f"damaged places: {damaged}; the collector passes them over, and keeps a copy in {directory}/damaged")
+    sys.stdout.flush()
+    return 1 if damaged else 0
+
+
+class _Segment:
+    """What one segment holds."""
+
+    def __init__(self, path: str, journal: str, decoder: Decoder) -> None:
+        self.path = path
+        self.records = self.rows = self.damages = self.unreadable = self.rest = self.size = self.after = 0
+        self._first = self._first_ns = self._last_ns = 0
+        self.cause = ""
+        try:
+            self._read(journal, decoder)
+        except FileNotFoundError:
+            self.cause = "removed by the collector meanwhile"
+        except OSError as err:
+            self.cause = f"cannot be read: {err.strerror}"
+            self.damages += 1
+
+    def _read(self, journal: str, decoder: Decoder) -> None:
+        reader = SegmentReader(self.path, journal)
+        try:
+            if reader.header is None:
+                self.cause = "damaged header"
+                self.damages = 1
+            for record in reader.read():
+                if isinstance(record, Damage):
+                    self.damages += 1
+                elif record.kind == MESSAGE:
+                    self._count(record, decoder)
+            self.size = reader.size()
+            self.rest = self.size - reader.offset
+        finally:
+            reader.close()
+
+    def _count(self, record: segments.Raw, decoder: Decoder) -> None:
+        if not self.records:
+            self._first, self._first_ns = record.number, record.received_ns
+        self.records += 1
+        self.after, self._last_ns = record.number + 1, record.received_ns
+        try:
+            self.rows += sum([batch.row_count for batch in decoder.decode(record.content).batches])
+        except WireError:
+            self.unreadable += 1
+
+    def text(self, last: bool) -> str:
+        """One line."""
+        line = f"segment {os.path.basename(self.path)} bytes={self.size} records={self.records} rows={self.rows}"
+        if self.records:
+            line += f" numbers={self._first}..{self.after - 1} from={_when(self._first_ns)} to={_when(self._last_ns)}"
+        if self.damages or self.unreadable:
+            line += f" damaged={self.damages} unreadable={self.unreadable}"
+        if self.rest:
+            line += f" {'unfinished' if last else 'damaged'}_bytes={self.rest}"
+        return f"{line} ({self.cause})" if self.cause else line
+
+
+def _when(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ns // NS))

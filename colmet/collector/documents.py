@@ -1,0 +1,362 @@
+"""Rows as JSON documents for a bulk request, and what type each of their fields is to have in an index.
+
+Whole tables are rendered by one template for each set of fields that are present, so that what is done for each value
+is done by numpy and by one `%` for each row.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.collector.backend import Record
+from colmet.collector.columns import packed_runs
+from colmet.common.schema import MISSING_INT, Batch, Rows, Schema, Table
+
+NS = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+BLOCK_BYTES = 256 << 10  # of packed rows that are rendered at a time: about five times as much text
+BLOCK_ROWS = 2048
+MAX_FORMS = 1024
+MAX_PATTERNS = 128  # templates kept for one schema
+MAX_TEXTS = 16384  # strings whose JSON is kept
+MAX_DATES = 4096
+
+# What a date suffix may consist of: numbers that sort as time does, none finer than an hour, and what index names have.
+DATE_FORMAT = re.compile(r"(?:%[YmdHjGV]|[a-z0-9._-])+", re.ASCII)
+
+KEYWORD = {"type": "keyword", "fields": {"keyword": {"type": "keyword"}}}
+TYPES: Mapping[str, Mapping[str, Any]] = {
+    "i8": {"type": "long"},
+    "f4": {"type": "float"},
+    "f8": {"type": "double"},
+    "S": KEYWORD,
+}
+
+
+class Place(NamedTuple):
+    """Where documents go.
+
+    Attributes:
+        prefix: of every index.
+        date_format: what is behind the table's name, as for strftime; empty for nothing.
+        data_stream: whether documents have `@timestamp`, too.
+    """
+
+    prefix: str
+    date_format: str
+    data_stream: bool
+
+
+class Bulk(NamedTuple):
+    """Lines for a bulk request: for each document its action, then itself.
+
+    Attributes:
+        body: the lines, each ended by a newline; ASCII.
+        documents: how many.
+    """
+
+    body: bytes
+    documents: int
+
+    def lines(self) -> list[bytes]:
+        """Two for each document, without their newlines."""
+        return self.body.split(b"\n")[:-1]
+
+
+def properties(schema: Schema, data_stream: bool) -> dict[str, Any]:
+    """The types of the fields of a table's documents.
+
+    Strings are keywords that can be asked for as `NAME.keyword`, too, as dashboards do that were made for indices in
+    which Elasticsearch had guessed the types.
+    """
+    known: dict[str, Any] = {
+        "hostname": KEYWORD,
+        "job_id": TYPES["i8"],
+        "timestamp": {"type": "date", "format": "epoch_second"},
+    }
+    if schema.scope == "node":
+        known["involved_jobs"] = TYPES["i8"]
+    if data_stream:
+        known["@timestamp"] = {"type": "date"}
+    known.update({field.name: TYPES[field.dtype if field.dtype[0] != "S" else "S"] for field in schema.fields})
+    return known
+
+
+def mappings(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of an index whose documents have these fields, and others that newer nodes send.
+
+    A string never becomes a date: the next one would be refused for being none.
+    """
+    return {
+        "date_detection": False,
+        "dynamic_templates": [
+            {"strings": {"match_mapping_type": "string", "mapping": KEYWORD}},
+            {"floats": {"match_mapping_type": "double", "mapping": TYPES["f8"]}},
+        ],
+        "properties": dict(known),
+    }
+
+
+def settings(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of such an index: what a table with very many fields needs beyond the default limit of 1000."""
+    wanted = sum([2 if field is KEYWORD else 1 for field in known.values()]) + 200
+    return {"index.mapping.total_fields.limit": wanted} if wanted > 1000 else {}
+
+
+def batch_id(journal: str, number: int, index: int, batch: Batch) -> str:
+    """What the ids of a batch's documents begin with: the same whenever and in whatever company it is written.
+
+    20 characters of URL-safe base64. The time goes first: a database that keeps its documents sorted by id, in parts
+    that grow old, then sees by the first characters that a new one is not in the old parts.
+
+    Args:
+        journal: name of the journal.
+        number: of the batch's record in it.
+        index: of the batch in its record.
+        batch: named by its host, epoch and sequence number where it has them.
+    """
+    if batch.epoch is None or batch.seq is None:
+        name = f"{journal} {number} {index}"
+    else:
+        name = f"{batch.host} {batch.epoch} {batch.seq}"
+    digest = blake2b(name.encode(), digest_size=11).digest()
+    seconds = struct.pack(">I", batch.time_ns // NS & 0xFFFFFFFF)
+    return base64.urlsafe_b64encode(seconds + digest).decode()
+
+
+def shortest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Doubles whose shortest text is that of these floats: 0.44, not 0.4399999976."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        doubles = values.astype(np.float64)
+        rounded = doubles.round(2)  # what loads, temperatures and powers have
+        # below 10,000 two numbers of two decimals are never the same float
+        good = ((rounded.astype(np.float32) == values) & (np.abs(doubles) < 1e4)) | ~np.isfinite(doubles)
+    if not good.all():
+        rounded[~good] = values[~good].astype(str).astype(np.float64)
+    return rounded
+
+
+class _Texts(dict[Any, str]):
+    """The JSON text of strings."""
+
+    def __missing__(self, value: bytes | str) -> str:
+        if len(self) >= MAX_TEXTS:
+            self.clear()
+        text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+        self[value] = quoted = json.dumps(text)
+        return quoted
+
+
+class _Source(NamedTuple):
+    """One table of one batch, and what its documents have in common."""
+
+    table: Table
+    address: str  # the index, and what the ids begin with
+    head: str  # the fields that come first
+
+
+class _Form:
+    """How the rows of one schema become documents."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.dtype = schema.dtype
+        self.rows_at_once = max(1, min(BLOCK_ROWS, BLOCK_BYTES // self.dtype.itemsize))
+        self._runs: dict[str, list[tuple[int, int]]] = {"i8": [], "f4": [], "f8": []}
+        names: dict[str, list[str]] = {"i8": [], "f4": [], "f8": [], "S": []}
+        dtypes = {"job_id": "i8", **{field.name: field.dtype for field in schema.fields}}
+        runs = packed_runs(self.dtype)
+        for name, dtype in dtypes.items():
+            kind = dtype if dtype[0] != "S" else "S"
+            if kind != "S" and runs[name] not in self._runs[kind]:
+                self._runs[kind].append(runs[name])
+            names[kind].append(name)
+        self._strings = names["S"]
+        self._names = [name for kind in names.values() for name in kind]
+        self._templates: dict[bytes, str] = {}
+
+    def _numbers(self, kind: str, rows: Rows) -> npt.NDArray[Any]:
+        """The columns of one type, side by side."""
+        strides = (self.dtype.itemsize, int(kind[1]))
+        parts: list[npt.NDArray[Any]] = [
+            np.ndarray((len(rows), columns), f"<{kind}", rows.data, offset, strides)
+            for offset, columns in self._runs[kind]
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _template(self, present: npt.NDArray[np.bool_]) -> str:
+        key = present.tobytes()
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_PATTERNS:
+                self._templates.clear()
+            fields = [f'"{name}":%s' for name, there in zip(self._names, present) if there]
+            template = self._templates[key] = '{"create":{"_index":"%s%05x"}}\n{%s,' + ",".join(fields) + "}\n"
+        return template
+
+    def render(self, rows: Rows, sources: Sequence[_Source], source: Any, number: Any, texts: _Texts) -> str:
+        """The lines of some rows.
+
+        Args:
+            rows: at most `rows_at_once`, contiguous.
+            sources: of more rows than these.
+            source: for each row, the index of its source.
+            number: for each row, the index in its source.
+            texts: of strings.
+        """
+        kinds: list[npt.NDArray[Any]] = []
+        missing: list[npt.NDArray[np.bool_]] = []
+        ints = self._numbers("i8", rows)
+        is_missing = ints == MISSING_INT
+        is_missing[:, 0] = False  # a row always has a job
+        kinds.append(ints)
+        missing.append(is_missing)
+        for kind in ("f4", "f8"):
+            if self._runs[kind]:
+                floats = self._numbers(kind, rows)
+                missing.append(~np.isfinite(floats))
+                kinds.append(shortest(floats) if kind == "f4" else floats)
+        if self._strings:
+            strings = np.empty((len(rows), len(self._strings)), dtype=object)
+            for column, name in enumerate(self._strings):
+                strings[:, column] = rows[name]
+            missing.append(strings == b"")
+            kinds.append(strings)
+        present = ~(np.concatenate(missing, axis=1) if len(missing) > 1 else is_missing)
+        first = present[0]
+        if (present == first).all():
+            return self._lines(kinds, None, first, sources, source, number, texts)
+        patterns: dict[bytes, list[int]] = {}
+        packed = np.packbits(present, axis=1)
+        for row, key in enumerate(packed.view(f"V{packed.shape[1]}").ravel().tolist()):
+            patterns.setdefault(key, []).append(row)
+        return "".join(
+            [
+                self._lines(kinds, np.array(picked), present[picked[0]], sources, source, number, texts)
+                for picked in patterns.values()
+            ]
+        )
+
+    def _lines(
+        self,
+        kinds: Sequence[npt.NDArray[Any]],
+        picked: npt.NDArray[np.intp] | None,
+        present: npt.NDArray[np.bool_],
+        sources: Sequence[_Source],
+        source: npt.NDArray[np.int64],
+        number: npt.NDArray[np.int64],
+        texts: _Texts,
+    ) -> str:
+        """The lines of the picked rows, which have the same fields."""
+        template = self._template(present)
+        if picked is not None:
+            source, number = source[picked], number[picked]
+        parts: list[list[list[Any]]] = []
+        column = 0
+        for values in kinds:
+            there = np.flatnonzero(present[column : column + values.shape[1]])
+            column += values.shape[1]
+            if len(there) == 0:
+                continue
+            if picked is not None:
+                values = values[picked[:, None], there]
+            elif len(there) < values.shape[1]:
+                values = values[:, there]
+            lists = values.tolist()
+            if values.dtype.kind == "O":
+                lists = [[texts[value] for value in row] for row in lists]
+            parts.append(lists)
+        common = [sources[index] for index in source.tolist()]
+        if len(parts) == 1:
+            lines = [template % (s.address, n, s.head, *row) for s, n, row in zip(common, number.tolist(), parts[0])]
+        else:
+            lines = [
+                template % (s.address, n, s.head, *chain.from_iterable(row))
+                for s, n, row in zip(common, number.tolist(), zip(*parts))
+            ]
+        return "".join(lines)
+
+
+class Documents:
+    """Makes documents of rows.
+
+    Args:
+        place: where they go.
+        journal: name of the journal, for the ids of batches that have no name of their own.
+    """
+
+    def __init__(self, place: Place, journal: str) -> None:
+        self._place = place
+        self._journal = journal
+        self._forms: OrderedDict[bytes, _Form] = OrderedDict()
+        self._texts = _Texts()
+        self._dates: dict[int, str] = {}
+
+    def tables(self, records: Iterable[Record]) -> list[tuple[Schema, dict[str, None], list[_Source]]]:
+        """The tables of all records by schema, with the indices that their documents go to, for `render`."""
+        known: dict[int, tuple[Schema, dict[str, None], list[_Source]]] = {}
+        found: dict[bytes, tuple[Schema, dict[str, None], list[_Source]]] = {}
+        texts, prefix, data_stream = self._texts, self._place.prefix, self._place.data_stream
+        for record in records:
+            for index, batch in enumerate(record.batches):
+                begin = batch_id(self._journal, record.number, index, batch)
+                host = texts[batch.host]
+                jobs = "" if batch.jobs is None else f',"involved_jobs":[{",".join(map(str, batch.jobs))}]'
+                for number, table in enumerate(batch.tables):
+                    schema = table.schema
+                    group = known.get(id(schema))  # a decoder hands out one object for each schema
+                    if group is None:
+                        group = known[id(schema)] = found.setdefault(schema.digest, (schema, {}, []))
+                    time_s = table.time_ns // NS
+                    name = prefix + schema.name.lower() + self._date(time_s)
+                    group[1][name] = None
+                    head = f'"hostname":{host},"timestamp":{time_s}'
+                    if data_stream:
+                        head += f',"@timestamp":{table.time_ns // NS_PER_MS}'
+                    if schema.scope == "node":
+                        head += jobs
+                    group[2].append(_Source(table, f'{name}","_id":"{begin}{number:03x}', head))
+        return list(found.values())
+
+    def _date(self, time_s: int) -> str:
+        """What is behind the name of the table for rows of this time."""
+        if not self._place.date_format:
+            return ""
+        hour = time_s // 3600
+        text = self._dates.get(hour)
+        if text is None:
+            if len(self._dates) >= MAX_DATES:
+                self._dates.clear()
+            text = self._dates[hour] = "-" + time.strftime(self._place.date_format, time.gmtime(hour * 3600))
+        return text
+
+    def render(self, schema: Schema, sources: Sequence[_Source]) -> Iterator[Bulk]:
+        """The documents of tables of one schema, some at a time."""
+        form = self._forms.get(schema.digest)
+        if form is None:
+            form = self._forms[schema.digest] = _Form(schema)
+            if len(self._forms) > MAX_FORMS:
+                self._forms.popitem(last=False)
+        else:
+            self._forms.move_to_end(schema.digest)
+        packed = [source.table.packed for source in sources]
+        rows = np.frombuffer(b"".join(packed), dtype=form.dtype)
+        counts = np.array([len(part) for part in packed], dtype=np.int64) // form.dtype.itemsize
+        source = np.repeat(np.arange(len(packed)), counts)
+        number = np.arange(len(rows)) - (np.cumsum(counts) - counts)[source]
+        for start in range(0, len(rows), form.rows_at_once):
+            part = slice(start, start + form.rows_at_once)
+            text = form.render(rows[part], sources, source[part], number[part], self._texts)
+            yield Bulk(text.encode("ascii"), len(rows[part]))

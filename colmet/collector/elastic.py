@@ -1,0 +1,397 @@
+"""Elasticsearch and OpenSearch as hosts that are asked: addresses, credentials, and which of several answers.
+
+The output writes through this, and the commands that read back what it wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import ipaddress
+import json
+import logging
+import os
+import re
+import ssl
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+
+from colmet import __version__
+from colmet.common import cli
+from colmet.common.cli import Options, powers_of_ten
+from colmet.common.errors import ConfigError, OutputUnavailable
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 32 << 20
+MAX_SECRET_BYTES = 64 << 10
+CONNECT_S = 10.0
+MAX_HOST_REST_S = 300.0
+
+PREFIX = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,63})?", re.ASCII)
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
+
+
+class Answer(NamedTuple):
+    """What a host answered.
+
+    Attributes:
+        status: of HTTP.
+        body: a JSON object, or an empty one where an error's text is not JSON.
+    """
+
+    status: int
+    body: Mapping[str, Any]
+
+    @property
+    def error(self) -> tuple[str, str]:
+        """Type and reason that the server gives."""
+        return reason_of(self.body.get("error"))
+
+
+def reason_of(error: Any) -> tuple[str, str]:
+    """Type and reason of an error as the server describes it, the cause included."""
+    if not isinstance(error, Mapping):
+        return "", _shown(error or "", 1000)
+    reason = str(error.get("reason", ""))
+    cause = error.get("caused_by")
+    if isinstance(cause, Mapping) and cause.get("reason"):
+        reason += f": {cause['reason']}"
+    return _shown(error.get("type", ""), 100), _shown(reason, 1000)
+
+
+def _shown(value: object, length: int) -> str:
+    """Text from a server, cut, and without what could steer a terminal or make a line of its own in a log."""
+    text = str(value)[:length]
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+class _HostFailedError(Exception):
+    """A host cannot be used now."""
+
+
+class _Host:
+    """One address, and how it has done."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.failures = 0  # in a row
+        self.rest_until = 0.0
+
+
+class Client:
+    """Asks one of several hosts: the first that has not failed lately.
+
+    Args:
+        urls: without a slash at the end.
+        session: with credentials and what is to be trusted.
+        timeout_s: for an answer to begin, and between its parts.
+        stop: set when nothing more is to be asked.
+
+    Attributes:
+        failures: of hosts.
+        failovers: times that another host was asked than before.
+    """
+
+    def __init__(self, urls: Sequence[str], session: requests.Session, timeout_s: float, stop: threading.Event) -> None:
+        self._hosts = [_Host(url) for url in urls]
+        self._stop = stop
+        self._current = self._hosts[0]
+        self._session = session
+        # without compression, a small answer cannot become a huge one
+        self._session.headers["Accept-Encoding"] = "identity"
+        self._timeout = (min(CONNECT_S, timeout_s), timeout_s)
+        self.failures = 0
+        self.failovers = 0
+
+    def ask(self, method: str, path: str, body: bytes | None = None, form: str = "application/json") -> Answer:
+        """What a host answers.
+
+        Raises:
+            OutputUnavailable: none can be asked, or it does not let us.
+        """
+        now = time.monotonic()
+        why = ""
+        # those that have failed are asked last, and not left out: the caller waits between its tries, too
+        for host in sorted(self._hosts, key=lambda host: max(0.0, host.rest_until - now)):
+            if self._stop.is_set():
+                raise OutputUnavailable("stopping")
+            try:
+                answer = self._ask(host, method, path, body, form)
+            except _HostFailedError as err:
+                why = f"{host.url}: {err}"
+                self.failures += 1
+                host.failures += 1
+                host.rest_until = time.monotonic() + min(MAX_HOST_REST_S, 2.0 ** (host.failures - 1))
+                if powers_of_ten(host.failures):
+                    log.warning("database host failed host=%s failures=%d: %s", host.url, host.failures, err)
+                continue
+            host.failures, host.rest_until = 0, 0.0
+            if host is not self._current:
+                log.warning("database host changed from=%s to=%s", self._current.url, host.url)
+                self._current = host
+                self.failovers += 1
+            if answer.status == 401:
+                raise OutputUnavailable(f"{host.url} refuses these credentials, see -P and --elastic-api-key-file")
+            return answer
+        raise OutputUnavailable(why)
+
+    def _ask(self, host: _Host, method: str, path: str, body: bytes | None, form: str) -> Answer:
+        try:
+            with self._session.request(
+                method,
+                host.url + path,
+                data=body,
+                headers={"Content-Type": form} if body is not None else None,
+                timeout=self._timeout,
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                text = response.raw.read(MAX_ANSWER_BYTES + 1, decode_content=False)
+        except requests.exceptions.SSLError as err:
+            raise _HostFailedError(f"{_cause(err)}; see --elastic-ca-file") from err
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
+            raise _HostFailedError(_cause(err)) from err
+        status = response.status_code
+        if len(text) > MAX_ANSWER_BYTES:
+            raise _HostFailedError(f"answers with more than {MAX_ANSWER_BYTES >> 20} MiB")
+        try:
+            parsed = json.loads(text) if text else {}
+        except (ValueError, RecursionError):
+            parsed = None
+        if status >= 500:
+            raise _HostFailedError(f"status {status}: {': '.join(Answer(status, _mapping(parsed)).error)}")
+        if 300 <= status < 400:
+            where = response.headers.get("Location", "")
+            raise _HostFailedError(f"status {status}, points to {where[:200]!r}; give that as --elastic-host")
+        if status < 300 and not isinstance(parsed, dict):
+            raise _HostFailedError("its answer is not that of Elasticsearch")
+        return Answer(status, _mapping(parsed))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._session.close()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _cause(err: BaseException) -> str:
+    """The innermost cause, which says more than the layers around it."""
+    while err.args and isinstance(err.args[0], BaseException):
+        err = err.args[0]
+    reason = getattr(err, "reason", None)
+    if isinstance(reason, BaseException):
+        return _cause(reason)
+    return f"{type(err).__name__}: {err}"[:300]
+
+
+def add_options(parser: Options, purpose: str) -> None:
+    """Declare where the database is and how it is to be trusted; those that Colmet 0.6 has, too, come first.
+
+    Args:
+        parser: of the program.
+        purpose: what is done at the address, such as ``write to``.
+    """
+    parser.add_argument(
+        "--elastic-host",
+        metavar="URL",
+        action="append",
+        help=f"{purpose} Elasticsearch (7.8 and later) or OpenSearch at this address, e.g. https://db:9200; where it "
+        "is given again, that is the next to be asked when those before it fail",
+    )
+    parser.add_argument(
+        "--elastic-index-prefix",
+        metavar="TEXT",
+        default="colmet_",
+        help="what the names of all indices begin with (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-P",
+        "--http-credentials",
+        metavar="FILE",
+        help="file with one line, user:password, for --elastic-host; nobody else should be able to read it",
+    )
+    parser.add_argument(
+        "--no-check-certificates",
+        action="store_true",
+        help="believe every https server to be the right one; --elastic-ca-file is the safe way",
+    )
+    parser.add_argument(
+        "--elastic-api-key-file",
+        metavar="FILE",
+        help="file with one line, an API key as id:key or as the server encoded it; instead of -P",
+    )
+    parser.add_argument(
+        "--elastic-ca-file", metavar="FILE", help="certificates (PEM) of those that may vouch for the server"
+    )
+    parser.add_argument("--elastic-client-cert", metavar="FILE", help="certificate (PEM) to show to the server")
+    parser.add_argument(
+        "--elastic-client-key", metavar="FILE", help="its private key, where that is in a file of its own"
+    )
+    parser.add_argument(
+        "--elastic-timeout",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=30.0,
+        help="seconds that the server may take to answer (default: %(default)g)",
+    )
+
+
+def checked_urls(options: argparse.Namespace) -> list[str]:
+    """The addresses of the command line.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    return [checked_url(url) for url in options.elastic_host]
+
+
+def checked_prefix(options: argparse.Namespace) -> str:
+    """What the names of all indices begin with.
+
+    Raises:
+        ConfigError: no index can begin so.
+    """
+    prefix: str = options.elastic_index_prefix
+    if not PREFIX.fullmatch(prefix):
+        raise ConfigError(
+            f"--elastic-index-prefix {prefix!r}: only lower-case letters, digits, '.', '_' and '-', at most 64, "
+            "the first a letter or digit"
+        )
+    return prefix
+
+
+def checked_url(url: str) -> str:
+    """An address without a slash at its end.
+
+    Raises:
+        ConfigError: it is none; the text does not repeat a password.
+    """
+    if "@" in url:
+        raise ConfigError("--elastic-host: user and password do not belong into the address; put them into a file, -P")
+    try:
+        parts = urlsplit(url)
+        good = (
+            parts.scheme in ("http", "https")
+            and _is_host(parts.hostname or "")
+            and parts.port != 0
+            and not parts.query
+            and not parts.fragment
+            and url.isascii()
+            and url.isprintable()
+            and " " not in url
+        )
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"--elastic-host {url!r}: not an address such as https://db.example.org:9200")
+    return url.rstrip("/")
+
+
+def _is_host(name: str) -> bool:
+    if HOST_NAME.fullmatch(name):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def open_session(options: argparse.Namespace, urls: Sequence[str]) -> requests.Session:
+    """A session as the command line wants it.
+
+    Raises:
+        ConfigError: that cannot be.
+    """
+    session = requests.Session()
+    session.trust_env = False  # no proxy, no ~/.netrc: what is not on the command line
+    session.headers["User-Agent"] = f"colmet/{__version__}"
+    authorization = _authorization(options.http_credentials, options.elastic_api_key_file)
+    if authorization:
+        session.headers["Authorization"] = authorization
+        for url in urls:
+            if url.startswith("http:") and not _is_here(urlsplit(url).hostname or ""):
+                log.warning("--elastic-host %s: the password can be read on the way; use https", url)
+    certificate, key = options.elastic_client_cert, options.elastic_client_key
+    if key and not certificate:
+        raise ConfigError("--elastic-client-key: the certificate is missing, give --elastic-client-cert")
+    if options.elastic_ca_file and options.no_check_certificates:
+        raise ConfigError("--elastic-ca-file and --no-check-certificates: choose one")
+    _check_certificates(options.elastic_ca_file, certificate, key)
+    if certificate:
+        session.cert = (certificate, key) if key else certificate
+    session.verify = options.elastic_ca_file or not options.no_check_certificates
+    if options.no_check_certificates:
+        log.warning("--no-check-certificates: anyone in the network can pose as the server and read the password")
+        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+    return session
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _authorization(credentials: str | None, api_key: str | None) -> str:
+    """The header that says who we are; empty where nothing does."""
+    if credentials and api_key:
+        raise ConfigError("-P and --elastic-api-key-file: choose one")
+    if credentials:
+        text = _secret("-P", credentials)
+        if ":" not in text:
+            raise ConfigError(f"-P {credentials}: its line is not user:password")
+        return "Basic " + base64.b64encode(text.encode()).decode()
+    if api_key:
+        text = _secret("--elastic-api-key-file", api_key)
+        if ":" in text:
+            text = base64.b64encode(text.encode()).decode()
+        if not API_KEY.fullmatch(text):
+            raise ConfigError(f"--elastic-api-key-file {api_key}: its line is no API key")
+        return "ApiKey " + text
+    return ""
+
+
+def _secret(option: str, path: str) -> str:
+    """The one line of a file."""
+    try:
+        with open(path, "rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                log.warning("%s %s: others than its owner can use it; chmod 600 %s", option, path, path)
+            text = file.read(MAX_SECRET_BYTES + 1).decode()
+    except OSError as err:
+        raise ConfigError(f"{option} {path}: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{option} {path}: not text in UTF-8") from err
+    lines = text.splitlines()
+    if len(lines) != 1 or not lines[0] or len(text) > MAX_SECRET_BYTES:
+        raise ConfigError(f"{option} {path}: not one line")
+    return lines[0]
+
+
+def _check_certificates(ca_file: str | None, certificate: str | None, key: str | None) -> None:
+    """See that files hold what they should, now and not with the first request; ConfigError where they do not."""
+    context = ssl.create_default_context()
+    option, path = "--elastic-ca-file", ca_file
+    try:
+        if ca_file:
+            context.load_verify_locations(ca_file)
+        option, path = "--elastic-client-cert", certificate
+        if certificate:
+            # a key with a passphrase would be asked for at the terminal
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+    except (OSError, ValueError) as err:  # SSLError is an OSError
+        raise ConfigError(f"{option} {path}: {err.strerror if isinstance(err, OSError) else err}") from err

@@ -1,0 +1,169 @@
+"""HDF5 files that may be damaged are read in a process of their own: the HDF5 library can crash on them, or never end.
+
+The process is asked by a line of JSON on its standard input, which stays open: it ends with whoever asked. It answers
+in lines: what it is about to read, what it has read, what is to be logged, at last the result.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from colmet.collector import hdf5check
+from colmet.collector.hdf5check import Salvaged
+from colmet.collector.hdf5file import Damaged, Tails, Undo
+from colmet.common.errors import OutputUnavailable
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 600.0  # for the longest table
+MAX_CRASHES = 16
+# Whatever else ends it comes from outside: a service that is stopped, Ctrl-C, a machine without memory.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+MAX_LINE_BYTES = 1 << 20
+_ERRORS = {"Damaged": Damaged, "OutputUnavailable": OutputUnavailable}
+
+
+class _CrashedError(Exception):
+    """The library did not survive what it read last; `at` names it."""
+
+    def __init__(self, how: str, at: str) -> None:
+        super().__init__(f"the HDF5 library {how} on {at or 'opening it'}")
+        self.at = at
+
+
+def verify(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
+    """As `hdf5check.verify`, with the same errors; a crash of the library is Damaged, too."""
+    try:
+        _ask("verify", [path, expected, undo, tails], set())
+    except _CrashedError as err:
+        raise Damaged(f"{path}: {err}") from err
+
+
+def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: Undo, tails: Tails) -> Salvaged:
+    """As `hdf5check.salvage`, with the same errors; what the library crashes on is left out."""
+    skip: list[str] = []
+    read: set[str] = set()
+    for crashes in range(MAX_CRASHES + 1):
+        # where it crashes again and again, only what has been read before
+        only = sorted(read) if crashes == MAX_CRASHES else None
+        try:
+            return Salvaged(*_ask("salvage", [source, target, kept_by, expected, undo, tails, skip, only], read))
+        except _CrashedError as err:
+            log.error("damaged file: %s, which is left out", err)
+            skip.append(err.at)
+    raise OutputUnavailable(f"cannot read {source}: the HDF5 library crashes on it")
+
+
+def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
+    """Have another process do a task; its result. Names of what it has read are added to `read`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path])}
+    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    except OSError as err:
+        raise OutputUnavailable(f"cannot start {sys.executable}: {err.strerror}") from err
+    with process:
+        try:
+            at = ""
+            assert process.stdin is not None
+            assert process.stdout is not None
+            _tell(process.stdin.fileno(), [task, arguments])
+            for line in _lines(process.stdout.fileno()):
+                kind, content = _heard(line)
+                if kind == "at":
+                    at = content
+                elif kind == "read":
+                    read.add(content)
+                elif kind == "log":
+                    log.error("%s", content)
+                elif kind == "result":
+                    return content
+                else:
+                    raise _ERRORS.get(kind, OutputUnavailable)(content)
+            if -process.wait() in CRASHES:
+                raise _CrashedError(f"crashed ({signal.Signals(-process.returncode).name})", at)
+            raise OutputUnavailable(
+                f"{sys.executable}, which was to read an HDF5 file, ended too early (status {process.returncode})"
+            )
+        except TimeoutError:
+            raise _CrashedError(f"came to no end in {QUIET_S:g} s", at) from None
+        except BrokenPipeError as err:
+            raise OutputUnavailable(f"{sys.executable}, which was to read an HDF5 file, does not start") from err
+        finally:
+            process.kill()
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """Whole lines, until there are no more; TimeoutError where none comes for too long."""
+    rest = b""
+    while True:
+        if not select.select([descriptor], [], [], QUIET_S)[0]:
+            raise TimeoutError
+        part = os.read(descriptor, 65536)
+        if not part:
+            return
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+
+
+def _heard(line: bytes) -> tuple[str, Any]:
+    """What a line of the other process says."""
+    kind, content = json.loads(line)
+    return kind, content
+
+
+def _tell(descriptor: int, message: Any) -> None:
+    content = json.dumps(message).encode() + b"\n"
+    done = 0
+    while done < len(content):
+        done += os.write(descriptor, content[done:])
+
+
+# -- in the other process --
+
+
+def _answer(message: Any) -> None:
+    """Tell whoever asked; nobody needs the rest where that is gone."""
+    try:
+        _tell(1, message)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+class _Teller(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _answer(["log", record.getMessage()])
+
+
+def main() -> None:
+    """Do what the line on standard input asks for."""
+    asked = sys.stdin.buffer.readline()
+    if not asked.endswith(b"\n"):  # whoever was about to ask is gone
+        return
+    task, arguments = json.loads(asked)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(level=logging.INFO, handlers=[_Teller()])
+    tasks: Mapping[str, Any] = {"verify": hdf5check.verify, "salvage": hdf5check.salvage}
+    try:
+        result = tasks[task](*arguments, tell=lambda kind, name: _answer([kind, name]))
+    except (Damaged, OutputUnavailable) as err:
+        _answer([type(err).__name__, str(err)])
+    except Exception as err:  # noqa: BLE001 - whatever it is, the other process tells of it
+        _answer(["OutputUnavailable", f"{type(err).__name__}: {err}"])
+    else:
+        _answer(["result", result])
+
+
+def _end_with_parent() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(1)

@@ -1,0 +1,371 @@
+"""Whether an HDF5 file that was being written is sound, and what can be had from one that is not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Callable, Container, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from colmet.collector.columns import names_of
+from colmet.collector.hdf5file import (
+    BACKEND_VERSION,
+    COPY_BYTES,
+    REPLACED,
+    Damaged,
+    Tails,
+    Undo,
+    column,
+    is_filtered,
+    last_chunk,
+    table_names,
+    tail_is,
+    temporary,
+    title,
+)
+from colmet.collector.hdf5library import cause, close_library, is_of_system, open_library, opened_library, tables
+from colmet.collector.tails import KeptTails
+from colmet.common.errors import OutputUnavailable
+
+log = logging.getLogger(__name__)
+
+# Of a table that a burst touched, all rows are read up to this; of what is in front of it, a row now and then.
+READ_BYTES = 256 << 20
+# HDF5 indexes chunks by nodes of up to 64, and splits them in halves: what is lost with one is at least so many.
+PROBE_CHUNKS = 32
+
+
+# Is told of the progress: ("at", name) before something is read that HDF5 may crash on, ("read", name) behind it.
+Tell = Callable[[str, str], None]
+
+
+def _silent(kind: str, name: str) -> None:
+    pass
+
+
+def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell = _silent) -> None:
+    """See that all tables are there and can be read, those that a burst touched in whole.
+
+    Args:
+        path: of the file.
+        expected: how many tables it has at least, without those that the burst creates; None if nobody knows.
+        undo: tables that the burst touched, and the rows that they had before.
+        tails: checksums of their last chunks.
+        tell: is told of the progress.
+
+    Raises:
+        Damaged: something is not in order.
+        OutputUnavailable: the system does not let the file be read.
+    """
+    try:
+        kept = KeptTails(path, tails)
+        with opened_library(path, "r") as file:
+            found = 0
+            for name in table_names(file):
+                tell("at", name)
+                found += 1 if undo.get(name, 0) is not None else 0
+                _verify_table(file.get_node(name), undo.get(name, -1))
+            for name, rows in undo.items():
+                if rows is None:
+                    continue
+                tell("at", name)
+                replaced = temporary(name, REPLACED)  # where the burst was putting a wider one in its place
+                if name not in file:
+                    if replaced not in file:
+                        raise Damaged(f"{path}: {name} is not there")
+                    found += 1
+                table = file.get_node(replaced if replaced in file else name)
+                _verify_rows(table, name, rows, tails.get(name), kept)
+            if expected is not None and found != expected:
+                raise Damaged(f"{path}: has {found} tables, {expected} were written")
+    except Damaged:
+        raise
+    except Exception as err:  # what PyTables raises on a damaged file is anything
+        if is_of_system(err):
+            raise OutputUnavailable(f"cannot read {path}: {cause(err)}") from err
+        raise Damaged(f"{path}: {type(err).__name__} {cause(err)}") from err
+
+
+def _verify_table(table: Any, rows: int | None) -> None:
+    """See that a table opens, and that its last row can be read."""
+    if isinstance(table, tables.UnImplemented):
+        raise Damaged(f"{table._v_pathname} cannot be opened")
+    if rows == -1 and isinstance(table, tables.Table) and table.nrows:
+        table.read(table.nrows - 1, table.nrows)
+
+
+def _verify_rows(table: Any, name: str, rows: int, tail: int | None, kept: KeptTails) -> None:
+    """See that a table has so many rows, and that they are those of its job, but for last ones that are kept."""
+    if not isinstance(table, tables.Table) or table.nrows < rows:
+        raise Damaged(f"{name} has fewer than the {rows} rows that were written")
+    if tail is not None and not tail_is(table, rows, tail):
+        if kept.get(name) is None:
+            raise Damaged(f"the last rows of {name} are others than those written")
+        rows = last_chunk(table, rows)
+    for part in _parts(table, rows):
+        if not _written(table, name, part).all():
+            raise Damaged(f"{name} has rows that were never written to it")
+
+
+def _parts(table: Any, rows: int) -> Iterator[Any]:
+    """Rows of a table, up to a count: all but those of a very long table's beginning, of which there are some."""
+    size = int(table.dtype.itemsize)
+    whole = max(0, rows - READ_BYTES // size)
+    for row in range(0, whole, PROBE_CHUNKS * int(table.chunkshape[0])):
+        yield table.read(row, row + 1)
+    step = max(1, COPY_BYTES // size)
+    for start in range(whole, rows, step):
+        yield table.read(start, min(start + step, rows))
+
+
+def _written(table: Any, name: str, rows: Any) -> Any:
+    """Which rows can have been written to this table, as a mask.
+
+    Not those of another job, nor those that are empty: where a chunk is lost HDF5 gives zeros, or missing values.
+    (0.6 wrote rows that have neither job nor name, but values.)
+    """
+    mask = np.ones(len(rows), dtype=bool)
+    names = names_of(rows.dtype)
+    job = name.split("/")[1].partition("_")[2]
+    if "job_id" in names and rows.dtype["job_id"].kind == "i" and job.isdigit():
+        mask &= (rows["job_id"] == int(job)) | (rows["job_id"] == -1)
+    if "metric_backend" in names and rows.dtype["metric_backend"].kind == "S":
+        empty = np.zeros(2, dtype=rows.dtype)
+        for column_name in table.colnames:
+            empty[column_name][1] = table.coldescrs[column_name].dflt
+        nothing = {empty[0].tobytes(), empty[1].tobytes()}
+        for row in np.flatnonzero(mask & (rows["metric_backend"] == b"")):
+            mask[row] = rows[row].tobytes() not in nothing
+    return mask
+
+
+class Salvaged(NamedTuple):
+    """What was had from a damaged file."""
+
+    tables: int
+    rows: int
+    lost_tables: int
+    lost_rows: int
+
+
+def salvage(
+    source: str,
+    target: str,
+    kept_by: str,
+    expected: int | None,
+    undo: Undo,
+    tails: Tails,
+    skip: Container[str] = (),
+    only: Container[str] | None = None,
+    tell: Tell = _silent,
+) -> Salvaged:
+    """Copy what can be read of a damaged file to a new one, which is on disk when this returns.
+
+    Args:
+        source: the damaged file. It is made longer where it was cut short.
+        target: is replaced.
+        kept_by: the path that the damaged file had when the rows of its last chunks were kept.
+        expected: how many tables it had; None if nobody knows.
+        undo: tables that the last burst touched: only so many rows of them are copied.
+        tails: checksums of their last chunks.
+        skip: groups and tables that are not to be read, "" for all of it.
+        only: the tables that are to be read, if not all.
+        tell: is told of the progress.
+
+    Raises:
+        OutputUnavailable: the target cannot be written, or the system does not let the source be read.
+    """
+    if os.path.lexists(target):
+        os.unlink(target)
+    done = [0, 0, 0, 0]
+    seen: set[str] = set()
+    kept = KeptTails(kept_by, tails)
+    try:
+        with opened_library(target, "w") as new:
+            tell("at", "")
+            old = None if "" in skip else _open_damaged(source)
+            if old is not None:
+                for path in _names(old, undo, skip, tell):
+                    seen.add(path.replace(f"/{REPLACED}", "/"))
+                    if path in skip or (only is not None and path not in only):
+                        _count_lost(path.replace(f"/{REPLACED}", "/"), undo, done, "HDF5 crashes on it")
+                        continue
+                    tell("at", path)
+                    _copy_table(old, path, new, undo, kept, done)
+                    tell("read", path)
+                _close_damaged(old)
+        descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except Exception as err:
+        if os.path.lexists(target):
+            os.unlink(target)
+        raise OutputUnavailable(f"cannot rebuild {source} as {target}: {cause(err)}") from err
+    for path, rows in undo.items():
+        if rows and path not in seen:
+            done[3] += rows
+            log.error("rows lost: table=%s rows=%d of=%d", path, rows, rows)
+    if expected is not None:
+        done[2] = max(done[2], expected - done[0])
+    return Salvaged(*done)
+
+
+def _open_damaged(path: str) -> Any:
+    """The file, or None where nothing can be had from it."""
+    _lengthen(path)
+    try:
+        return open_library(path, "r")
+    except Exception as err:
+        if is_of_system(err):
+            raise
+        log.error("nothing can be read from the damaged file: path=%s cause=%s", path, cause(err))
+        return None
+
+
+def _close_damaged(file: Any) -> None:
+    try:
+        close_library(file)
+    except Exception as err:  # noqa: BLE001 - all that can be read was read
+        log.info("damaged file not closed cleanly: cause=%s", cause(err))
+
+
+def _lengthen(path: str) -> None:
+    """Give a file that was cut short the length that it says it has: HDF5 opens no other.
+
+    Source: HDF5 File Format Specification, superblock versions 0 and 1 (those that PyTables writes).
+    """
+    with open(path, "r+b") as file:
+        head = file.read(56)
+        if len(head) < 56 or head[:8] != b"\x89HDF\r\n\x1a\n" or head[8] > 1 or head[13] != 8:
+            return
+        end = struct.unpack_from("<Q", head, 40 if head[8] == 0 else 44)[0]
+        size = os.fstat(file.fileno()).st_size
+        if size < end <= size + (1 << 40):
+            os.ftruncate(file.fileno(), end)
+
+
+def _names(file: Any, undo: Undo, skip: Container[str], tell: Tell) -> list[str]:
+    """The tables of a damaged file, as far as they can be listed."""
+    names = []
+    tell("at", "/")
+    jobs = [] if "/" in skip else [name for name in _children(file, "/") if name.startswith("job_")]
+    for job in jobs:
+        if f"/{job}" not in skip:
+            tell("at", f"/{job}")
+            names += [f"/{job}/{name}" for name in _children(file, f"/{job}")]
+    # where a burst was putting a wider table in the place of another, the former one is as it was
+    former = [name for name in names if name.rsplit("/", 1)[1].startswith(REPLACED) and name not in undo]
+    others = {name.replace(f"/{REPLACED}", "/") for name in former}
+    return former + [name for name in names if not name.rsplit("/", 1)[1].startswith("_") and name not in others]
+
+
+def _children(file: Any, group: str) -> list[str]:
+    try:
+        return list(file.get_node(group, classname="Group")._v_children)
+    except Exception as err:  # what PyTables raises on a damaged file is anything
+        if is_of_system(err):
+            raise
+        log.error("group of the damaged file cannot be read: group=%s cause=%s", group, cause(err))
+        return []
+
+
+def _count_lost(name: str, undo: Undo, done: list[int], why: str) -> None:
+    done[2] += 1
+    done[3] += undo.get(name) or 0
+    log.error("table lost: table=%s cause=%s", name, why)
+
+
+def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done: list[int]) -> None:
+    """Copy one table, as far as it can be read; `done` counts tables, rows, and the lost ones of both."""
+    name = path.replace(f"/{REPLACED}", "/")
+    if name in undo and undo[name] is None:
+        return
+    try:
+        table = old.get_node(path)
+        if not isinstance(table, tables.Table):
+            raise Damaged("it is no table")
+        # not the defaults that it has: they may be among what is damaged
+        columns = {n: column(table.dtype[n], i) for i, n in enumerate(table.colnames)}
+        there = min(int(table.nrows), _most_rows(table))
+        wanted = undo.get(name)
+        rows = there if wanted is None else wanted
+        readable = min(rows, there)
+        tail = kept.get(name)
+        if tail is not None:
+            readable = min(readable, last_chunk(table, rows))
+        group, leaf = name.rsplit("/", 1)
+        target = new.create_table(
+            *(group, leaf, columns, table.title or title(group[len("/job_") :])),
+            filters=table.filters,
+            createparents=True,
+        )
+    except Exception as err:
+        if is_of_system(err):
+            raise
+        _count_lost(name, undo, done, cause(err))
+        return
+    target.attrs.backend_version = BACKEND_VERSION  # what is damaged may lack it
+    try:
+        table.attrs._f_copy(target)
+    except Exception as err:  # noqa: BLE001 - see above
+        log.error("attributes lost: table=%s cause=%s", name, cause(err))
+    copied = 0
+    try:
+        for part in _readable(table, readable):
+            good = part[_written(table, name, part)]
+            target.append(good)
+            copied += len(good)
+        if tail is not None:
+            target.append(np.frombuffer(tail, table.dtype))
+            copied += len(tail) // int(table.dtype.itemsize)
+    except Exception as err:
+        if is_of_system(err):
+            raise
+        log.error("table cannot be read on: table=%s cause=%s", name, cause(err))
+    target.flush()
+    target._f_close()
+    done[0] += 1
+    done[1] += copied
+    if copied < rows:
+        done[3] += rows - copied
+        log.error("rows lost: table=%s rows=%d of=%d", name, rows - copied, rows)
+
+
+def _most_rows(table: Any) -> int:
+    """How many rows a table in a file of this size has at most: that it says so itself may be damage, too.
+
+    Source: HDF5 File Format Specification, version 1 B-trees: for each chunk of rows 32 bytes.
+    """
+    size = int(table._v_file.get_filesize())
+    rows = size // 32 * int(table.chunkshape[0])
+    return rows if is_filtered(table) else min(rows, size // int(table.dtype.itemsize))
+
+
+def _readable(table: Any, rows: int) -> Iterator[Any]:
+    """The rows of a damaged table that can be read, chunk by chunk where a larger part cannot."""
+    chunk = int(table.chunkshape[0])
+    step = max(1, COPY_BYTES // (chunk * int(table.dtype.itemsize))) * chunk
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        part = _read(table, start, stop)
+        if part is not None:
+            yield part
+            continue
+        for first in range(start, stop, chunk):
+            part = _read(table, first, min(first + chunk, stop))
+            if part is not None:
+                yield part
+
+
+def _read(table: Any, start: int, stop: int) -> Any:
+    try:
+        return table.read(start, stop)
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - see above; the rows that are missing are counted
+        return None

@@ -1,0 +1,680 @@
+"""One HDF5 file that rows are appended to: its tables, its locks, the space it needs, and the way back.
+
+A burst is `plan`, `append` any number of times, `flush` and `sync`; `restore` takes it back. Between bursts the file is
+complete on disk: other programs can open it, and a kill harms nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import logging
+import os
+import re
+import struct
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from colmet.collector.columns import Layout, columns_of, file_columns, grown, involved_jobs, missing
+from colmet.collector.hdf5library import (
+    STORAGE_ERRORS,
+    cause,
+    close_library,
+    is_of_system,
+    open_library,
+)
+from colmet.collector.hdf5library import tables as tables  # others take it from here, too
+from colmet.collector.joined import Joined
+from colmet.collector.state import sync_directory
+from colmet.collector.tails import KeptTails, TailWriter, remove_tails
+from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
+from colmet.common.schema import Schema
+
+log = logging.getLogger(__name__)
+
+BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
+REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # no table of a message has such a name: they start with a letter
+
+# An open table takes 0.05 MB, or 0.2 MB until it is opened again after it was created; opening one takes 3 to 5 ms.
+# A burst for more tables than that opens each of them twice.
+MAX_HANDLES = 4096
+# What PyTables knows of a table refers to itself, and Python looks for such things seldom (`tune_garbage_collector`).
+MAX_DROPPED = 512
+IDLE_S = 900.0  # a table that got no rows for so long is closed: its job has ended
+# Jobs whose rows are converted together.
+MAX_BLOCK_JOBS = 256
+MAX_LAYOUTS = 64  # each has a block
+COPY_BYTES = 4 << 20  # of a table that is rebuilt or read, at a time
+# HDF5 does not survive a full disk: what it cannot write of its own structures is a file that nobody can read. So the
+# file system has to promise the space first: for rows, for the description of new tables, and this for the rest.
+SPARE_BYTES = 256 << 10
+NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may need another one
+MAX_WARNINGS = 1000
+MAX_REBUILDS = 16  # of one table, while a file is open; a site has a few versions of Colmet at a time
+
+_HELD = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
+
+# Path of a table -> its rows before the burst, None if it is created by it.
+Undo = Mapping[str, "int | None"]
+# Path of a table -> checksum of the rows in its last chunk, where that is written anew to be filled up (see tails.py).
+Tails = Mapping[str, int]
+
+
+class Damaged(ColmetError):
+    """The file, or a table in it, cannot be read."""
+
+
+class Held(OutputUnavailable):
+    """A reader has the file open in a way that keeps a writer out."""
+
+
+def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
+    """PyTables' description of a column."""
+    return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
+
+
+class _Handle:
+    """An open table, and how the rows that it took last are laid out in it."""
+
+    __slots__ = ("digest", "layout", "table", "used")
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self.digest = b""
+        self.layout: Layout | None = None
+        self.used = 0.0
+
+
+def is_filtered(table: Any) -> bool:
+    """Whether chunks of a table are compressed or have checksums: one that is not full is written anew to grow."""
+    return bool(table.filters.complevel or table.filters.fletcher32)
+
+
+def last_chunk(table: Any, rows: int) -> int:
+    """The first row of the chunk that is being filled when a table has so many rows."""
+    return rows - rows % int(table.chunkshape[0])
+
+
+def tail_of(table: Any, rows: int) -> bytes:
+    """The rows in the last chunk, if the table has so many rows."""
+    tail: bytes = table.read(last_chunk(table, rows), rows).tobytes()
+    return tail
+
+
+def tail_is(table: Any, rows: int, checksum: int) -> bool:
+    """Whether the rows in the last chunk are those that were written; not, where they cannot be read."""
+    try:
+        return zlib.crc32(tail_of(table, rows)) == checksum
+    except Exception as err:
+        if is_of_system(err):
+            raise
+        return False
+
+
+def chunk_bytes(table: Any, count: int) -> int:
+    """By how much a file grows at most for the chunks that `count` more rows of a table need."""
+    chunk_rows = int(table.chunkshape[0])
+    rows = int(table.nrows)
+    full = rows // chunk_rows if is_filtered(table) else -(-rows // chunk_rows)
+    chunks = -(-(rows + count) // chunk_rows) - full
+    # a checksum takes 4 bytes more; what cannot be compressed may take more, too, in some libraries
+    more = chunk_rows * int(table.dtype.itemsize) // 64 + 64 if is_filtered(table) else 0
+    return chunks * (chunk_rows * int(table.dtype.itemsize) + more) + NODE_BYTES
+
+
+def header_bytes(columns: int, row_bytes: int) -> int:
+    """What HDF5 and PyTables write at most to describe a table, its group and its chunks; measured, then doubled."""
+    return 4096 + 512 * columns + 3 * row_bytes
+
+
+def promise(descriptor: int, start: int, size: int) -> None:
+    """Have the file system set space aside for `size` bytes of a file from `start` on.
+
+    Raises:
+        OSError: it has not got that much; the file is as it was.
+    """
+    length = os.fstat(descriptor).st_size
+    try:
+        os.posix_fallocate(descriptor, start, size)
+    except OSError as err:
+        os.ftruncate(descriptor, length)  # some file systems keep what they got
+        if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        disk = os.fstatvfs(descriptor)  # the next best: nothing is promised, others may take it
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from err
+
+
+class Grouped(NamedTuple):
+    """Rows of one schema, and in which order they go to the tables of their jobs.
+
+    Attributes:
+        joined: the rows.
+        order, jobs, starts: as `Joined.by_job` tells.
+    """
+
+    joined: Joined
+    order: Any
+    jobs: Sequence[int]
+    starts: Sequence[int]
+
+
+def grouped(joined: Joined) -> Grouped:
+    """The rows of one schema by job."""
+    return Grouped(joined, *joined.by_job())
+
+
+class _Piece(NamedTuple):
+    """Rows `first` to `last`, in the order by job, which go to one table."""
+
+    handle: _Handle
+    layout: Layout
+    first: int
+    last: int
+
+
+def _blocks(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that follow each other and can be converted together."""
+    block: list[_Piece] = []
+    for piece in pieces:
+        if block and (
+            piece.layout is not block[0].layout
+            or piece.first != block[-1].last
+            or piece.last - block[0].first > piece.layout.capacity
+            or len(block) == MAX_BLOCK_JOBS
+        ):
+            yield block
+            block = []
+        block.append(piece)
+    if block:
+        yield block
+
+
+def table_names(file: Any) -> Iterator[str]:
+    """The paths of what is in the groups of jobs, temporary tables left out. Opens the groups, not the tables."""
+    for job in list(file.root._v_children):
+        if job.startswith("job_") and job in file.root._v_groups:
+            for name in list(file.get_node(f"/{job}")._v_children):
+                if not name.startswith((REBUILT, REPLACED)):
+                    yield f"/{job}/{name}"
+
+
+def temporary(path: str, prefix: str) -> str:
+    """The path of a table's other form while it is rebuilt."""
+    group, name = path.rsplit("/", 1)
+    return f"{group}/{prefix}{name}"
+
+
+def title(job: int | str) -> str:
+    """The title of a job's tables, as in 0.6's files."""
+    return f"Metrics for the Job {job}"
+
+
+class Hdf5File:
+    """A file that is written to.
+
+    Args:
+        path: absolute.
+        filters: PyTables' filters of the tables that are created.
+
+    Attributes:
+        created: whether `open` created it.
+        tables: how many tables it has; None where it has not been counted.
+        left_out: values and rows that the current burst leaves out.
+    """
+
+    def __init__(self, path: str, filters: Any) -> None:
+        self.path = path
+        self.created = False
+        self.tables: int | None = None
+        self.left_out = [0, 0]
+        self._filters = filters
+        self._file: Any = None
+        self._lock = -1
+        self._handles: OrderedDict[tuple[int, str], _Handle | None] = OrderedDict()
+        self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], Layout] = OrderedDict()
+        self._dropped = 0  # handles, since their memory was given back
+        self._rebuilds: dict[str, int] = {}
+        self._replaced: list[str] = []
+        self._header_bytes = 0
+        self._warned: set[tuple[str, str]] = set()
+
+    # -- the file --
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rows can be appended."""
+        return self._file is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return int(self._file.get_filesize())
+
+    @property
+    def inode(self) -> int:
+        """What tells the file from another one at the same path."""
+        return os.fstat(self._lock).st_ino
+
+    def lock(self) -> None:
+        """See that no other collector writes to the file: two would ruin it for each other.
+
+        A lock of the kind that HDF5 does not use itself, so that readers with their defaults do not meet it, and which
+        other descriptors of this process cannot give up by being closed.
+
+        Raises:
+            ConfigError: another process has locked it.
+            OSError: it cannot be opened for writing.
+        """
+        if self._lock >= 0:
+            return
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # struct flock: type, whence, start, length (0: to the end), pid
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError) as err:
+            os.close(descriptor)
+            raise ConfigError(
+                f"{self.path}: another process writes to it; stop the other colmet-collector or change --hdf5-filepath"
+            ) from err
+        except OSError as err:  # a file system without such locks
+            log.info("file cannot be locked: path=%s cause=%s", self.path, err.strerror)
+        self._lock = descriptor
+
+    def open(self) -> None:
+        """Open or create the file, and try to write to it.
+
+        Raises:
+            ConfigError: that cannot be; nothing is left behind.
+            Held: a reader keeps it.
+            Damaged: it is an HDF5 file, or was one, and the library cannot open it.
+        """
+        directory = os.path.dirname(self.path)
+        if not os.path.isdir(directory):
+            raise ConfigError(f"{self.path}: directory {directory} does not exist; create it or change --hdf5-filepath")
+        self.created = not os.path.lexists(self.path)
+        try:
+            if self.created:
+                self._create()
+            with open(self.path, "r+b"):  # the system tells a directory and missing rights more clearly than HDF5
+                pass
+            if not tables.is_hdf5_file(self.path):
+                raise Damaged(f"{self.path}: exists and is not an HDF5 file")
+            self.lock()
+            self._file = open_library(self.path, "a")
+            self.flush()
+        except ColmetError:
+            self.close()
+            raise
+        except Exception as err:
+            self.close()
+            if _HELD.search(str(err)):
+                raise Held(f"{self.path} is held open by a reader; waiting until that closes it") from err
+            if not is_of_system(err):
+                raise Damaged(f"{self.path}: cannot be opened for writing: {cause(err)}") from err
+            raise ConfigError(
+                f"{self.path}: cannot be opened for writing: {cause(err)}; "
+                f"check its owner, rights and disk, or change --hdf5-filepath"
+            ) from err
+        if self.created:
+            self.tables = 0
+
+    def _create(self) -> None:
+        """Create the file: it appears under its name once it is whole."""
+        new = f"{self.path}.new"
+        try:
+            with open(new, "wb") as file:
+                promise(file.fileno(), 0, SPARE_BYTES)
+            close_library(open_library(new, "w"))
+            with open(new, "rb") as file:
+                os.fsync(file.fileno())
+            os.rename(new, self.path)
+            sync_directory(os.path.dirname(self.path))
+        except STORAGE_ERRORS:
+            if os.path.lexists(new):
+                os.unlink(new)
+            raise
+
+    def close(self) -> bool:
+        """Complete the file on disk and close it; whether that went well."""
+        clean = True
+        file, self._file = self._file, None
+        self._handles.clear()
+        self._rebuilds.clear()
+        self._replaced.clear()
+        if file is not None:
+            try:
+                close_library(file)
+                os.fsync(self._lock)
+                remove_tails(self.path)
+            except Exception as err:  # noqa: BLE001 - once HDF5 has failed, PyTables fails in all kinds of ways
+                log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
+                clean = False
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        return clean
+
+    def was_moved(self) -> bool:
+        """Whether the path no longer leads to the open file, as someone moved or removed it; OSError if unknown."""
+        try:
+            there = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return not os.path.samestat(there, os.fstat(self._lock))
+
+    def flush(self) -> None:
+        """Bring HDF5's own structures to the file, too, or raise what hindered it; rows are there already.
+
+        PyTables ignores what HDF5's flush returns, so a full disk would go unnoticed. Closing a second handle of a
+        file flushes them as well, and there PyTables looks. It takes 0.2 ms.
+        """
+        tables.open_file(self.path, "r+").close()
+        os.ftruncate(self._file.fileno(), self._file.get_filesize())  # what was reserved and not needed
+
+    def sync(self) -> None:
+        """Have the disk hold what was flushed."""
+        os.fsync(self._lock)
+
+    def count(self) -> None:
+        """Count the tables, where that has not been done: takes 0.2 ms for each job; Damaged where that cannot be."""
+        if self.tables is not None:
+            return
+        try:
+            self.tables = sum(1 for _ in table_names(self._file))
+        except Exception as err:
+            if is_of_system(err):
+                raise OutputUnavailable(f"cannot read {self.path}: {cause(err)}") from err
+            raise Damaged(f"{self.path}: {cause(err)}") from err
+
+    # -- a burst --
+
+    def plan(self, parts: Iterable[Grouped]) -> tuple[dict[str, int | None], dict[str, int]]:
+        """The rows that each table which a burst will touch has now, and the checksums of the last chunks."""
+        self.left_out = [0, 0]
+        self._header_bytes = 0
+        undo: dict[str, int | None] = {}
+        with TailWriter(self.path) as tails:
+            for part in parts:
+                name = part.joined.schema.name
+                for job in part.jobs:
+                    found, handle = self._find(job, name)
+                    path = f"{group_path(job)}/{name}"
+                    if handle is None:
+                        if not found:
+                            undo[path] = None
+                        continue
+                    rows = undo[path] = int(handle.table.nrows)
+                    if is_filtered(handle.table) and last_chunk(handle.table, rows) < rows:
+                        tails.add(path, tail_of(handle.table, rows))
+        return undo, tails.checksums
+
+    def append(self, part: Grouped) -> None:
+        """Convert the rows of one schema and append them to the tables of their jobs."""
+        joined = part.joined
+        hosts = np.array([host.encode() for host in joined.hosts], dtype="S")
+        involved = involved_jobs(joined)
+        for block in _blocks(self._pieces(joined.schema, part.jobs, part.starts)):
+            self._reserve(sum([chunk_bytes(piece.handle.table, piece.last - piece.first) for piece in block]))
+            start = block[0].first
+            rows = block[0].layout.fill(joined, part.order[start : block[-1].last], hosts, involved)
+            for handle, _, first, last in block:
+                handle.table.append(rows[first - start : last - start])
+
+    def _reserve(self, size: int) -> None:
+        """Have the file system set space aside for `size` bytes and the burst's headers, or raise OSError."""
+        # the last blocks of the file may be holes: HDF5 has given them out and not written them yet
+        start = max(0, self._file.get_filesize() - SPARE_BYTES)
+        promise(self._file.fileno(), start, SPARE_BYTES + size + self._header_bytes + SPARE_BYTES)
+
+    def _pieces(self, schema: Schema, jobs: Sequence[int], starts: Sequence[int]) -> Iterator[_Piece]:
+        """Where the rows of each job go, in pieces that fit into a block."""
+        for job, start, stop in zip(jobs, starts, starts[1:]):
+            handle = self._handle(job, schema)
+            if handle is None:
+                self.left_out[1] += stop - start
+                continue
+            layout = handle.layout
+            assert layout is not None  # `_handle` set it
+            self.left_out[0] += (len(layout.unfit) + len(layout.left_out)) * (stop - start)
+            for first in range(start, stop, layout.capacity):
+                yield _Piece(handle, layout, first, min(first + layout.capacity, stop))
+
+    # -- the way back --
+
+    def restore(self, undo: Undo, tails: Tails) -> None:
+        """Bring tables back to the rows that they had, and remove those that they had not.
+
+        Raises:
+            Damaged: a table has fewer rows than it had, or others.
+            Exception: once HDF5 has failed, PyTables fails in all kinds of ways.
+        """
+        self._handles.clear()  # a failed burst leaves closed tables among them
+        self._replaced.clear()
+        kept = KeptTails(self.path, tails)
+        for path, rows in undo.items():
+            self._settle(path)
+            if rows is None:
+                self._remove(path)
+                continue
+            table = self._file.get_node(path) if path in self._file else None
+            if table is None or table.nrows < rows:
+                raise Damaged(f"{self.path}: {path} has fewer than the {rows} rows that were written")
+            if path in tails and not tail_is(table, rows, tails[path]):
+                self._mend(table, rows, kept.get(path))
+            elif table.nrows > rows:
+                table.truncate(rows)
+        self.tables = None
+        self.count()
+        self.flush()
+        self.sync()
+
+    def _mend(self, table: Any, rows: int, tail: bytes | None) -> None:
+        """Write the last chunk of a table anew."""
+        if tail is None:
+            raise Damaged(f"{self.path}: the last rows of {table._v_pathname} are others than those written")
+        table.truncate(last_chunk(table, rows))
+        self._reserve(chunk_bytes(table, rows - int(table.nrows)))
+        table.append(np.frombuffer(tail, table.dtype))
+
+    def _settle(self, path: str) -> None:
+        """Undo the rebuilding of a table: its former one is as it was."""
+        rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
+        if rebuilt in self._file:
+            self._file.remove_node(rebuilt)
+        if replaced in self._file:
+            if path in self._file:
+                self._file.remove_node(path)
+            self._file.rename_node(replaced, path.rsplit("/", 1)[1])
+
+    def _remove(self, path: str) -> None:
+        group = path.rsplit("/", 1)[0]
+        if path in self._file:
+            self._file.remove_node(path)
+        if group in self._file and self._file.get_node(group)._v_nchildren == 0:
+            self._file.remove_node(group)
+
+    @property
+    def replaced(self) -> list[str]:
+        """The former tables of those that the last burst rebuilt; `drop_replaced` removes them once it is committed."""
+        return list(self._replaced)
+
+    def drop_replaced(self) -> None:
+        """Remove the former tables: not before the burst is committed, as HDF5 gives their space to others."""
+        for path in self._replaced:
+            self._file.remove_node(path)
+        self._replaced.clear()
+        self.flush()
+        self.sync()
+
+    # -- tables --
+
+    def _find(self, job: int, name: str) -> tuple[bool, _Handle | None]:
+        """Whether something has the name of this table, and the table, opened, unless it is something else."""
+        key = (job, name)
+        if key in self._handles:
+            self._handles.move_to_end(key)
+            handle = self._handles[key]
+            if handle is not None:
+                handle.used = time.monotonic()
+            return True, handle
+        group, path = group_path(job), f"{group_path(job)}/{name}"
+        in_the_way = None
+        if group not in self._file:
+            return False, None
+        if not isinstance(self._file.get_node(group), tables.Group):
+            in_the_way = group
+        elif path not in self._file:
+            return False, None
+        else:
+            table = self._file.get_node(path)
+            if isinstance(table, tables.Table) and not table.description._v_is_nested:
+                return True, self._keep(key, table)
+            if isinstance(table, tables.UnImplemented):
+                raise Damaged(f"{path} cannot be opened")
+            in_the_way = path
+        self._keep(key, None)
+        if (in_the_way, "") not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add((in_the_way, ""))
+            log.warning("rows left out, their place is taken: path=%s node=%s", self.path, in_the_way)
+        return True, None
+
+    def _handle(self, job: int, schema: Schema) -> _Handle | None:
+        """The open table for a job's rows, with every column that they need; None where there can be no table."""
+        found, handle = self._find(job, schema.name)
+        if not found:
+            handle = self._keep((job, schema.name), self._new_table(job, schema))
+        if handle is None:
+            return None
+        if handle.digest != schema.digest:
+            layout = self._layout(schema, handle.table.dtype)
+            if not layout.complete and self._may_rebuild(handle.table._v_pathname):
+                handle.table = self._widen(handle.table, schema)
+                layout = self._layout(schema, handle.table.dtype)
+            elif not layout.complete:
+                first = (layout.left_out + layout.unfit)[0]
+                self._warn(schema.name, f"{first}...", f"the table was rebuilt {MAX_REBUILDS} times")
+            handle.digest, handle.layout = schema.digest, layout
+        return handle
+
+    def _may_rebuild(self, path: str) -> bool:
+        """Whether a table may get more columns: that copies all its rows, so not at the wish of every message."""
+        self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
+        return self._rebuilds[path] <= MAX_REBUILDS
+
+    def _keep(self, key: tuple[int, str], table: Any) -> _Handle | None:
+        handle = self._handles[key] = None if table is None else _Handle(table)
+        now = time.monotonic()
+        if handle is not None:
+            handle.used = now
+        while len(self._handles) > MAX_HANDLES:
+            self._drop_oldest()
+        return handle
+
+    def close_idle(self) -> None:
+        """Close tables that got no rows for a while."""
+        before = time.monotonic() - IDLE_S
+        while self._handles:
+            oldest = next(iter(self._handles.values()))
+            if oldest is not None and oldest.used >= before:
+                break
+            self._drop_oldest()
+        if self._dropped >= MAX_DROPPED:
+            self._dropped = 0
+            gc.collect()
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._handles.popitem(last=False)
+        self._dropped += 1
+        if oldest is not None:
+            oldest.table._f_close(flush=False)  # the burst ends with a flush of the whole file
+
+    def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> Layout:
+        key = (schema.digest, dtype)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(schema, dtype)
+            if len(self._layouts) > MAX_LAYOUTS:
+                self._layouts.popitem(last=False)
+            if layout.complete:
+                for name in layout.unfit:
+                    self._warn(schema.name, name, "the file has it with another kind of value")
+                if layout.left_out:
+                    self._warn(schema.name, f"{layout.left_out[0]}...", "more columns than HDF5 can describe")
+        else:
+            self._layouts.move_to_end(key)
+        return layout
+
+    def _warn(self, table: str, name: str, reason: str) -> None:
+        if (table, name) not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add((table, name))
+            log.warning("column left out: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
+
+    def _new_table(self, job: int, schema: Schema) -> Any:
+        columns = {n: column(d, i) for i, (n, d) in enumerate(grown({}, file_columns(schema)).items())}
+        table = self._create_table(group_path(job), schema.name, columns, title(job), self._filters)
+        self.tables = None if self.tables is None else self.tables + 1
+        return table
+
+    def _create_table(self, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any) -> Any:
+        self._header_bytes += header_bytes(len(columns), sum([c.itemsize for c in columns.values()]))
+        self._reserve(0)
+        table = self._file.create_table(group, name, columns, title=title, filters=filters, createparents=True)
+        table.attrs.backend_version = BACKEND_VERSION
+        return table
+
+    def _widen(self, table: Any, schema: Schema) -> Any:
+        """The table rebuilt with every column that rows of this schema need, under its old name.
+
+        The former one stays, under another name, until the burst is committed. Each step is on disk before the next.
+        """
+        dtypes = grown(columns_of(table.dtype), file_columns(schema))
+        defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
+        columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
+        group, name, path = table._v_parent._v_pathname, table.name, table._v_pathname
+        rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
+        if replaced in self._file:  # the burst widens it once more
+            replaced = ""
+        log.info("table gets more columns: path=%s table=%s rows=%d", self.path, path, table.nrows)
+        target = self._create_table(group, f"{REBUILT}{name}", columns, table.title, table.filters)
+        self._reserve(chunk_bytes(target, int(table.nrows)))
+        table.attrs._f_copy(target)
+        copy_rows(table, target)
+        self.flush()
+        self.sync()
+        table._f_close(flush=False)
+        if replaced:
+            self._file.rename_node(path, f"{REPLACED}{name}")
+            self._replaced.append(replaced)
+        else:
+            self._file.remove_node(path)
+        self._file.rename_node(rebuilt, name)
+        self.flush()
+        self.sync()
+        return target
+
+
+def group_path(job: int) -> str:
+    """Where the tables of a job are."""
+    return f"/job_{job}"
+
+
+def copy_rows(table: Any, target: Any) -> None:
+    """Append all rows of a table to one that has its columns and more, a bounded part at a time."""
+    step = max(1, COPY_BYTES // target.dtype.itemsize)
+    for start in range(0, table.nrows, step):
+        target.append(converted(table.read(start, start + step), target.dtype))
+
+
+def converted(rows: Any, dtype: np.dtype[Any]) -> Any:
+    """Rows with other columns: those that they lack are missing."""
+    copied = np.empty(len(rows), dtype=dtype)
+    for name in dtype.names or ():
+        copied[name] = rows[name] if name in rows.dtype.names else missing(dtype[name])
+    return copied

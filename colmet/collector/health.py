@@ -1,0 +1,297 @@
+"""How the collector is, for those who ask: of each sender, each output and the journal."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from colmet.collector.journal import Journal
+from colmet.collector.outlet import Outlet
+from colmet.collector.receiver import OTHERS, Receiver
+from colmet.common.control import Errands
+from colmet.common.errors import Refused
+from colmet.common.exposition import Family, labels, named
+from colmet.common.health import NOTE_S, Backlog, Identity, Recent, counted, single
+from colmet.common.latest import Latest
+from colmet.common.schema import Batch
+from colmet.common.top import TABLES, Heard, Top
+from colmet.common.watch import Watch
+
+MAX_AGE_S = 60.0  # a node that was not heard for longer is silent
+GONE_S = 86400.0  # and after so long it is gone, as nodes are in the end: nothing is wrong with it
+WORST = 10  # senders that are told of
+# What is counted of what comes: kind, help.
+_RECEIVED = {
+    "batches": ("counter", "Batches taken in."),
+    "rows": ("counter", "Rows in them."),
+    "missing": ("gauge", "Batches that were sent, going by their numbers, and have not come."),
+    "duplicates": ("counter", "Batches that had come before, and were left out."),
+    "rejects": ("counter", "Messages that could not be read, by address."),
+    "skipped": ("counter", "Values of the Rust node that have no name here."),
+    "elsewhere": ("gauge", "Batches that another collector has, or that the node has given up."),
+    "foreign": ("counter", "Messages with its key and data of another host, refused."),
+    "limited": ("counter", "Messages beyond what is taken from one sender, left out."),
+}
+# End of the metric's name, kind, help.
+_OF_OUTPUTS = {
+    "available": ("up", "gauge", "1 while it takes rows."),
+    "away_s": ("away_seconds", "gauge", "For how long it has not taken any."),
+    "behind_s": ("behind_seconds", "gauge", "For how long what it is to write next has waited, at least."),
+    "waiting": ("waiting_records", "gauge", "Messages that wait for it."),
+    "written": ("written_rows_total", "counter", "Rows written."),
+    "all_failures": ("failures_total", "counter", "Times that it was unavailable."),
+    "lost": ("lost_records_total", "counter", "Messages that were gone when their turn came."),
+    "dropped": ("dropped_rows_total", "counter", "Rows left out because of a defect."),
+}
+COUNTS = tuple(_RECEIVED)
+
+
+class Health:
+    """Answers how the collector is.
+
+    What belongs to the main thread is read by it, as an errand, so an answer says that this thread works, too.
+
+    Args:
+        errands: of the main thread.
+        receiver: has the account of the senders.
+        journal: of what was received.
+        outlets: of the outputs.
+        parts: other parts' counters, by the name of the part.
+        latest: is given what comes; None where nobody asks for it.
+        now_ns: of the wall clock.
+        monotonic: seconds, the clock of the outlets.
+
+    Attributes:
+        top: answers what jobs and nodes use.
+    """
+
+    def __init__(
+        self,
+        errands: Errands,
+        receiver: Receiver,
+        journal: Journal,
+        outlets: Sequence[Outlet],
+        parts: Mapping[str, Callable[[], Mapping[str, int]]],
+        latest: Latest | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._errands = errands
+        self._receiver = receiver
+        self._journal = journal
+        self._outlets = outlets
+        self._watch = Watch(TABLES)
+        self._parts = {**parts, "top": self._watch.counters}
+        self._latest = latest
+        self._now_ns = now_ns
+        self._monotonic = monotonic
+        self._identity = Identity("collector")
+        self.top = Top(self._identity, self._watch, self._heard)
+        self._recent = Recent()
+        self._note_at = 0.0
+        self._backlog = Backlog(monotonic)
+
+    def start(self) -> None:
+        """For the main thread, once the account of the senders is restored: what is wrong by now is not recent."""
+        self._recent = Recent(self._wrong())
+
+    def take(self, batches: Sequence[Batch]) -> None:
+        """For the main thread: what has come."""
+        if self._latest is not None:
+            self._latest.take(batches)
+        self._watch.take(batches)
+
+    def note(self) -> None:
+        """For the main thread: count what has gone wrong, every now and then."""
+        now = self._monotonic()
+        if now >= self._note_at:
+            self._note_at = now + NOTE_S
+            self._recent.note(self._wrong())
+            self._backlog.note(self._journal.end)
+
+    def line(self) -> str:
+        """For the main thread: how it is, in a line for the service manager."""
+        recently = self._now_ns() - int(MAX_AGE_S * 1e9)
+        heard = sum([sender.batches > 0 and sender.seen_ns >= recently for sender in self._receiver.senders.values()])
+        away = [outlet.output.name for outlet in self._outlets if outlet.why]
+        wrong = [f"{count} {name.replace('_', ' ')}" for name, count in self._recent.growth().items() if count]
+        parts = [f"{heard} nodes heard in the last minute"]
+        parts += [f"unavailable: {', '.join(away)}"] if away else []
+        parts += [f"journal: {self._journal.why}"] if self._journal.why else []
+        parts += [f"last hour: {', '.join(wrong)}"] if wrong else []
+        return "; ".join(parts)
+
+    def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Handler of the command, for any other thread.
+
+        The request may say `max_age_s`, beyond which a sender counts as silent, and how many `senders` to tell of, the
+        worst first; -1 is all.
+
+        Raises:
+            Refused: a value cannot be used, or the main thread does not answer.
+        """
+        max_age_s = _number(request, "max_age_s", MAX_AGE_S)
+        most = int(_number(request, "senders", WORST))
+        senders, parts = self._errands.call(lambda: (self._senders(), self._counted()))
+        received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
+        for sender in senders:
+            age_s = sender["seen_age_s"] if sender["batches"] or _is_node(sender["name"]) else None
+            sender["silent"] = age_s is not None and max_age_s < age_s <= GONE_S
+            sender["gone"] = age_s is not None and age_s > GONE_S
+        senders.sort(key=_badness, reverse=True)
+        heard = [sender for sender in senders if sender["batches"] and not sender["silent"] and not sender["gone"]]
+        lags = [sender["lag_s"] for sender in heard]
+        return {
+            **self._identity.values(),
+            "received": {**received, "dialects": dict(self._receiver.dialects)},
+            "senders": {
+                "count": len(senders),
+                "heard": len(heard),
+                "silent": sum([sender["silent"] for sender in senders]),
+                "gone": sum([sender["gone"] for sender in senders]),
+                "lag_median_s": statistics.median(lags) if lags else None,
+                "lag_max_s": max(lags) if lags else None,
+                "worst": senders[:most] if most >= 0 else senders,
+            },
+            "outputs": [self._output(outlet) for outlet in self._outlets],
+            "journal": self.journal(),
+            **parts,
+            "last_hour": self._recent.growth(),
+        }
+
+    def families(self) -> Iterator[Family]:
+        """The same as metrics, in any other thread.
+
+        Raises:
+            Refused: the main thread does not answer.
+        """
+        status = self.status({"senders": -1})
+        name, now_s = "colmet_collector", self._now_ns() / 1e9
+        yield from self._identity.families()
+        senders = status["senders"]
+        states = [(labels({"state": state}), senders[state]) for state in ("heard", "silent", "gone")]
+        yield Family(
+            f"{name}_nodes", "gauge", f"Nodes; silent: not heard for {MAX_AGE_S:g} s; gone: for a day.", states
+        )
+        for key, (kind, text) in _RECEIVED.items():
+            yield single(named(name, key, kind=kind), kind, text, status["received"][key])
+        dialects = [(labels({"dialect": key}), value) for key, value in status["received"]["dialects"].items()]
+        yield Family(f"{name}_messages_total", "counter", "Messages that could be read.", dialects)
+        told = [(labels({"sender": sender["name"]}), sender) for sender in senders["worst"]]
+        for key, (kind, text) in _RECEIVED.items():
+            metric = named(name, "sender", key, kind=kind)
+            yield Family(metric, kind, f"From this sender: {text}", [(text_, sender[key]) for text_, sender in told])
+        seen = [(text, now_s - sender["seen_age_s"]) for text, sender in told if sender["seen_age_s"] is not None]
+        yield Family(f"{name}_sender_seen_timestamp_seconds", "gauge", "When it was heard last.", seen)
+        lags = [(text, sender["lag_s"]) for text, sender in told if sender["batches"]]
+        yield Family(f"{name}_sender_lag_seconds", "gauge", "Age of its last batch when it came.", lags)
+        outputs = [(labels({"output": output["name"]}), output) for output in status["outputs"]]
+        for key, (metric, kind, text) in _OF_OUTPUTS.items():
+            yield Family(f"{name}_output_{metric}", kind, text, [(told_, output[key] + 0) for told_, output in outputs])
+        own = [
+            (labels({"output": o.output.name, "name": k}), v)
+            for o in self._outlets
+            for k, v in o.output.counters().items()
+        ]
+        yield Family(f"{name}_output_counts", "untyped", "What the output counts itself, by name.", own)
+        journal = status["journal"]
+        yield single(f"{name}_journal_up", "gauge", "1 while it can be written to.", int(not journal["why"]))
+        yield single(
+            f"{name}_journal_full", "gauge", "1 while nothing is received, it being full.", int(journal["full"])
+        )
+        yield from counted(name, "journal", self._journal.counters())
+        for part in self._parts:
+            yield from counted(name, part, status[part])
+        if self._latest is not None:
+            rows = self._latest.left_out
+            yield single(
+                f"{name}_latest_left_out_rows_total", "counter", "Rows of jobs that are too many to tell.", rows
+            )
+            yield from self._latest.families()
+
+    def _heard(self) -> dict[str, Heard]:
+        """For any thread: the nodes that send."""
+        senders = list(self._receiver.senders.items())
+        return {name: Heard(sender.seen_ns, sender.lag_ns) for name, sender in senders if sender.batches}
+
+    def journal(self) -> dict[str, Any]:
+        """How the journal is."""
+        return {
+            "directory": self._journal.directory,
+            "why": self._journal.why,
+            "full": self._journal.full,
+            **self._journal.counters(),
+        }
+
+    def _output(self, outlet: Outlet) -> dict[str, Any]:
+        why = outlet.why
+        return {
+            "name": outlet.output.name,
+            "available": not why,
+            "why": why,
+            "away_s": round(self._monotonic() - outlet.away_since, 1) if why else 0.0,
+            "behind_s": self._backlog.behind_s(self._journal.end, outlet.waiting),
+            **outlet.counters(),
+            "all_failures": outlet.all_failures,
+        }
+
+    # -- in the main thread --
+
+    def _senders(self) -> list[dict[str, Any]]:
+        now_ns = self._now_ns()
+        return [
+            {
+                "name": name,
+                **{count: getattr(sender, count) for count in COUNTS},
+                "seen_age_s": round((now_ns - sender.seen_ns) / 1e9, 3) if sender.seen_ns else None,
+                "lag_s": round(sender.lag_ns / 1e9, 3),
+                "dialect": sender.dialect,
+                "version": sender.version,
+            }
+            for name, sender in self._receiver.senders.items()
+        ]
+
+    def _counted(self) -> dict[str, dict[str, int]]:
+        """What the parts count; what some of them look through is the main thread's."""
+        return {name: dict(counters()) for name, counters in self._parts.items()}
+
+    def _wrong(self) -> dict[str, int]:
+        """What has gone wrong since the start, by name."""
+        senders = self._receiver.senders.values()
+        return {
+            "missing_batches": sum([sender.missing for sender in senders]),
+            "refused_messages": self._receiver.rejects + sum([sender.foreign for sender in senders]),
+            "limited_messages": sum([sender.limited for sender in senders]),
+            "lost_records": sum([outlet.lost for outlet in self._outlets]),
+            "dropped_rows": sum([outlet.dropped for outlet in self._outlets]),
+            "journal_dropped_records": self._journal.dropped,
+            "journal_failures": self._journal.all_failures,
+            "output_failures": sum([outlet.all_failures for outlet in self._outlets]),
+        }
+
+
+def _number(request: Mapping[str, Any], key: str, default: float) -> float:
+    value = request.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1e9:
+        raise Refused(f"status: {key} is {value!r:.80}, not a number")
+    return value
+
+
+def _badness(sender: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        sender["silent"],
+        sender["missing"] + sender["rejects"] + sender["foreign"] + sender["limited"] > 0,
+        sender["seen_age_s"] if sender["silent"] else 0,
+        sender["missing"],
+        sender["rejects"] + sender["foreign"] + sender["limited"],
+        sender["duplicates"],
+        sender["lag_s"],
+        sender["name"],
+    )
+
+
+def _is_node(name: str) -> bool:
+    """Whether it is a host's name, not an address that garbage came from."""
+    return not name.startswith("[") and name != OTHERS

@@ -1,0 +1,270 @@
+"""What the collector says to nodes beside the data: which batches it will not lose any more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from colmet import __version__
+from colmet.collector.backend import Record
+from colmet.collector.rates import Rates
+from colmet.collector.receiver import MAX_SENDERS, Receiver
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import WireError
+from colmet.common.schema import Batch
+from colmet.common.transport import Called, LinkServer
+from colmet.common.wire import link as wire
+
+log = logging.getLogger(__name__)
+
+BURST = 1000  # messages taken in before the data is looked at again
+RATE, BYTE_RATE = 500, 4 << 20  # a second of one node, which says Hello every few seconds
+FORGET_S = 60.0  # without a word from a node
+Key = tuple[str, int, int]  # host, epoch and number
+
+
+class Durable:
+    """What is on disk and has not been acknowledged yet, from the journal's thread to the main one.
+
+    Attributes:
+        fd: readable when there is some.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: list[Key] = []
+        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def put(self, records: Iterable[Record]) -> None:
+        """These are on disk."""
+        keys = [
+            (batch.host, batch.epoch, batch.seq)
+            for record in records
+            for batch in record.batches
+            if batch.epoch is not None and batch.seq is not None
+        ]
+        with self._lock:
+            was_empty = not self._keys
+            self._keys += keys
+        if was_empty and keys:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_fd, b"x")
+
+    def take(self) -> list[Key]:
+        """What was put since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+        with self._lock:
+            keys, self._keys = self._keys, []
+        return keys
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self.fd)
+        os.close(self._wake_fd)
+
+
+class Caller(NamedTuple):
+    """A node as the link knows it: whom to answer, when it was heard last (monotonic), and its start."""
+
+    caller: bytes
+    heard_at: float
+    epoch: int
+
+
+class Link:
+    """Answers nodes. For the thread that receives.
+
+    Args:
+        server: where they call.
+        receiver: knows what has come.
+        durable: what is on disk since.
+        on_disk: whether there is a disk to it, not only memory.
+        answered: takes the host, number and content of an answer to a request.
+
+    Attributes:
+        hellos: messages of nodes that were answered.
+        refused: messages that could not be read or make no sense, or came with the key of another host.
+        limited: messages beyond what is taken from one node, left out.
+        unsent: acknowledgements for nodes that have gone.
+        namesakes: times that a start of a node was heard after a later one, as with two nodes of one name.
+    """
+
+    def __init__(
+        self,
+        server: LinkServer,
+        receiver: Receiver,
+        durable: Durable,
+        on_disk: bool,
+        answered: Callable[[str, int, bytes], None] = lambda host, number, content: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hellos = self.refused = self.limited = self.unsent = self.namesakes = 0
+        self._rates = Rates(RATE, BYTE_RATE, monotonic)
+        self._server = server
+        self._receiver = receiver
+        self._durable = durable
+        self._on_disk = on_disk
+        self._answered = answered
+        self._monotonic = monotonic
+        self._started = time.time_ns()
+        self._callers: OrderedDict[str, Caller] = OrderedDict()  # the least recently heard first
+        self._hosts: dict[bytes, str] = {}
+        self._pending: dict[str, set[tuple[int, int]]] = {}  # by host: has come, and is not on disk yet
+        self._again: list[Key] = []
+
+    @property
+    def callers(self) -> Iterable[str]:
+        """Hosts that take acknowledgements."""
+        return self._callers.keys()
+
+    def took(self, fresh: Sequence[Batch], again: Sequence[Batch]) -> None:
+        """Batches have come: these for the first time, those not."""
+        for batch in fresh:
+            if batch.epoch is not None and batch.seq is not None:
+                self._pending.setdefault(batch.host, set()).add((batch.epoch, batch.seq))
+        for batch in again:
+            # one that is not on disk yet is acknowledged when it is
+            if batch.epoch is not None and batch.seq is not None:
+                key = (batch.epoch, batch.seq)
+                if key not in self._pending.get(batch.host, ()):
+                    self._again.append((batch.host, *key))
+
+    def serve(self) -> None:
+        """Acknowledge what is on disk, and answer who has called."""
+        self._acknowledge()
+        for _ in range(BURST):
+            called = self._server.receive()
+            if called is None:
+                break
+            if not self._rates.admits(called.user, called.peer, len(called.message)):
+                self._limit(called)
+                continue
+            try:
+                message = wire.decode(called.message)
+                if isinstance(message, wire.Hello):
+                    if called.user not in ("", message.host):
+                        raise WireError(f"link: {message.host} says Hello with the key of {called.user}")
+                    self._greet(called.caller, message, called.peer)
+                elif isinstance(message, wire.Answer):
+                    self._take_answer(called, message)
+                else:
+                    raise WireError("link: not for a collector")
+            except WireError as err:
+                self.refused += 1
+                if powers_of_ten(self.refused):
+                    log.warning("link: message refused from=[%s] refused=%d: %s", called.peer, self.refused, err)
+
+    def _limit(self, called: Called) -> None:
+        self.limited += 1
+        if powers_of_ten(self.limited):
+            name = called.user or f"[{called.peer}]"
+            log.warning("link: messages left out, too many come from=%s limited=%d", name, self.limited)
+
+    def _acknowledge(self) -> None:
+        keys = self._durable.take()
+        again, self._again = self._again, []
+        by_host: dict[str, list[tuple[int, int]]] = {}
+        for host, epoch, seq in keys:
+            waiting = self._pending.get(host)
+            if waiting is not None:
+                waiting.discard((epoch, seq))
+                if not waiting:
+                    del self._pending[host]
+        for host, epoch, seq in [*keys, *again]:
+            if host in self._callers:
+                by_host.setdefault(host, []).append((epoch, seq))
+        for host, numbers in by_host.items():
+            self._send(host, wire.joined(numbers))
+
+    def _send(self, host: str, ranges: Sequence[wire.Range]) -> None:
+        caller = self._callers[host].caller
+        duplicates = self._receiver.sender(host).duplicates
+        for start in range(0, max(1, len(ranges)), wire.MAX_RANGES):
+            some = tuple(ranges[start : start + wire.MAX_RANGES])
+            ack = wire.Ack(__version__, self._started, self._on_disk, duplicates, some)
+            if not self._server.send(caller, wire.encode(ack)):
+                self.unsent += 1
+                self._forget(host)
+                return
+
+    def _greet(self, caller: bytes, hello: wire.Hello, peer: str) -> None:
+        self.hellos += 1
+        host = hello.host
+        now = self._monotonic()
+        if host in self._callers:
+            if hello.epoch < self._callers[host].epoch:
+                self._note_namesake(host, peer)
+            self._forget(host)
+        self._callers[host] = Caller(caller, now, hello.epoch)
+        self._hosts[caller] = host
+        while len(self._callers) > MAX_SENDERS or next(iter(self._callers.values())).heard_at < now - FORGET_S:
+            self._forget(next(iter(self._callers)))
+        self._receiver.hello(hello)
+        self._send(host, self._known(host, hello.held))
+
+    def _note_namesake(self, host: str, peer: str) -> None:
+        self.namesakes += 1
+        if powers_of_ten(self.namesakes):
+            log.warning(
+                "an earlier start of a node is heard again: do two nodes have one name, or was its clock set back? "
+                "host=%s from=[%s] times=%d",
+                *(host, peer, self.namesakes),
+            )
+
+    def _known(self, host: str, held: Iterable[wire.Range]) -> list[wire.Range]:
+        """Which of these will not be lost any more; of very many ranges, the first: the node will ask again."""
+        found: list[wire.Range] = []
+        pending: dict[int, list[int]] = {}
+        for epoch, seq in sorted(self._pending.get(host, ())):
+            pending.setdefault(epoch, []).append(seq)
+        sender = self._receiver.sender(host)
+        for epoch, first, last in held:
+            waiting = pending.get(epoch, [])
+            for low, high in sender.seen(epoch, first, last):
+                start = low
+                for seq in waiting[bisect_left(waiting, low) : bisect_right(waiting, high)]:
+                    if start < seq:
+                        found.append(wire.Range(epoch, start, seq - 1))
+                    start = seq + 1
+                if start <= high:
+                    found.append(wire.Range(epoch, start, high))
+            if len(found) >= wire.MAX_RANGES:
+                break
+        return found[: wire.MAX_RANGES]
+
+    def _forget(self, host: str) -> None:
+        caller = self._callers.pop(host).caller
+        self._hosts.pop(caller, None)
+
+    def ask(self, host: str, number: int, content: bytes) -> bool:
+        """Send a request to a node; False where it does not call. The answer goes to `answered`."""
+        known = self._callers.get(host)
+        return known is not None and self._server.send(known.caller, wire.encode(wire.Request(number, content)))
+
+    def _take_answer(self, called: Called, answer: wire.Answer) -> None:
+        host = self._hosts.get(called.caller)
+        if host is None:
+            raise WireError("link: an answer from somebody who did not say Hello")
+        if called.user not in ("", host):  # who connects may choose the name that the caller of another host had
+            raise WireError(f"link: an answer of {host} with the key of {called.user}")
+        self._answered(host, answer.number, answer.content)
+
+    def counters(self) -> dict[str, int]:
+        """What it counts, by name."""
+        return {
+            "callers": len(self._callers),
+            "hellos": self.hellos,
+            "refused": self.refused,
+            "limited": self.limited,
+            "unsent": self.unsent,
+            "namesakes": self.namesakes,
+            "waiting": sum([len(waiting) for waiting in self._pending.values()]),
+        }

@@ -1,0 +1,24 @@
+"""How the C library hands out memory, for a process that is to stay as large as it was."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Of glibc's malloc.h; other C libraries have no such function, or take no notice.
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+ARENAS = 2
+MMAP_BYTES = 1 << 20
+
+
+def tame_malloc() -> bool:
+    """Have memory given back and shared between threads; whether the C library does so.
+
+    By default each thread has pools of its own, and whatever is as large as something that was freed before goes into
+    them. Bursts of megabytes in one thread and thousands of messages in another then leave holes that nobody fills.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_M_ARENA_MAX, ARENAS) and mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES))

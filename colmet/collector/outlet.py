@@ -1,0 +1,312 @@
+"""One output and its place in the journal: a thread of its own, its own retries, its own counts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.journal import Cursor, Journal, Reading
+from colmet.collector.state import State
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ColmetError, OutputUnavailable
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+# Records that are written at once: this bounds the memory that a burst takes.
+MAX_BURST_BYTES = 64 << 20
+LAST_BURST_BYTES = 8 << 20  # at the end, so that it can be left off soon
+# So much is written whatever its age, and whatever the output would rather do.
+MAX_GATHERED_BYTES = 64 << 20
+
+
+class Outlet:
+    """Has one output write what the journal has. An output that fails delays no other.
+
+    Args:
+        output: opened.
+        journal: where it reads.
+        state: of the output.
+        max_rows: rows that are gathered before they are written.
+        max_age_s: how long rows are gathered.
+
+    Attributes:
+        written: rows written.
+        lost: records that were gone when their turn came: dropped for want of room, or damaged in the journal.
+        dropped: rows left out, of records that met a defect of the output.
+        failures: times in a row that the output was unavailable.
+        all_failures: times that it was.
+        why: it is unavailable; empty while it is not.
+        away_since: it is unavailable, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        output: OutputBackend,
+        journal: Journal,
+        state: State,
+        max_rows: int,
+        max_age_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.output = output
+        self.written = self.lost = self.dropped = self.failures = self.all_failures = 0
+        self.why = ""
+        self.away_since = 0.0
+        self._journal = journal
+        self._state = state
+        self._cursor = Cursor(journal)
+        self._max_rows = max_rows
+        self._max_age_s = max_age_s
+        self._monotonic = monotonic
+        self._lost_until = 0  # counted
+        self._defects = 0  # records that met one
+        self._recovered = False
+        self._since: float | None = None  # something has waited
+        self._not_before = 0.0  # so that rows are gathered
+        self._retry_at = 0.0
+        self._retry_s = FIRST_RETRY_S
+        self._reopen_at: int | None = None
+        self._stop_by: float | None = None
+        self._thread = threading.Thread(target=self._run, name=output.name, daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait for it."""
+        return max(0, self._journal.end - self._state.position)
+
+    def counters(self) -> dict[str, int]:
+        """What it and its output count, by name, for the log."""
+        return {
+            "written": self.written,
+            "waiting": self.waiting,
+            "lost": self.lost,
+            "dropped": self.dropped,
+            "failures": self.failures,
+            **self.output.counters(),
+        }
+
+    # -- for the main thread --
+
+    def start(self) -> None:
+        """Start to write."""
+        self._thread.start()
+
+    def gather(self, max_rows: int | None = None, max_age_s: float | None = None) -> None:
+        """From now on, gather so many rows, or for so long, before they are written; None leaves that as it is."""
+        with self._journal.changed:
+            self._max_rows = max_rows or self._max_rows
+            self._max_age_s = max_age_s or self._max_age_s
+            self._journal.changed.notify_all()
+
+    def reopen(self) -> None:
+        """Have the output start its next file, once it has written what there is now."""
+        with self._journal.changed:
+            self._reopen_at = self._journal.end
+            self._journal.changed.notify_all()
+
+    def stop(self, within_s: float) -> None:
+        """Have it write what there is, for so long; the rest stays in the journal."""
+        with self._journal.changed:
+            self._stop_by = self._monotonic() + within_s
+            self._journal.changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until it has ended; whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        while self._stop_by is None:
+            self._turn()
+            with self._journal.changed:
+                if self._stop_by is None:
+                    self._journal.changed.wait(self._delay_s())
+        self._last_turns()
+        self._cursor.close()
+        try:
+            self.output.close()
+        except Exception:  # a defect in one output must not hinder the end of the others
+            log.exception("output not closed output=%s", self.output.name)
+
+    def _last_turns(self) -> None:
+        assert self._stop_by is not None
+        failures = self.failures
+        self._retry_at = 0.0
+        while self._recover() and self.waiting and self._monotonic() < self._stop_by:
+            self._write_next()
+            if self.failures > failures:
+                break
+            failures = self.failures
+        if self.waiting and self._journal.directory:
+            log.warning(
+                "output goes on with these after the next start: output=%s records=%d", self.output.name, self.waiting
+            )
+        elif self.waiting:
+            self.lost += self.waiting
+            log.error("records lost that waited in memory: output=%s records=%d", self.output.name, self.waiting)
+
+    def _turn(self) -> None:
+        """Do what is due now."""
+        if self._monotonic() < self._retry_at or not self._recover():
+            return
+        with self._journal.changed:
+            due = self._due()
+        if due:
+            self._write_next()
+        if self._reopen_at is not None and self._state.position >= self._reopen_at:
+            self._reopen_at = None
+            try:
+                self.output.reopen()
+            except ColmetError as err:
+                log.error("cannot start the next file output=%s: %s", self.output.name, err)
+            except Exception:
+                log.exception("cannot start the next file output=%s", self.output.name)
+
+    def _due(self) -> bool:
+        """Whether it is time to write."""
+        if not self.waiting:
+            self._since = None
+            return False
+        now = self._monotonic()
+        if self._since is None:
+            self._since = now
+        behind, size, rows = self._journal.waiting(self._state.position)
+        if behind or size >= MAX_GATHERED_BYTES or self._reopen_at is not None:
+            return True
+        return now >= self._not_before and (rows >= self._max_rows or now >= self._since + self._max_age_s)
+
+    def _delay_s(self) -> float | None:
+        """Seconds until something may be due; None where that is not before the journal has more."""
+        now = self._monotonic()
+        if self._retry_at > now:
+            return self._retry_at - now
+        if self._reopen_at is not None or not self._recovered:
+            return 0.0
+        if self._due():
+            return 0.0
+        if self._since is None:
+            return None
+        behind_or_enough = max(self._not_before, now)
+        _, _, rows = self._journal.waiting(self._state.position)
+        if rows < self._max_rows:
+            behind_or_enough = max(behind_or_enough, self._since + self._max_age_s)
+        return behind_or_enough - now
+
+    def _recover(self) -> bool:
+        """Have the output repair what it was killed in; whether that is done."""
+        if not self._recovered:
+            self._state.oldest, self._state.end = self._journal.oldest, self._journal.end
+            self._recovered = self._attempt(self.output.recover)
+        return self._recovered
+
+    def _write_next(self) -> None:
+        """Write the next burst."""
+        began = time.thread_time()
+        if not self._attempt(self._write_burst):
+            return
+        used = time.thread_time() - began
+        self._not_before = self._monotonic() + min(used * (1 / self.output.share - 1), self.output.max_delay_s)
+        self._since = None
+
+    def _write_burst(self) -> None:
+        most_bytes = MAX_BURST_BYTES if self._stop_by is None else LAST_BURST_BYTES
+        reading = self._cursor.read(self._state.position, most_bytes)
+        if reading.lost:
+            self._count_lost(reading)
+        self._state.oldest, self._state.end = self._journal.oldest, self._journal.end
+        self._write(reading.records, reading.after)
+
+    def _count_lost(self, reading: Reading) -> None:
+        """Count the records that are gone; a reading that is repeated has them again."""
+        before, number = self.lost, self._state.position
+        for record in reading.records:
+            self.lost += max(0, record.number - max(number, self._lost_until))
+            number = record.number + 1
+        self.lost += max(0, reading.after - max(number, self._lost_until))
+        self._lost_until = max(self._lost_until, reading.after)
+        if len(str(before)) != len(str(self.lost)) or (self.lost and not before):
+            log.error("records lost, the journal has them no more: output=%s lost=%d", self.output.name, self.lost)
+
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        """Do something that the output may be unable to do now; whether it was done."""
+        try:
+            step()
+        except OutputUnavailable as err:
+            self._count_failure(str(err))
+            if powers_of_ten(self.failures):
+                log.error("output unavailable output=%s failures=%d: %s", self.output.name, self.failures, err)
+            self._retry_at = self._monotonic() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+            return False
+        except Exception as err:  # a defect of ours in one output must not stop the others
+            self._count_failure(f"{type(err).__name__}: {err}")
+            if powers_of_ten(self.failures):
+                log.exception("output failed output=%s failures=%d", self.output.name, self.failures)
+            self._retry_at = self._monotonic() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+            return False
+        if self.failures:
+            log.warning("output available again output=%s waiting=%d", self.output.name, self.waiting)
+        self.failures, self.why = 0, ""
+        self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
+        return True
+
+    def _count_failure(self, why: str) -> None:
+        if not self.failures:
+            self.away_since = self._monotonic()
+        self.failures += 1
+        self.all_failures += 1
+        self.why = why
+
+    def _write(self, records: Sequence[Record], after: int) -> None:
+        """Write records; one that meets a defect of the output is dropped alone.
+
+        Raises:
+            OutputUnavailable: it goes on at the state's position later.
+        """
+        position = self._state.position
+        # some may have been written before the defect
+        records = [record for record in records if record.number >= position]
+        if not records:
+            if after > position:  # nothing but lost ones
+                self._state.save(after, keep_from=self._state.keep_from)
+            return
+        rows = sum([batch.row_count for record in records for batch in record.batches])
+        try:
+            self.output.write(records)
+            self.written += rows
+            return
+        except OutputUnavailable:
+            self._count_until(records)
+            raise
+        except Exception:
+            if len(records) == 1:
+                self._defects += 1
+                if powers_of_ten(self._defects):
+                    log.exception("output failed output=%s host=%s", self.output.name, records[0].batches[0].host)
+        if len(records) == 1:
+            self._state.save(records[0].number + 1, keep_from=self._state.keep_from)
+            self._drop(rows)
+        else:
+            # halves, so that finding one culprit among thousands takes a dozen more writes, not thousands
+            middle = len(records) // 2
+            self._write(records[:middle], records[middle].number)
+            self._write(records[middle:], after)
+
+    def _count_until(self, records: Sequence[Record]) -> None:
+        """Count what was written of records of which some were not."""
+        position = self._state.position
+        done = [record for record in records if record.number < position]
+        self.written += sum([batch.row_count for record in done for batch in record.batches])
+
+    def _drop(self, rows: int) -> None:
+        before, self.dropped = self.dropped, self.dropped + rows
+        if len(str(before)) != len(str(self.dropped)) or not before:
+            log.error("rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped)

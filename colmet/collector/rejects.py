@@ -1,0 +1,70 @@
+"""A file of what was refused for good, with the reason: bounded, for an administrator to look at."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from colmet.common.cli import powers_of_ten
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 64 << 20
+
+
+class RejectFile:
+    """Lines in a file that is moved aside to `PATH.1` once, when it is full; after that they are only counted.
+
+    Args:
+        path: of the file; empty to count only. The first line creates it, for its owner alone to read.
+        max_bytes: of the file.
+
+    Attributes:
+        not_kept: lines that there was no room for, or that could not be written.
+    """
+
+    def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self.not_kept = 0
+        self._max_bytes = max_bytes
+        self._aside = f"{path}.1"
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        """Keep lines, durably; none has a newline. What cannot be kept is counted and told."""
+        try:
+            kept, why = self._add(lines) if self.path else (0, "there is no file for them")
+        except OSError as err:
+            kept, why = 0, str(err.strerror)
+        for _ in lines[kept:]:
+            self.not_kept += 1
+            if powers_of_ten(self.not_kept):
+                log.error("refused rows not kept path=%s rows=%d: %s", self.path, self.not_kept, why)
+
+    def _add(self, lines: Sequence[bytes]) -> tuple[int, str]:
+        """Append them; how many there was room for, and why not for all."""
+        done = 0
+        while done < len(lines):
+            descriptor = os.open(
+                self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+            try:
+                size = os.fstat(descriptor).st_size
+                fitting = 0
+                for line in lines[done:]:
+                    size += len(line) + 1
+                    if size > self._max_bytes:
+                        break
+                    fitting += 1
+                text = b"".join([line + b"\n" for line in lines[done : done + fitting]])
+                while text:
+                    text = text[os.write(descriptor, text) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            done += fitting
+            if done < len(lines):
+                if len(lines[done]) >= self._max_bytes or os.path.lexists(self._aside):
+                    return done, f"full; look at it and at {self._aside}, and remove both"
+                os.rename(self.path, self._aside)
+        return done, ""

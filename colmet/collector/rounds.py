@@ -1,0 +1,136 @@
+"""One request to many nodes over the link, and their answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from colmet.common.cli import powers_of_ten
+from colmet.common.control import ERRAND_S, Errands, Handler
+from colmet.common.errors import Refused, WireError
+from colmet.common.wire.control import Request, decode_answer, encode
+
+log = logging.getLogger(__name__)
+
+WAIT_S = ERRAND_S + 1.0  # for the nodes: each has so long to do it, and its answer has a way to go
+MAX_ANSWER_BYTES = 16 << 10  # of one node
+MAX_ROUNDS = 8
+MAX_REASON = 1000  # characters
+
+
+class Asked(Protocol):
+    """What is asked of the link, a `link.Link`."""
+
+    @property
+    def callers(self) -> Iterable[str]: ...  # noqa: D102
+
+    def ask(self, host: str, number: int, content: bytes) -> bool: ...  # noqa: D102
+
+
+class Round:
+    """A request that is under way.
+
+    Attributes:
+        number: of it, on the link.
+        waiting: hosts whose answers have not come.
+        answers: by host.
+        away: hosts that could not be asked.
+        is_done: set when all have answered.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waiting: set[str] = set()
+        self.answers: dict[str, bytes] = {}
+        self.away: list[str] = []
+        self.is_done = threading.Event()
+
+
+class Rounds:
+    """Requests that are under way. For the thread that has the link.
+
+    Attributes:
+        late: answers that came when nobody waited for them any more.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self._number = time.time_ns() // 1000  # not those of a collector that was here before: nodes may answer it late
+        self._rounds: dict[int, Round] = {}
+
+    def begin(self, link: Asked, content: bytes, hosts: Iterable[str] | None) -> Round:
+        """Ask these hosts, or all that are there."""
+        self._number += 1
+        begun = self._rounds[self._number] = Round(self._number)
+        for host in sorted(set(link.callers if hosts is None else hosts)):
+            if link.ask(host, self._number, content):
+                begun.waiting.add(host)
+            else:
+                begun.away.append(host)
+        if not begun.waiting:
+            begun.is_done.set()
+        while len(self._rounds) > MAX_ROUNDS:  # of some nobody came to ask for the end
+            self._rounds.pop(min(self._rounds))
+        return begun
+
+    def answered(self, host: str, number: int, content: bytes) -> None:
+        """An answer has come."""
+        found = self._rounds.get(number)
+        if found is None or host not in found.waiting:
+            self.late += 1
+            if powers_of_ten(self.late):
+                log.warning("answer of a node that nobody waits for host=%s late=%d", host, self.late)
+            return
+        found.waiting.remove(host)
+        found.answers[host] = content if len(content) <= MAX_ANSWER_BYTES else b""
+        if not found.waiting:
+            found.is_done.set()
+
+    def end(self, ended: Round) -> Round:
+        """Wait for no more answers; nothing of it changes after this."""
+        self._rounds.pop(ended.number, None)
+        return ended
+
+
+def summary(ended: Round) -> dict[str, Any]:
+    """What came of a request to configure: how many nodes changed, which refused and why, which said nothing."""
+    changed: list[str] = []
+    unchanged: list[str] = []
+    refused: dict[str, list[str]] = {}
+    for host, content in ended.answers.items():
+        try:
+            answer = decode_answer(content)
+        except WireError as err:
+            answer = {"error": f"its answer cannot be read: {err}"}
+        if answer.get("ok") is not True:
+            reason = "".join(c if c.isprintable() else "?" for c in str(answer.get("error"))[:MAX_REASON])
+            refused.setdefault(reason, []).append(host)
+        else:
+            (changed if answer.get("changed") else unchanged).append(host)
+    return {
+        "ok": not (refused or ended.waiting or ended.away),
+        "changed": sorted(changed),
+        "unchanged": sorted(unchanged),
+        "refused": {why: sorted(hosts) for why, hosts in refused.items()},
+        "silent": sorted(ended.waiting),
+        "away": ended.away,
+    }
+
+
+def handler(rounds: Rounds, link: Asked, errands: Errands, wait_s: float = WAIT_S) -> Handler:
+    """Answers `configure` for all nodes, or for those in `hosts`, with commas; not in the main thread."""
+
+    def configure(request: Request) -> dict[str, Any]:
+        names = request.get("hosts")
+        if names is not None and not isinstance(names, str):
+            raise Refused("hosts: not a text")
+        hosts = None if names is None else [name for name in names.split(",") if name]
+        content = encode({key: value for key, value in request.items() if key != "hosts"})
+        begun = errands.call(lambda: rounds.begin(link, content, hosts))
+        begun.is_done.wait(wait_s)
+        return summary(errands.call(lambda: rounds.end(begun)))
+
+    return configure

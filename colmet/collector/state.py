@@ -1,0 +1,138 @@
+"""What an output remembers durably: how far it has come in the journal, and notes of its own.
+
+Source: JSON, one file for each output, replaced as a whole (rename), so that it is either the former or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from colmet.common.errors import OutputUnavailable
+
+log = logging.getLogger(__name__)
+
+FORM = 1  # of the file
+MAX_BYTES = 64 << 20
+
+
+class State:
+    """The position and the notes of one output. Used by that output's thread alone, once it is open.
+
+    Args:
+        path: of the file; empty to remember in memory only.
+        journal: name of the journal that the positions are about, 16 hexadecimal digits.
+        oldest: number of the first record that the journal still has.
+        end: number that the next record of the journal will get.
+
+    Attributes:
+        position: number of the first record that the output has not written yet; it goes on there.
+        keep_from: records from here on are wanted again should the output's file turn out to be damaged. The journal
+            keeps them while it has room; at most `position`.
+        notes: what the output itself wants to know after a restart; JSON.
+        is_new: whether nothing was remembered.
+    """
+
+    def __init__(self, path: str, journal: str, oldest: int, end: int) -> None:
+        self._path = path
+        self.journal = journal
+        self.oldest = oldest
+        self.end = end
+        self.position = self.keep_from = end
+        self.notes: Mapping[str, Any] = {}
+        self.is_new = True
+        if path:
+            self._load()
+
+    @property
+    def directory(self) -> str:
+        """Where its file is, for others of the same output; empty where it remembers in memory only."""
+        return os.path.dirname(os.path.abspath(self._path)) if self._path else ""
+
+    def save(self, position: int, notes: Mapping[str, Any] | None = None, keep_from: int | None = None) -> None:
+        """Remember this from now on; when it returns, even a power failure does not undo it.
+
+        Args:
+            position: see `position`.
+            notes: the new notes; None to leave them as they are.
+            keep_from: see there; None for `position`.
+
+        Raises:
+            OutputUnavailable: it could not be written, e.g. as the disk is full; what was remembered before, still is.
+        """
+        notes = self.notes if notes is None else dict(notes)
+        keep_from = position if keep_from is None else min(keep_from, position)
+        if self._path:
+            document = {"form": FORM, "journal": self.journal, "position": position, "keep_from": keep_from}
+            try:
+                replace(self._path, json.dumps({**document, "notes": notes}).encode())
+            except OSError as err:
+                raise OutputUnavailable(f"cannot write {self._path}: {err.strerror}") from err
+        self.position, self.keep_from, self.notes = position, keep_from, notes
+
+    def _load(self) -> None:
+        try:
+            with open(self._path, "rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return
+        try:
+            document = parse(text)
+            if document["journal"] != self.journal:
+                raise ValueError(f"of another journal, {document['journal']!r}")
+        except ValueError as err:
+            aside = f"{self._path}.unreadable"
+            os.replace(self._path, aside)
+            log.error(
+                "position of an output unreadable, it starts again with the oldest record of the journal, so rows may "
+                "be written twice: path=%s cause=%r aside=%s",
+                self._path,
+                err,
+                aside,
+            )
+            self.position = self.keep_from = self.oldest
+            return
+        self.is_new = False
+        self.notes = document["notes"]
+        self.position, self.keep_from = document["position"], document["keep_from"]
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """What is in the file of a state; ValueError where that is something else."""
+    try:
+        document = json.loads(text)
+        form, position, keep_from = document["form"], document["position"], document["keep_from"]
+        if form != FORM or not isinstance(document["journal"], str) or not isinstance(document["notes"], dict):
+            raise ValueError("another form")
+    except (KeyError, TypeError, RecursionError) as err:
+        raise ValueError(f"another form: {err!r}") from err
+    if type(position) is not int or type(keep_from) is not int or not 0 <= keep_from <= position < 1 << 63:
+        raise ValueError(f"position {position!r}, keep_from {keep_from!r}")
+    return dict(document)
+
+
+def replace(path: str, content: bytes) -> None:
+    """Write a file so that there is always the former or the new one, whatever happens; OSError where it cannot be."""
+    temporary = f"{path}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        done = 0
+        while done < len(content):
+            done += os.write(descriptor, content[done:])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+    sync_directory(os.path.dirname(path))
+
+
+def sync_directory(path: str) -> None:
+    """Make what was created, renamed and removed in a directory survive a power failure."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,114 @@
+"""The rows of the last chunks of tables, kept beside an HDF5 file while a burst writes these chunks anew.
+
+HDF5 writes a compressed chunk that is filled up to another place, and gives the old place to others, before the file
+says so. After a kill the file leads to the old place, where there is something else by now.
+
+Source: own; for each table its name, and its rows deflated.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import BinaryIO
+
+from colmet.collector.state import sync_directory
+
+HEAD = struct.Struct("<II")  # bytes of the name, bytes of the deflated rows
+MAX_ROWS_BYTES = 256 << 20  # of one table
+
+
+def tails_path(path: str) -> str:
+    """Where the rows of a file's last chunks are kept."""
+    return f"{path}.tails"
+
+
+class TailWriter:
+    """Keeps the rows of last chunks; they are on disk when the `with` block ends. What was kept before is gone.
+
+    Args:
+        path: of the HDF5 file.
+
+    Attributes:
+        checksums: of the rows, by table.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = tails_path(path)
+        self._file: BinaryIO | None = None
+        self.checksums: dict[str, int] = {}
+
+    def __enter__(self) -> TailWriter:
+        return self
+
+    def add(self, name: str, rows: bytes) -> None:
+        """Keep the rows of one table; OSError where that cannot be."""
+        if self._file is None:
+            is_new = not os.path.lexists(self._path)
+            self._file = open(self._path, "wb")  # noqa: SIM115 - closed by __exit__
+            if is_new:
+                sync_directory(os.path.dirname(self._path))
+        packed, label = zlib.compress(rows, 1), name.encode()
+        self._file.write(HEAD.pack(len(label), len(packed)) + label + packed)
+        self.checksums[name] = zlib.crc32(rows)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, err: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._file is None:
+            return
+        with self._file as file:
+            if err is None:
+                file.flush()
+                os.fsync(file.fileno())
+
+
+class KeptTails:
+    """The rows that were kept, as far as they are those asked for.
+
+    Args:
+        path: of the HDF5 file.
+        checksums: of the rows, by table.
+    """
+
+    def __init__(self, path: str, checksums: Mapping[str, int]) -> None:
+        self._path = tails_path(path)
+        self._checksums = checksums
+        self._places: dict[str, tuple[int, int]] = {}
+        if checksums and os.path.lexists(self._path):
+            with open(self._path, "rb") as file:
+                self._find(file)
+
+    def _find(self, file: BinaryIO) -> None:
+        size = os.fstat(file.fileno()).st_size
+        while len(head := file.read(HEAD.size)) == HEAD.size:
+            label_bytes, packed_bytes = HEAD.unpack(head)
+            if label_bytes + packed_bytes > size - file.tell():
+                return
+            name = file.read(label_bytes).decode(errors="replace")
+            if name in self._checksums:
+                self._places[name] = file.tell(), packed_bytes
+            file.seek(packed_bytes, os.SEEK_CUR)
+
+    def get(self, name: str) -> bytes | None:
+        """The rows of a table, or None."""
+        place = self._places.get(name)
+        if place is None:
+            return None
+        with open(self._path, "rb") as file:
+            file.seek(place[0])
+            packed = file.read(place[1])
+        try:
+            rows = zlib.decompressobj().decompress(packed, MAX_ROWS_BYTES)
+        except zlib.error:
+            return None
+        return rows if zlib.crc32(rows) == self._checksums[name] else None
+
+
+def remove_tails(path: str) -> None:
+    """Remove what is kept beside an HDF5 file."""
+    if os.path.lexists(tails_path(path)):
+        os.unlink(tails_path(path))

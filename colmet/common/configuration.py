@@ -1,0 +1,238 @@
+"""The configuration file of a daemon: every option of its command line, by its long name, in TOML.
+
+What may stand in it is taken from the parser of the command line, so there is no second list of options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from colmet.common.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_BYTES = 64 << 10
+_MARK = "colmet-here"
+_MAX_PLACES = 20  # where a key may stand: what looks like it may also be within a text of several lines
+_PLACE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
+# What makes no sense in a file that is read at each start.
+_NOT_IN_FILES = frozenset({"help", "version", "config", "check_config"})
+
+
+def add_options(parser: argparse._ActionsContainer) -> None:
+    """Declare --config and --check-config."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a TOML file with any of these options by their long names, such as sample-period = 5; what is given on "
+        "the command line counts instead. SIGHUP has it read again (default: none)",
+    )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="check the command line and the file of --config, then exit (status 2: something is wrong with them)",
+    )
+
+
+class Configuration:
+    """The options of a command line and of the file that it names.
+
+    Args:
+        build: makes the parser of the command line, with `add_options`.
+        argv: the command line.
+
+    Attributes:
+        path: of the file; None where there is none.
+        names: of all options that may stand in a file, by what argparse calls their values.
+    """
+
+    def __init__(self, build: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> None:
+        self._build = build
+        parser = build()
+        parser.parse_args(argv)  # answers --help, which names the defaults, and what is wrong
+        self.names = {action.dest: name for name, action in _by_name(parser).items()}
+        for action in parser._actions:
+            action.default = argparse.SUPPRESS  # so that what is given is all that there is
+        self._given = vars(parser.parse_args(argv))
+        self.path: str | None = self._given.get("config")
+
+    def read(self) -> argparse.Namespace:
+        """All options: what the command line gives, else the file, else the defaults.
+
+        Raises:
+            ConfigError: the file cannot be used; the text names file, line and key.
+        """
+        parser = self._build()
+        options = parser.parse_args([])
+        if self.path is not None:
+            vars(options).update(parse(_text(self.path), self.path, parser))
+        vars(options).update(self._given)
+        return options
+
+
+def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The values of the options in a configuration file, by what argparse calls them.
+
+    Args:
+        text: of the file.
+        path: of the file, for errors.
+        parser: of the command line.
+
+    Raises:
+        ConfigError: names file, line and key.
+    """
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as err:
+        said = _PLACE.search(str(err))
+        line = f":{said[1] or len(text.splitlines())}" if said else ""
+        raise ConfigError(f"{path}{line}: not TOML: {_PLACE.sub('', str(err))}") from err
+    actions = _by_name(parser)
+    values: dict[str, Any] = {}
+    for key, value in found.items():
+        action = actions.get(key)
+        try:
+            if action is None:
+                raise ValueError(_unknown(key, value, actions))
+            if action.dest in values:
+                raise ValueError("given twice, by two names")
+            values[action.dest] = _checked(action, value)
+        except ValueError as err:
+            raise ConfigError(f"{path}{_line(text, key)}: {key}: {err}") from err
+    return values
+
+
+def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The options that may stand in a file, by their long names."""
+    return {
+        name[2:]: action
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--") and action.dest not in _NOT_IN_FILES
+    }
+
+
+def _unknown(key: str, value: Any, known: Mapping[str, object]) -> str:
+    if isinstance(value, dict) or (type(value) is list and dict in map(type, value)):
+        return "there are no sections in this file, and no dots in names; give the options by their names alone"
+    if key in _NOT_IN_FILES or key.replace("-", "_") in _NOT_IN_FILES:
+        return "only for the command line"
+    near = difflib.get_close_matches(key[:100], known, n=1)
+    return f"no such option{f'; did you mean {near[0]}?' if near else ''}"
+
+
+def _checked(action: argparse.Action, value: Any) -> Any:
+    """A value of the file as the command line would have it.
+
+    Raises:
+        ValueError: it is not one; also argparse's own errors come as this.
+    """
+    if isinstance(action, argparse._CountAction):
+        if type(value) is not int or not 0 <= value <= 9:
+            raise ValueError(f"{_shown(value)} is not a whole number from 0 to 9")
+        return value
+    if action.nargs == 0:
+        if type(value) is not bool:
+            raise ValueError(f"{_shown(value)} is neither true nor false")
+        return action.const if value else action.default
+    if action.nargs is None and not isinstance(action, argparse._AppendAction):
+        return _converted(action, value)
+    elements = value if type(value) is list else [value]
+    if not elements:
+        raise ValueError("an empty array; leave the option out instead")
+    return [_converted(action, element) for element in elements]
+
+
+def _converted(action: argparse.Action, value: Any) -> Any:
+    """One text or number, by the option's own type and choices."""
+    if type(value) is str:
+        text = value
+        if "\0" in text:
+            raise ValueError("a text that contains a NUL byte")
+    elif type(value) in (int, float) and action.type is not None:
+        if not -(2.0**63) <= value <= 2.0**63 and value == value:
+            raise ValueError("a number that is too large")
+        text = repr(value)
+    else:
+        raise ValueError(f"{_shown(value)} is not a text" + (" or a number" if action.type is not None else ""))
+    converted: Any = text
+    if action.type is not None:
+        assert callable(action.type)
+        try:
+            converted = action.type(text)
+        except argparse.ArgumentTypeError as err:
+            raise ValueError(str(err)) from err
+        except (TypeError, ValueError) as err:
+            raise ValueError(f"{text!r:.100} is not what the option takes") from err
+    if action.choices is not None and converted not in action.choices:
+        raise ValueError(f"{text!r:.100} is none of {', '.join(map(str, action.choices))}")
+    return converted
+
+
+def _shown(value: Any) -> str:
+    """A value of a wrong type by that type: the value itself may be secret."""
+    kinds = {
+        bool: "a truth value",
+        str: "a text",
+        list: "an array",
+        dict: "a section",
+        int: "a number",
+        float: "a number",
+    }
+    return kinds.get(type(value), "a date or time")
+
+
+def _line(text: str, key: str) -> str:
+    """Where a key stands, ``:7``; "" where that cannot be told.
+
+    The TOML library does not tell. So whatever looks like the key is replaced by a mark, one at a time: where the mark
+    is then a key, that was it.
+    """
+    name = re.escape(key)
+    pattern = re.compile(rf"^[ \t]*(?:\[\[?[ \t]*)?(\"{name}\"|'{name}'|{name})(?=[ \t]*[=.\]])", re.MULTILINE)
+    for match in islice(pattern.finditer(text), _MAX_PLACES):
+        try:
+            marked = tomllib.loads(f"{text[: match.start(1)]}{_MARK}{text[match.end(1) :]}")
+        except (ValueError, RecursionError):
+            continue
+        if _MARK in marked:
+            return f":{text.count(chr(10), 0, match.start(1)) + 1}"
+    return ""
+
+
+def _text(path: str) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read, is no regular file, is too large, or somebody else could have written it.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path}: not a regular file")
+            if os.geteuid() == 0 and (status.st_uid != 0 or status.st_mode & 0o022):
+                raise ConfigError(
+                    f"{path}: others than root can write it, and it says what root does: chown root {path}; "
+                    f"chmod go-w {path}"
+                )
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}") from err
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path}:{data.count(10, 0, err.start) + 1}: not UTF-8") from err

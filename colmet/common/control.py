@@ -1,0 +1,317 @@
+"""The control socket of a daemon: what is asked there is answered by handlers, in a thread of its own.
+
+A request names a command; its handler gets the request and gives the answer. What only the main thread may do is handed
+to it as an errand. A request that cannot be answered gets `{"error": why}`, is counted, and ends nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from concurrent import futures
+from typing import Any, Callable, TypeVar
+
+from colmet.common import cli
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
+from colmet.common.keys import KnownKeys, read_pair, read_public
+from colmet.common.transport import Busy, Client, ControlClient, ControlServer, Door
+from colmet.common.transport.curve import check_pair
+from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
+
+log = logging.getLogger(__name__)
+
+DIRECTORY = "/run/colmet"
+RUST_COMMAND = "configure"  # what a request without a command asks for: the Rust node has no other
+ERRAND_S = 5.0  # for the main thread to do what it is asked to
+# Whoever asks without end gets a tenth of a CPU at most, and so many answers a second.
+REST_SHARE = 9.0
+MIN_REST_S = 0.01
+
+Handler = Callable[[Request], dict[str, Any]]
+T = TypeVar("T")
+
+
+def add_options(parser: cli.Options, daemon: str) -> None:
+    """Declare --control-socket and --control-curve-keys.
+
+    Args:
+        parser: of the daemon.
+        daemon: "node" or "collector".
+    """
+    parser.add_argument(
+        "--control-socket",
+        metavar="PATH",
+        help="Unix socket for `colmet status` and others who ask this daemon something; its user's alone; '' for none "
+        f"(default: {DIRECTORY}/{daemon}.sock, or colmet/{daemon}.sock under $XDG_RUNTIME_DIR). tcp://HOST:PORT takes "
+        "--control-curve-keys",
+    )
+    parser.add_argument(
+        "--control-curve-keys",
+        metavar="DIR",
+        help="folder with the public keys (NAME.key) of those who may ask for all over TCP, where --control-socket is "
+        "tcp://HOST:PORT; takes --zeromq-curve-secret. Changes in it are seen within 10 s",
+    )
+
+
+def add_client_options(parser: cli.Options) -> None:
+    """Declare --control-socket, --curve-secret and --curve-daemon, of a command that asks."""
+    parser.add_argument(
+        "--control-socket", metavar="PATH", help="where the daemon listens, if not where it does by default"
+    )
+    parser.add_argument(
+        "--curve-secret", metavar="FILE", help="pair of keys of whoever asks, for --control-socket tcp://HOST:PORT"
+    )
+    parser.add_argument("--curve-daemon", metavar="FILE", help="public key of the daemon that is asked, for the same")
+
+
+def client_of(options: argparse.Namespace) -> Client | None:
+    """The keys that the command line of a command names; None where it names none.
+
+    Raises:
+        ConfigError: one of them is missing, or a file cannot be used.
+    """
+    secret, daemon = options.curve_secret, options.curve_daemon
+    if not secret and not daemon:
+        return None
+    if not secret or not daemon:
+        raise ConfigError(f"{'--curve-daemon' if secret else '--curve-secret'} is missing: TCP takes both keys")
+    pair = check_pair(read_pair(secret, "--curve-secret"), f"--curve-secret {secret}")
+    return Client(pair, read_public(daemon, "--curve-daemon"))
+
+
+def door_of(options: argparse.Namespace) -> Door | None:
+    """What those who ask over TCP come through, as the command line of a daemon says; None where they do not.
+
+    Raises:
+        ConfigError: one of the options is missing, or what it names cannot be used.
+    """
+    keys, secret, place = options.control_curve_keys, options.zeromq_curve_secret, options.control_socket
+    if not keys:
+        return None
+    if not secret or not (place or "").startswith("tcp:"):
+        missing = "--control-socket tcp://HOST:PORT" if secret else "--zeromq-curve-secret"
+        raise ConfigError(f"{missing} is missing: --control-curve-keys is for those who ask over TCP")
+    pair = check_pair(read_pair(secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {secret}")
+    return Door(pair, KnownKeys(keys, "--control-curve-keys"))
+
+
+def default_paths(daemon: str) -> list[str]:
+    """Where a daemon's socket is if nobody says, the best place first."""
+    # the second is a unit's RuntimeDirectory=, where its user has no right to write in the first
+    runtime = [os.environ.get("RUNTIME_DIRECTORY", ""), os.path.join(os.environ.get("XDG_RUNTIME_DIR", ""), "colmet")]
+    directories = [DIRECTORY, *filter(os.path.isabs, runtime)]
+    return [os.path.join(directory, f"{daemon}.sock") for directory in directories]
+
+
+def uri_of(place: str) -> str:
+    """What --control-socket says, as a URI: a path, or a URI as it is."""
+    return place if place.startswith(("ipc:", "tcp:")) else f"ipc://{os.path.abspath(place)}"
+
+
+class Errands:
+    """What other threads have the main thread do. As a context manager; at its end all that waits is refused.
+
+    Attributes:
+        fd: readable when there is something to do.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], Any], futures.Future[Any]]] = []
+        self._lock = threading.Lock()
+        self._ended = False
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Errands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._ended = True
+            waiting, self._waiting = self._waiting, []
+        for _function, future in waiting:
+            future.cancel()
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+    def call(self, function: Callable[[], T], timeout_s: float = ERRAND_S) -> T:
+        """What `function` returns in the main thread; what it raises is raised here.
+
+        Raises:
+            Refused: it is not done within the time; where it has not begun by then, it will not be.
+        """
+        future: futures.Future[T] = futures.Future()
+        with self._lock:
+            if self._ended:
+                raise Refused("the daemon is about to end")
+            self._waiting.append((function, future))
+            os.write(self._write_fd, b"\0")
+        try:
+            return future.result(timeout_s)
+        except futures.CancelledError:
+            raise Refused("the daemon is about to end") from None
+        except futures.TimeoutError:  # not the builtin one before Python 3.11
+            if future.done():  # at this very moment; or the error is its own
+                return future.result()
+            doing = "it goes on with it" if not future.cancel() else "it will not do it later either"
+            raise Refused(f"the daemon did not do it within {timeout_s:g} s; {doing}") from None
+
+    def serve(self) -> None:
+        """For the main thread: do what waits. No exception leaves here."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            if waiting:
+                os.read(self.fd, 4096)
+        for function, future in waiting:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as err:  # noqa: BLE001 - raised where it was asked for
+                    future.set_exception(err)
+
+
+class Control:
+    """Answers requests: those that come on a socket, and those that somebody else has received.
+
+    Args:
+        handlers: by command. They are called by the control socket's thread, or by whoever calls `answer`, one at a
+            time each; they raise `Refused` or another `ColmetError` to say why not.
+    """
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self.handlers = dict(handlers)
+        self._requests = self._refused = self._failures = 0
+        self._server: ControlServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def counters(self) -> dict[str, int]:
+        """Requests that came, those that were refused, and those that met a defect."""
+        return {"requests": self._requests, "refused": self._refused, "failures": self._failures}
+
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a request, both as bytes; whatever is wrong with the request, there is one."""
+        self._requests += 1
+        try:
+            answer = encode(self._handle(decode_request(message)))
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise Refused(
+                    f"the answer would have {len(answer)} bytes, more than the {MAX_ANSWER_BYTES} it may have"
+                )
+            return answer
+        except ColmetError as err:
+            self._refused += 1
+            if powers_of_ten(self._refused):
+                log.warning("request refused refused=%d bytes=%d: %.300s", self._refused, len(message), err)
+            return encode({"error": str(err)[:1000]})
+        except Exception as err:  # a defect of ours here must not end the daemon's other work
+            self._failures += 1
+            if powers_of_ten(self._failures):
+                log.exception("request failed failures=%d", self._failures)
+            return encode({"error": f"a defect of the daemon, its log has more: {type(err).__name__}"})
+
+    def _handle(self, request: Request) -> dict[str, Any]:
+        command = request.get("command", RUST_COMMAND)
+        handler = self.handlers.get(command) if isinstance(command, str) else None
+        if handler is None:
+            raise Refused(f"no command {command!r:.80}; there are: {', '.join(sorted(self.handlers))}")
+        return handler(request)
+
+    def start(self, server: ControlServer) -> None:
+        """Have a thread answer what comes on this socket, until `close`."""
+        self._server = server
+        self._thread = threading.Thread(target=self._run, args=(server,), name="control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more; also twice, and without a start. A handler that is at work is waited for, for a while."""
+        if self._server is not None and self._thread is not None:
+            self._server.wake()
+            self._thread.join(2 * ERRAND_S)
+            self._server = self._thread = None
+
+    def _run(self, server: ControlServer) -> None:
+        """The thread."""
+        while (asked := server.receive()) is not None:
+            began = time.thread_time()
+            server.send(asked.envelope, self.answer(asked.message))
+            time.sleep(max(MIN_REST_S, REST_SHARE * (time.thread_time() - began)))
+        server.close()
+
+
+def listen(place: str | None, daemon: str, control: Control, door: Door | None = None) -> None:
+    """Have the control socket that the command line asks for answered; or the default one, where there can be one.
+
+    Args:
+        place: --control-socket.
+        daemon: "node" or "collector".
+        control: what answers.
+        door: for TCP; it is closed with the socket.
+
+    Raises:
+        ConfigError: the socket that was asked for cannot be had.
+    """
+    if place is not None:
+        if place:
+            control.start(ControlServer(uri_of(place), door))
+        return
+    why = ""
+    for path in default_paths(daemon):
+        try:
+            control.start(ControlServer(uri_of(path)))
+        except ConfigError as err:
+            why = str(err)
+            if isinstance(err, Busy):
+                break
+        else:
+            return
+    log.warning("no control socket, `colmet status` cannot ask this daemon: %s", why)
+
+
+def ask(
+    place: str | None,
+    daemon: str,
+    request: Request,
+    timeout_s: float = 2 * ERRAND_S,
+    client: Client | None = None,
+) -> dict[str, Any]:
+    """Ask a daemon something.
+
+    Args:
+        place: of its socket, as --control-socket; None for the default one.
+        daemon: "node" or "collector".
+        request: what is asked.
+        timeout_s: to wait for the answer.
+        client: keys, for TCP.
+
+    Raises:
+        Unreachable: no daemon is there, this user may not ask it, or it did not answer.
+        Refused: it said no.
+        WireError: the answer is none.
+        ConfigError: there can be no socket of that name.
+    """
+    connected = _connect(place, daemon, client)
+    try:
+        answer = decode_answer(connected.ask(encode(request), timeout_s))
+    finally:
+        connected.close()
+    error = answer.get("error")
+    if error is not None:
+        raise Refused(str(error))
+    return answer
+
+
+def _connect(place: str | None, daemon: str, client: Client | None) -> ControlClient:
+    if place is not None:
+        return ControlClient(uri_of(place), client)
+    denied: Unreachable | None = None
+    for path in (paths := default_paths(daemon)):
+        try:
+            return ControlClient(uri_of(path))
+        except Unreachable as err:
+            if err.why != "absent":
+                denied = denied or err
+    raise denied or Unreachable(f"no colmet-{daemon} listens on {' or '.join(paths)}; is it running?", "absent")

@@ -1,0 +1,295 @@
+"""An HTTP server for one page, `/metrics`: a thread of its own, a few connections, each with a deadline.
+
+Whoever connects can keep it from others for as long as the deadlines allow, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from colmet.common import cli
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.exposition import CONTENT_TYPE, Family, render
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 4
+MAX_REQUEST_BYTES = 8192
+REQUEST_S = 5.0  # for a request to come whole
+ANSWER_S = 30.0  # for its answer to be taken
+SEND_BYTES = 1 << 16
+PAGE = "/metrics"
+INDEX = '<html><head><title>Colmet</title></head><body><a href="/metrics">metrics</a></body></html>\n'
+
+
+class Listen(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+def listen_address(text: str) -> Listen:
+    """An option type: [HOST:]PORT; a port alone is this machine's own."""
+    host, colon, port = text.rpartition(":")
+    host = host if colon else "127.0.0.1"
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not (host and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not [HOST:]PORT, such as 9333 or 0.0.0.0:9333")
+    return Listen(host, int(port))
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --metrics-listen and --metrics-jobs."""
+    parser.add_argument(
+        "--metrics-listen",
+        metavar="[HOST:]PORT",
+        type=listen_address,
+        help="tell Prometheus how this daemon is, at http://HOST:PORT/metrics; a port alone is for this machine only. "
+        "Whoever can reach it can read it (default: not at all)",
+    )
+    parser.add_argument(
+        "--metrics-jobs", action="store_true", help="tell it the latest values of every job's columns there, too"
+    )
+
+
+class Endpoint:
+    """Serves the page until `close`.
+
+    Args:
+        listen: where; port 0 takes any free one, `address` then tells which.
+        families: gives what is on the page; called for each request, by the endpoint's thread.
+        pause: called between the pieces, to let others work.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        listen: Listen,
+        families: Callable[[], Iterable[Family]],
+        pause: Callable[[], None] = lambda: time.sleep(0.0005),
+    ) -> None:
+        self._families = families
+        self._pause = pause
+        self._served = self._refused = self._failures = 0
+        self._connections: dict[int, _Connection] = {}
+        try:
+            (family, _, _, _, address), *_ = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)
+            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                self._socket.bind(address)
+                self._socket.listen(16)
+            except BaseException:
+                self._socket.close()
+                raise
+        except OSError as err:
+            where = f"[{listen.host}]" if ":" in listen.host else listen.host
+            raise ConfigError(
+                f"--metrics-listen {where}:{listen.port}: {err.strerror}; give an address of this machine and a port "
+                "that nothing else uses"
+            ) from err
+        self.address = Listen(*self._socket.getsockname()[:2])
+        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+        log.info("metrics at http://%s:%d%s", *self.address, PAGE)
+
+    def counters(self) -> dict[str, int]:
+        """Pages served, requests refused, and pages that met a defect."""
+        return {"served": self._served, "refused": self._refused, "failures": self._failures}
+
+    def close(self) -> None:
+        """Stop, and close all; also twice."""
+        if self._write_wake >= 0:
+            os.write(self._write_wake, b"\0")
+            self._thread.join()
+            os.close(self._wake)
+            os.close(self._write_wake)
+            self._wake = self._write_wake = -1
+
+    def _run(self) -> None:
+        """The thread."""
+        with selectors.DefaultSelector() as selector, self._socket:
+            selector.register(self._wake, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
+            try:
+                while True:
+                    for key, _ in selector.select(self._delay_s()):
+                        if key.fd == self._wake:
+                            return
+                        if key.fileobj is self._socket:
+                            self._accept(selector)
+                        elif key.fd in self._connections and not self._go_on(selector, self._connections[key.fd]):
+                            self._drop(selector, self._connections[key.fd])
+                    now = time.monotonic()
+                    for connection in [one for one in self._connections.values() if one.until <= now]:
+                        self._refuse("is too slow")
+                        self._drop(selector, connection)
+            finally:
+                for connection in list(self._connections.values()):
+                    self._drop(selector, connection)
+
+    def _delay_s(self) -> float | None:
+        first = min([connection.until for connection in self._connections.values()], default=None)
+        return None if first is None else max(0.0, first - time.monotonic())
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            accepted, _ = self._socket.accept()
+        except OSError:  # it has gone meanwhile, or there are no descriptors: it waits, and is asked for again
+            time.sleep(0.1)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._refuse("is one too many")
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        self._connections[accepted.fileno()] = _Connection(accepted)
+        selector.register(accepted, selectors.EVENT_READ)
+
+    def _drop(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
+        selector.unregister(connection.socket)
+        del self._connections[connection.socket.fileno()]
+        connection.socket.close()
+
+    def _go_on(self, selector: selectors.BaseSelector, connection: _Connection) -> bool:
+        """Take in or give out what there is; whether there is more to do."""
+        try:
+            if connection.answer is None:
+                if not connection.read():
+                    return True
+                connection.answer = self._answer(connection.request())
+                connection.until = time.monotonic() + ANSWER_S
+                selector.modify(connection.socket, selectors.EVENT_WRITE)
+            return connection.write()
+        except OSError as err:
+            self._refuse(f"has gone: {err.strerror}")
+        except ValueError as err:
+            self._refuse(str(err))
+        except Exception:  # a defect of ours here must not end the thread
+            self._failures += 1
+            if powers_of_ten(self._failures):
+                log.exception("page of metrics failed failures=%d", self._failures)
+        return False
+
+    def _refuse(self, why: str) -> None:
+        self._refused += 1
+        if powers_of_ten(self._refused):
+            log.warning("request for metrics refused refused=%d: it %s", self._refused, why)
+
+    def _answer(self, request: Request) -> Iterator[bytes]:
+        if request.path == "/":
+            yield _head("200 OK", "text/html") + INDEX.encode()
+        elif request.path != PAGE:
+            yield _head("404 Not Found", "text/plain") + b"There is /metrics.\n"
+        else:
+            yield from self._page(request.chunks)
+
+    def _page(self, chunks: bool) -> Iterator[bytes]:
+        pieces = render(self._families())
+        try:
+            first = next(pieces, "")  # before it is said that all is well
+        except ColmetError as err:
+            self._failures += 1
+            yield _head("503 Service Unavailable", "text/plain") + f"{err}\n".encode()
+            return
+        yield _head("200 OK", CONTENT_TYPE, "Transfer-Encoding: chunked\r\n" if chunks else "")
+        for piece in itertools.chain([first], pieces):
+            content = piece.encode()
+            # in chunks, whoever asks knows a page that ends early from one that is whole
+            yield b"%x\r\n%s\r\n" % (len(content), content) if chunks else content
+            self._pause()
+        if chunks:
+            yield b"0\r\n\r\n"
+        self._served += 1
+
+
+def _head(status: str, content_type: str, more: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n{more}Connection: close\r\n\r\n".encode()
+
+
+class Request(NamedTuple):
+    """What is asked for.
+
+    Attributes:
+        path: without what is behind a question mark.
+        chunks: whether whoever asks knows answers in chunks.
+    """
+
+    path: str
+    chunks: bool
+
+
+def parse_request(request: bytes) -> Request:
+    """What a request asks for.
+
+    Raises:
+        ValueError: it is no GET request.
+    """
+    words = request.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        raise ValueError("is not HTTP")
+    if words[0] != b"GET":
+        raise ValueError("is not a GET")
+    return Request(words[1].split(b"?", 1)[0].decode("ascii", "replace"), words[2] != b"HTTP/1.0")
+
+
+class _Connection:
+    """One of them.
+
+    Attributes:
+        until: it may take, by the monotonic clock.
+        answer: what is to be sent yet; None before the request is whole.
+    """
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.until = time.monotonic() + REQUEST_S
+        self.answer: Iterator[bytes] | None = None
+        self._request = b""
+        self._waiting = b""
+        self._is_whole = False
+
+    def read(self) -> bool:
+        """Take in what has come; whether the request is whole."""
+        part = self.socket.recv(MAX_REQUEST_BYTES)
+        if not part:
+            raise ValueError("ends before its request does")
+        self._request += part
+        if len(self._request) > MAX_REQUEST_BYTES:
+            raise ValueError(f"has a request of more than {MAX_REQUEST_BYTES} bytes")
+        return b"\r\n\r\n" in self._request or b"\n\n" in self._request
+
+    def request(self) -> Request:
+        """What is asked for, once it is whole."""
+        return parse_request(self._request)
+
+    def write(self) -> bool:
+        """Send what there is room for; whether there is more."""
+        assert self.answer is not None
+        while len(self._waiting) < SEND_BYTES:
+            piece = next(self.answer, None)
+            if piece is None:
+                self._is_whole = True
+                break
+            self._waiting += piece
+        with contextlib.suppress(BlockingIOError):
+            self._waiting = self._waiting[self.socket.send(self._waiting) :]
+        return bool(self._waiting) or not self._is_whole

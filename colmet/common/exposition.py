@@ -1,0 +1,68 @@
+"""Figures in the text format of Prometheus, version 0.0.4, a piece at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Union
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PIECE = 100  # lines at a time: what writes them can let others work in between
+
+Number = Union[int, float]
+_NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+# To the base units that Prometheus asks for: the suffix, and by what the value is divided.
+_UNITS = {"usec": ("_seconds", 1e6), "nsec": ("_seconds", 1e9), "sec": ("_seconds", 1), "kbytes": ("_bytes", 1 / 1024)}
+
+
+class Family(NamedTuple):
+    """All samples of one name.
+
+    Attributes:
+        name: as made by `named`.
+        kind: counter, gauge or untyped.
+        help: what it means.
+        samples: labels as made by `labels`, and a value each.
+    """
+
+    name: str
+    kind: str
+    help: str
+    samples: Iterable[tuple[str, Number]]
+
+
+def named(*parts: str, kind: str = "gauge") -> str:
+    """A metric's name: the parts joined; those of counters end in _total."""
+    name = _NOT_A_NAME.sub("_", "_".join(parts))
+    return f"{name}_total" if kind == "counter" and not name.endswith("_total") else name
+
+
+def in_base_unit(name: str, unit: str, kind: str) -> tuple[str, Number]:
+    """The end of a metric's name in the base unit of its unit, and what its values are to be divided by."""
+    suffix, divisor = _UNITS.get(unit, ("", 1))
+    return named(name + suffix, kind=kind), divisor
+
+
+def labels(pairs: Mapping[str, str]) -> str:
+    """Labels in their form, with braces; empty for none."""
+    if not pairs:
+        return ""
+    return "{" + ",".join([f'{name}="{_escaped(value)}"' for name, value in pairs.items()]) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def render(families: Iterable[Family]) -> Iterator[str]:
+    """The text, in pieces of at most so many lines; a family without a sample is left out."""
+    for family in families:
+        help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+        lines = [f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"]
+        for sample_labels, value in family.samples:
+            lines.append(f"{family.name}{sample_labels} {value}\n")
+            if len(lines) > PIECE:
+                yield "".join(lines)
+                lines = []
+        if len(lines) != 1 or not lines[0].startswith("#"):
+            yield "".join(lines)

@@ -1,0 +1,130 @@
+"""What both daemons tell of themselves: who they are, and what has gone wrong lately."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from colmet import __version__
+from colmet.common.exposition import Family, Number, labels, named
+
+RECENT_S = 3600.0
+_STEP_S = 60.0
+NOTE_S = 10.0
+
+
+class Recent:
+    """How much counters have grown within the last hour: what went wrong long ago is no news.
+
+    Args:
+        start: what they count from; 0 where nothing is said.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self, start: Mapping[str, int] = MappingProxyType({}), monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
+        self._notes = deque([(monotonic(), dict(start))])
+        self._latest = dict(start)
+
+    def note(self, totals: Mapping[str, int]) -> None:
+        """Note what has been counted since the start."""
+        now = self._monotonic()
+        if now - self._notes[-1][0] >= _STEP_S:
+            self._notes.append((now, dict(totals)))
+            while self._notes[0][0] < now - RECENT_S:
+                self._notes.popleft()
+        self._latest = dict(totals)
+
+    def growth(self) -> dict[str, int]:
+        """By how much each has grown."""
+        before = self._notes[0][1]
+        return {name: max(0, count - before.get(name, 0)) for name, count in self._latest.items()}
+
+
+class Backlog:
+    """For how long the oldest of what waits has done so, from notes of how much has come by when.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._notes: deque[tuple[float, int]] = deque(maxlen=int(RECENT_S / NOTE_S))
+
+    def note(self, came: int) -> None:
+        """Note how much has come since the start."""
+        now = self._monotonic()
+        if not self._notes or now - self._notes[-1][0] >= NOTE_S:
+            self._notes.append((now, came))
+
+    def behind_s(self, came: int, waiting: int) -> float:
+        """Seconds, at least: as far back as the notes go, to 10 s; 0 where nothing waits, or has not for long."""
+        done = came - waiting
+        then = next((when for when, count in list(self._notes) if count > done), None)
+        return 0.0 if then is None else round(self._monotonic() - then, 1)
+
+
+class Identity:
+    """Which daemon this is, and since when."""
+
+    def __init__(self, daemon: str) -> None:
+        self.daemon = daemon
+        self._start = time.monotonic()
+        self._started = time.time()
+        self._host = socket.gethostname()
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def values(self) -> dict[str, Any]:
+        """The first keys of a status."""
+        return {
+            "daemon": self.daemon,
+            "version": __version__,
+            "host": self._host,
+            "pid": os.getpid(),
+            "uptime_s": round(self.uptime_s, 1),
+        }
+
+    def families(self) -> Iterator[Family]:
+        """Of metrics: which daemon this is, and since when."""
+        name = f"colmet_{self.daemon}"
+        told = labels({"version": __version__, "host": self._host})
+        yield Family(f"{name}_info", "gauge", "Always 1; the labels tell which daemon this is.", [(told, 1)])
+        yield single(f"{name}_start_time_seconds", "gauge", "When it was started, since the epoch.", self._started)
+        yield single(f"{name}_cpu_seconds_total", "counter", "CPU time of the process.", time.process_time())
+
+
+def single(name: str, kind: str, help_text: str, value: Number | None) -> Family:
+    """A family of one sample without labels; of none where there is no value."""
+    return Family(name, kind, help_text, [] if value is None else [("", value)])
+
+
+# Of the counters that parts count by name, those that go up and down.
+GAUGES = frozenset(
+    {
+        *("waiting", "waiting_bytes", "bytes", "segments", "oldest", "records"),
+        *("held", "memory_bytes", "disk_bytes", "disk_segments"),
+        *("callers", "connections", "keys", "broken_keys"),
+        *("outstanding", "collectors", "collectors_there", "collectors_mute"),
+    }
+)
+
+
+def counted(prefix: str, part: str, counters: Mapping[str, Number]) -> Iterator[Family]:
+    """A family for each of a part's counters."""
+    for key, value in counters.items():
+        kind = "gauge" if key in GAUGES or key.endswith("_s") else "counter"
+        end = f"{key[:-2]}_seconds" if key.endswith("_s") else key.removeprefix(f"{part}_")
+        name = named(prefix, part, end, kind=kind)
+        yield single(name, kind, f"{part}: {key.replace('_', ' ')}.", value)

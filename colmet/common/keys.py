@@ -1,0 +1,297 @@
+"""Key files: pairs of keys for CURVE, and the folder that says which node each public key belongs to.
+
+A key is 32 bytes, written as 40 characters of Z85. A file has the form of ZeroMQ's certificates (docs/security.md):
+
+    public-key = "..."
+    secret-key = "..."      only in the file of its owner
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ConfigError
+from colmet.common.wire.limits import HOST
+
+log = logging.getLogger(__name__)
+
+PUBLIC, SECRET = ".key", ".secret"  # what the names of files end with
+MAX_FILE_BYTES = 16 << 10
+MAX_FILES = 65536
+CHECK_S = 1.0  # how often it is looked whether files came or went
+FULL_CHECK_S = 10.0  # and whether one was changed in its place
+
+_DIGITS = {
+    character: n
+    for n, character in enumerate(
+        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    )
+}
+_NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
+_LINE = re.compile(r"(public|secret)-key\s*=\s*\"([^\"]*)\"", re.ASCII)
+
+
+class Pair:
+    """A public key and its secret one. It is never shown whole: what is logged holds no secret."""
+
+    def __init__(self, public: str, secret: str) -> None:
+        self.public = public
+        self.secret = secret
+
+    def __repr__(self) -> str:
+        return f"Pair({self.public!r})"
+
+
+class _Keys(NamedTuple):
+    public: list[str]
+    secret: list[str]
+
+
+def check_key(text: str) -> str:
+    """`text`, if it is a key in Z85; ValueError otherwise. The text is not in the error: it may be a secret."""
+    if len(text) != 40 or not set(text) <= _DIGITS.keys():
+        raise ValueError("a key is 40 characters of Z85")
+    for start in range(0, 40, 5):
+        value = 0
+        for character in text[start : start + 5]:
+            value = value * 85 + _DIGITS[character]
+        if value >> 32:
+            raise ValueError("a key is 40 characters of Z85")
+    return text
+
+
+def _parse(text: str) -> _Keys:
+    """The keys in the text of a file; ValueError where it has another form."""
+    keys, in_metadata = _Keys([], []), False
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if line in ("metadata", "curve"):
+            in_metadata = line == "metadata"
+        elif line and not line.startswith("#") and not in_metadata:
+            match = _LINE.fullmatch(line)
+            if match is None:
+                raise ValueError(f'line {number} is not of the form public-key = "..."')
+            try:
+                getattr(keys, match[1]).append(check_key(match[2]))
+            except ValueError as err:
+                raise ValueError(f"line {number}: {err}") from None
+    if not keys.public:
+        raise ValueError('there is no line public-key = "..."')
+    return keys
+
+
+def _read(path: str, private: bool) -> _Keys:
+    """The keys in a file; OSError or ValueError, whose text tells what is wrong."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a file")
+        if private and status.st_mode & 0o077:
+            raise ValueError(f"others can read it (mode {status.st_mode & 0o777:04o}); chmod 600 {path}")
+        if private and status.st_uid not in (0, os.geteuid()):
+            raise ValueError(f"it belongs to another user (uid {status.st_uid}); chown it to the one who reads it")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than the {MAX_FILE_BYTES} bytes that a file of keys may have")
+    try:
+        return _parse(content.decode("ascii"))
+    except UnicodeDecodeError:
+        raise ValueError("it is not text") from None
+
+
+def read_public(path: str, option: str) -> str:
+    """The public key in a file.
+
+    Raises:
+        ConfigError: names the option and the remedy.
+    """
+    try:
+        keys = _read(path, private=False)
+        if len(set(keys.public)) != 1:
+            raise ValueError("it has more than one public key")
+    except (OSError, ValueError) as err:
+        raise _unusable(option, path, err, PUBLIC) from err
+    return keys.public[0]
+
+
+def read_pair(path: str, option: str) -> Pair:
+    """The pair in a file that nobody else can read.
+
+    Raises:
+        ConfigError: names the option and the remedy.
+    """
+    try:
+        keys = _read(path, private=True)
+        if len(keys.public) != 1 or len(keys.secret) != 1:
+            raise ValueError("it has to have one public key and one secret key")
+    except (OSError, ValueError) as err:
+        raise _unusable(option, path, err, SECRET) from err
+    return Pair(keys.public[0], keys.secret[0])
+
+
+def _unusable(option: str, path: str, err: OSError | ValueError, suffix: str) -> ConfigError:
+    what = err.strerror if isinstance(err, OSError) else str(err)
+    return ConfigError(f"{option} {path}: {what}; give a file NAME{suffix} that `colmet keygen` has made")
+
+
+def check_name(name: str) -> str:
+    """`name`, if a key can be for it: what a host may be called.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if HOST.fullmatch(name) is None or len(name) > 200:
+        raise ConfigError(f"{name!r} is not the name of a host")
+    return name
+
+
+def write_pair(directory: str, name: str, pair: Pair) -> tuple[str, str]:
+    """Write NAME.key and NAME.secret, where neither is there; their paths.
+
+    Raises:
+        ConfigError: one of them is there, or cannot be written. Neither is left behind then.
+    """
+    paths = os.path.join(directory, check_name(name) + PUBLIC), os.path.join(directory, name + SECRET)
+    heads = (
+        f"# Colmet: the public key of {name}. It may be shown to everybody.\n",
+        f"# Colmet: the secret key of {name}. Whoever reads it can speak as {name}: keep it on that machine alone.\n",
+    )
+    public = f'curve\n    public-key = "{pair.public}"\n'
+    texts = heads[0] + public, heads[1] + public + f'    secret-key = "{pair.secret}"\n'
+    made: list[str] = []
+    try:
+        for path, text, mode in zip(reversed(paths), reversed(texts), (0o600, 0o644)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            made.append(path)
+            with open(descriptor, "w", encoding="ascii") as file:
+                os.fchmod(descriptor, mode)  # whatever the umask is
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+    except OSError as err:
+        for one in made:
+            os.unlink(one)
+        raise ConfigError(f"{path}: {err.strerror}; nothing was written for {name}") from err
+    return paths
+
+
+_NO_SIGNATURE = (0, 0, 0, 0)
+
+
+class _File(NamedTuple):
+    signature: tuple[int, int, int, int]
+    keys: tuple[str, ...]
+
+
+class KnownKeys:
+    """The public keys in a folder, and whose they are: a file NAME.key has those of the node NAME.
+
+    `refresh` reads the folder again when something in it has changed. A file that cannot be used is left out, and so is
+    a key that is in the files of two nodes: nobody has it then.
+
+    Args:
+        directory: with the files.
+        option: that named it, for errors.
+        monotonic: a clock, in seconds.
+
+    Raises:
+        ConfigError: the folder cannot be read.
+    """
+
+    def __init__(self, directory: str, option: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._monotonic = monotonic
+        self._files: dict[str, _File] = {}
+        self._owners: dict[str, str] = {}
+        self._listed = -1
+        self._check_at = self._full_check_at = 0.0
+        self.broken = 0
+        self.unreadable = 0
+        try:
+            self._read()
+        except OSError as err:
+            raise ConfigError(
+                f"{option} {directory}: {err.strerror}; give the folder with the public keys of the nodes, NAME.key"
+            ) from err
+
+    def owner(self, key: str) -> str | None:
+        """The node that a public key belongs to; None where it belongs to nobody, or to nobody any more."""
+        return self._owners.get(key)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def refresh(self) -> None:
+        """See what has changed in the folder, if it is time to; for one thread, others may ask meanwhile."""
+        now = self._monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_S
+        try:
+            if now >= self._full_check_at or os.stat(self._directory).st_mtime_ns != self._listed:
+                self._read()
+        except OSError as err:  # what was known stays known: no node is turned away as a disk is away
+            self.unreadable += 1
+            if powers_of_ten(self.unreadable):
+                log.error("folder of keys cannot be read, the keys stay as they were: %s", err)
+
+    def _read(self) -> None:
+        listed = os.stat(self._directory).st_mtime_ns
+        files: dict[str, _File] = {}
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                name = entry.name[: -len(PUBLIC)]
+                if not entry.name.endswith(PUBLIC) or entry.name.startswith("."):
+                    continue
+                if len(files) == MAX_FILES:
+                    log.error("more than %d keys, the rest is left out: %s", MAX_FILES, self._directory)
+                    break
+                known = self._files.get(name)
+                try:
+                    status = entry.stat()
+                    signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+                except FileNotFoundError:  # gone meanwhile
+                    continue
+                except OSError:  # such as a link in a circle; it is told with what is read
+                    signature = _NO_SIGNATURE
+                if known is None or known.signature != signature:
+                    known = _File(signature, self._keys(name, entry.path))
+                files[name] = known
+        owners: dict[str, str] = {}
+        doubles = set()
+        for name, file in files.items():
+            for key in file.keys:
+                if owners.setdefault(key, name) != name:
+                    doubles.add(key)
+                    self._complain(f"{name}{PUBLIC} and {owners[key]}{PUBLIC} have the same key, which neither has now")
+        for key in doubles:
+            del owners[key]
+        if self._listed >= 0 and owners != self._owners:
+            log.info("keys of nodes read again keys=%d before=%d", len(owners), len(self._owners))
+        self._files, self._owners, self._listed = files, owners, listed
+        self._full_check_at = self._monotonic() + FULL_CHECK_S
+
+    def _keys(self, name: str, path: str) -> tuple[str, ...]:
+        try:
+            if HOST.fullmatch(name) is None:
+                raise ValueError("what is before .key is not the name of a host")
+            return tuple(_read(path, private=False).public)
+        except (OSError, ValueError) as err:
+            if isinstance(err, OSError) and err.errno in _NOT_OF_THE_FILE:
+                raise
+            self._complain(f"{path}: {err.strerror if isinstance(err, OSError) else err}")
+            return ()
+
+    def _complain(self, what: str) -> None:
+        self.broken += 1
+        if self.broken <= 10 or powers_of_ten(self.broken):
+            log.error("key left out broken=%d: %s", self.broken, what)

@@ -1,0 +1,234 @@
+"""The latest rows of each job, for those who ask for them now and then."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from colmet.common.exposition import Family, Number, labels, named
+from colmet.common.schema import Batch, Field, Rows, Schema, Table, present
+
+MAX_ROWS = 50_000
+MAX_TABLES = 64  # of one host: each keeps what describes it
+PERIODS = 5  # without a row, after which a job is left out
+LEAST_S, MOST_S = 60.0, 3600.0
+SWEEP_S = 60.0
+
+
+class _Job(NamedTuple):
+    taken: float
+    rows: bytes
+
+
+class _Latest(NamedTuple):
+    """Of one table of one host. It is never changed: what takes its place is a new one."""
+
+    schema: Schema
+    taken: float
+    period_s: float
+    jobs: Mapping[int, _Job]
+
+    @property
+    def stale_s(self) -> float:
+        return min(MOST_S, max(LEAST_S, PERIODS * self.period_s))
+
+    @property
+    def row_count(self) -> int:
+        return _count(self.jobs, self.schema)
+
+
+_OURS = frozenset({"host", "job", "user"})  # labels that every row has, or may have
+
+
+class Latest:
+    """Keeps the latest rows of tables of jobs, and tells them as families of metrics.
+
+    One thread takes batches, any other reads.
+
+    Args:
+        max_rows: that are kept; beyond it rows of jobs that are not known yet are left out, and counted.
+        monotonic: seconds.
+
+    Attributes:
+        left_out: rows.
+    """
+
+    def __init__(self, max_rows: int = MAX_ROWS, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.left_out = 0
+        self._max_rows = max_rows
+        self._monotonic = monotonic
+        self._latest: dict[tuple[str, str], _Latest] = {}
+        self._tables: Counter[str] = Counter()  # of each host
+        self._rows = 0
+        self._sweep_at = 0.0
+
+    def take(self, batches: Iterable[Batch]) -> None:
+        """Take what has been measured."""
+        now = self._monotonic()
+        for batch in batches:
+            for table in batch.tables:
+                if table.schema.scope == "job" and len(table):
+                    self._take(batch, table, now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            for key, latest in list(self._latest.items()):
+                if now - latest.taken > latest.stale_s:
+                    self._rows -= latest.row_count
+                    self._drop(key)
+
+    def _take(self, batch: Batch, table: Table, now: float) -> None:
+        key, schema = (batch.host, table.schema.name), table.schema
+        before = self._latest.get(key)
+        if before is None and self._tables[batch.host] >= MAX_TABLES:
+            self.left_out += len(table)
+            return
+        # between two samples a job that ends has a last row: the others are still there then
+        jobs: dict[int, _Job] = {}
+        period_s = 0.0
+        if before is not None:
+            period_s = max(now - before.taken, before.period_s / 2)
+            if before.schema == schema:
+                here = batch.jobs if batch.jobs is None else {*batch.jobs, 0}
+                jobs = {
+                    number: job
+                    for number, job in before.jobs.items()
+                    if (here is None or number in here) and now - job.taken <= before.stale_s
+                }
+            self._rows -= before.row_count
+        room = self._max_rows - self._rows - _count(jobs, schema)
+        for number, rows in _by_job(table).items():
+            former = jobs.get(number)
+            more = (len(rows) - (len(former.rows) if former is not None else 0)) // schema.row_bytes
+            if more <= room:
+                jobs[number] = _Job(now, rows)
+                room -= more
+            else:
+                self.left_out += more
+        if not jobs:
+            if before is not None:
+                self._drop(key)
+            return
+        latest = _Latest(schema, now, period_s, jobs)
+        self._rows += latest.row_count
+        self._tables[batch.host] += before is None
+        self._latest[key] = latest
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        del self._latest[key]
+        self._tables[key[0]] -= 1
+        if not self._tables[key[0]]:
+            del self._tables[key[0]]
+
+    def families(self) -> Iterator[Family]:
+        """A family for each column of numbers, with the labels host, job, user and those of the row."""
+        now = self._monotonic()
+        kept = [(host, name, latest) for (host, name), latest in list(self._latest.items())]
+        users = _users(kept)
+        tables: dict[str, list[tuple[str, _Latest]]] = {}
+        for host, name, latest in kept:
+            tables.setdefault(name, []).append((host, latest))
+        names: set[str] = set()
+        for name in sorted(tables):
+            parts = [_Part(host, latest, users, now) for host, latest in tables[name]]
+            fields = {(field.name, field.kind): field for part in parts for field in part.schema.fields}
+            for field in fields.values():
+                metric = named("colmet_job", name.removesuffix("_default"), field.name, kind=field.kind)
+                if field.kind != "label" and field.dtype[0] != "S" and metric not in names:
+                    names.add(metric)
+                    yield Family(metric, field.kind, _help(name, field), _samples(parts, field))
+
+
+class _Part:
+    """The rows of one table of one host, to be told.
+
+    Args:
+        host: whose they are.
+        latest: the rows.
+        users: of (host, job).
+        now: by the monotonic clock.
+    """
+
+    def __init__(self, host: str, latest: _Latest, users: Mapping[tuple[str, int], str], now: float) -> None:
+        self.schema = latest.schema
+        self._host = host
+        self._users = users
+        self._jobs = [job.rows for job in latest.jobs.values() if now - job.taken <= latest.stale_s]
+
+    @cached_property
+    def told(self) -> tuple[list[str], Rows]:
+        """The labels of each row, and the rows, one for each set of labels."""
+        rows = np.frombuffer(b"".join(self._jobs), self.schema.dtype)
+        first: dict[str, int] = {}
+        for n, text in enumerate(self._labels(rows)):
+            first.setdefault(text, n)
+        return list(first), rows[list(first.values())]
+
+    def _labels(self, rows: Rows) -> list[str]:
+        columns = {
+            named(field.name): [present(field, cell) for cell in rows[field.name]]
+            for field in self.schema.fields
+            if field.dtype[0] == "S" and field.name not in _OURS
+        }
+        told = []
+        for n, number in enumerate(rows["job_id"].tolist()):
+            pairs = {"host": self._host, "job": str(number)}
+            user = self._users.get((self._host, number))
+            if user:
+                pairs["user"] = user
+            for name, cells in columns.items():
+                cell = cells[n]
+                if isinstance(cell, bytes):
+                    pairs[name] = cell.decode(errors="replace")
+            told.append(labels(pairs))
+        return told
+
+
+def _samples(parts: Iterable[_Part], field: Field) -> Iterator[tuple[str, Number]]:
+    for part in parts:
+        own = next((one for one in part.schema.fields if one.name == field.name), None)
+        if own is None or own.kind != field.kind or own.dtype[0] == "S":
+            continue
+        texts, rows = part.told
+        column = rows[field.name]
+        values = [float(str(cell)) for cell in column] if own.dtype == "f4" else column.tolist()
+        for text, value in zip(texts, values):
+            if value != own.missing and value == value:
+                yield text, value
+
+
+def _users(kept: Iterable[tuple[str, str, _Latest]]) -> dict[tuple[str, int], str]:
+    """Whose jobs they are, by host and job, as far as any table tells."""
+    users: dict[tuple[str, int], str] = {}
+    for host, _name, latest in kept:
+        if _is_text(latest.schema, "user"):
+            for number, job in latest.jobs.items():
+                user = np.frombuffer(job.rows, latest.schema.dtype)["user"][-1]
+                users[host, number] = bytes(user).decode(errors="replace")
+    return users
+
+
+def _is_text(schema: Schema, name: str) -> bool:
+    return any(field.name == name and field.dtype[0] == "S" for field in schema.fields)
+
+
+def _help(table: str, field: Field) -> str:
+    unit = "" if field.unit in ("none", "count") else f", in {field.unit}"
+    return f"{table} {field.name}{unit}. {field.help}".strip()
+
+
+def _by_job(table: Table) -> dict[int, bytes]:
+    """The rows of each job, packed."""
+    packed, size = table.packed, table.schema.row_bytes
+    rows: dict[int, list[bytes]] = {}
+    for n, number in enumerate(table.rows["job_id"].tolist()):
+        rows.setdefault(number, []).append(packed[n * size : (n + 1) * size])
+    return {number: b"".join(some) for number, some in rows.items()}
+
+
+def _count(jobs: Mapping[int, _Job], schema: Schema) -> int:
+    return sum([len(job.rows) for job in jobs.values()]) // schema.row_bytes

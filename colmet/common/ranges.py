@@ -1,0 +1,87 @@
+"""Sets of whole numbers that come in long runs: the sequence numbers of batches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+
+class Ranges:
+    """A set of whole numbers, kept as the fewest ranges; each is given and told with its first and last number.
+
+    Attributes:
+        count: numbers in it.
+    """
+
+    __slots__ = ("_firsts", "_lasts", "count")
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self.count = 0
+
+    def __len__(self) -> int:
+        """How many ranges there are."""
+        return len(self._firsts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The ranges, ascending."""
+        return zip(self._firsts, self._lasts)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether this number is in it."""
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number <= self._lasts[at]
+
+    @property
+    def first(self) -> int:
+        """The lowest number; IndexError where there is none."""
+        return self._firsts[0]
+
+    @property
+    def last(self) -> int:
+        """The highest number; IndexError where there is none."""
+        return self._lasts[-1]
+
+    def add(self, first: int, last: int) -> int:
+        """Put a range in; how many of its numbers were not there."""
+        if self._lasts and first == self._lasts[-1] + 1:  # by far the most frequent
+            self._lasts[-1] = last
+            self.count += last - first + 1
+            return last - first + 1
+        # those that it overlaps or touches become one with it
+        start = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self._firsts, last + 1)
+        before = self.count
+        if start < end:
+            self.count -= sum([b - a + 1 for a, b in zip(self._firsts[start:end], self._lasts[start:end])])
+            first, last = min(first, self._firsts[start]), max(last, self._lasts[end - 1])
+        self._firsts[start:end] = [first]
+        self._lasts[start:end] = [last]
+        self.count += last - first + 1
+        return self.count - before
+
+    def remove(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Take a range out; those of its numbers that were there."""
+        start = bisect_left(self._lasts, first)
+        end = bisect_right(self._firsts, last)
+        if start >= end:
+            return []
+        low, high = self._firsts[start], self._lasts[end - 1]
+        gone = self.within(first, last)
+        left = [(a, b) for a, b in ((low, first - 1), (last + 1, high)) if a <= b]
+        self._firsts[start:end] = [a for a, _ in left]
+        self._lasts[start:end] = [b for _, b in left]
+        self.count -= sum([b - a + 1 for a, b in gone])
+        return gone
+
+    def within(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The numbers of a range that are there."""
+        start = bisect_left(self._lasts, first)
+        end = bisect_right(self._firsts, last)
+        return [(max(a, first), min(b, last)) for a, b in zip(self._firsts[start:end], self._lasts[start:end])]
+
+    def at_or_after(self, number: int) -> int | None:
+        """The lowest number that is not below this one; None where there is none."""
+        at = bisect_left(self._lasts, number)
+        return max(number, self._firsts[at]) if at < len(self._firsts) else None

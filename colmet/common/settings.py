@@ -1,0 +1,107 @@
+"""Options that change while a daemon runs: by its configuration file and SIGHUP, or because somebody asks it to."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from colmet.common.configuration import Configuration
+from colmet.common.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Gets ready for a new value, and returns what puts it into effect. Raises ConfigError where that cannot be.
+Prepare = Callable[[Any], Callable[[], None]]
+
+
+def at_once(take: Callable[[Any], None]) -> Prepare:
+    """For a value that can always be taken."""
+    return lambda value: lambda: take(value)
+
+
+class Settings:
+    """The options in effect, and how those that can change at run time do.
+
+    For the daemon's main thread.
+
+    Args:
+        options: in effect.
+        configuration: where they come from; None where no file can be read again.
+
+    Attributes:
+        reloads: times that the file was read again.
+        failures: of these, how often it could not be used.
+    """
+
+    def __init__(self, options: argparse.Namespace, configuration: Configuration | None = None) -> None:
+        self._options = options
+        self._configuration = configuration
+        self._prepares: dict[str, Prepare] = {"verbose": at_once(_set_verbosity)}
+        self.reloads = self.failures = 0
+
+    def add(self, prepares: Mapping[str, Prepare]) -> None:
+        """Declare options that can change, by what argparse calls their values."""
+        self._prepares.update(prepares)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._prepares
+
+    def value(self, name: str) -> Any:
+        """What is in effect."""
+        return getattr(self._options, name)
+
+    def change(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Put new values into effect, all or none; those that changed, as (old, new).
+
+        Raises:
+            ConfigError: one of them cannot be; nothing has changed.
+        """
+        changes = {name: (self.value(name), value) for name, value in values.items() if value != self.value(name)}
+        commits = []
+        for name, (_, value) in changes.items():
+            prepare = self._prepares.get(name)
+            if prepare is None:
+                raise ConfigError(f"{self._named(name)} cannot be changed while this runs")
+            commits.append((name, value, prepare(value)))
+        for name, value, commit in commits:
+            commit()
+            setattr(self._options, name, value)
+        return changes
+
+    def reload(self) -> None:
+        """On SIGHUP: read the configuration file again. One that cannot be used changes nothing."""
+        configuration = self._configuration
+        if configuration is None or configuration.path is None:
+            log.info("SIGHUP: nothing to read again, there is no --config")
+            return
+        self.reloads += 1
+        try:
+            wanted = vars(configuration.read())
+            others = [n for n, v in wanted.items() if n not in self._prepares and v != getattr(self._options, n, v)]
+            changes = self.change({name: value for name, value in wanted.items() if name in self._prepares})
+        except ConfigError as err:
+            self.failures += 1
+            log.error("configuration not changed failures=%d: %s", self.failures, err)
+            return
+        changed = [f"{self._named(name)}: {old} -> {new}" for name, (old, new) in changes.items()]
+        log.info("configuration read again %s: %s", configuration.path, "; ".join(changed) or "nothing has changed")
+        if others:
+            log.warning("configuration needs a restart: %s", ", ".join(sorted(map(self._named, others))))
+
+    def counters(self) -> dict[str, int]:
+        """How often the file was read again, and could not be used."""
+        return {"reloads": self.reloads, "failures": self.failures}
+
+    def _named(self, name: str) -> str:
+        return self._configuration.names.get(name, name) if self._configuration is not None else name
+
+
+def verbosity(count: int) -> int:
+    """The level of the log for a number of -v: WARNING, INFO, DEBUG, as in Colmet 0.6 (30 - 10 x count)."""
+    return max(logging.DEBUG, logging.WARNING - 10 * count)
+
+
+def _set_verbosity(count: int) -> None:
+    logging.getLogger().setLevel(verbosity(count))

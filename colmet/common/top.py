@@ -1,0 +1,574 @@
+"""What `colmet top` is told: how much each job and each node uses now, from the latest two rows of each.
+
+A value is the latest one of its column; of a counter it is by how much it grew in a second, since the row before. Of
+several sources the first that has a value counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.errors import Refused
+from colmet.common.health import Identity
+from colmet.common.schema import Field, Schema
+from colmet.common.watch import LEAST_S, Kept, Pair, Watch
+
+MAX_ROWS = 5000  # of one answer
+ROWS = 500
+MAX_TEXT = 255  # as long as a node's name may be
+HEARD_S = 60.0  # a node that was heard since counts as one that is to be waited for
+GONE_S = 86400.0
+VIEWS = ("jobs", "nodes", "job")
+
+# To bytes and seconds; shares of one, not percent.
+SCALES = {
+    **{"kbytes": 1024.0, "mbytes": float(1 << 20)},
+    **{"nsec": 1e-9, "usec": 1e-6, "jiffies": 1e-2, "percent": 1e-2},
+}
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Keys = dict[tuple[int, int], int]
+
+
+class Measure(NamedTuple):
+    """One value of the answer.
+
+    Attributes:
+        key: its name there.
+        sources: table and column, the best first.
+        fold: how the values of a job's nodes make the job's: sum, mean, max, or all: their sum where all have one.
+        is_rate: whether a counter is told as its growth in a second, not as it is.
+    """
+
+    key: str
+    sources: Sequence[tuple[str, str]]
+    fold: str = "sum"
+    is_rate: bool = True
+
+
+JOB_MEASURES = (
+    Measure(
+        "cpu",
+        [
+            ("cgroup_default", "cpu_usage"),
+            ("taskstats_default", "cpu_total"),
+            ("taskstats_default", "cpu_run_virtual_total"),
+        ],
+    ),
+    Measure("cpus", [("cgroup_default", "cpus_allocated")]),
+    Measure("memory", [("cgroup_default", "memory_current"), ("jobprocstats_default", "VmRSS")]),
+    Measure("memory_anon", [("cgroup_default", "memory_anon")]),
+    Measure("memory_peak", [("cgroup_default", "memory_peak")]),
+    Measure("memory_limit", [("cgroup_default", "memory_limit")], "all"),
+    Measure("memory_swap", [("cgroup_default", "memory_swap")]),
+    Measure("oom_kills", [("cgroup_default", "memory_oom_kills")], is_rate=False),
+    Measure(
+        "read",
+        [
+            ("cgroup_default", "io_read_bytes"),
+            ("taskstats_default", "read_bytes"),
+            ("jobprocstats_default", "read_bytes"),
+        ],
+    ),
+    Measure(
+        "write",
+        [
+            ("cgroup_default", "io_write_bytes"),
+            ("taskstats_default", "write_bytes"),
+            ("jobprocstats_default", "write_bytes"),
+        ],
+    ),
+    Measure("tasks", [("cgroup_default", "pids_current")]),
+    Measure("wait_cpu", [("taskstats_default", "cpu_delay_total")]),
+    Measure("wait_io", [("taskstats_default", "blkio_delay_total")]),
+    Measure("wait_swap", [("taskstats_default", "swapin_delay_total")]),
+    Measure("wait_reclaim", [("taskstats_default", "freepages_delay_total")]),
+    Measure("age", [("taskstats_default", "ac_etime")], "max", is_rate=False),
+    Measure("gpus", [("nvidiastats_default", "gpus")]),
+    Measure("gpu", [("nvidiastats_default", "utilization-gpu")], "mean"),
+    Measure("gpu_memory", [("nvidiastats_default", "memory-used")]),
+    Measure("gpu_power", [("nvidiastats_default", "power")]),
+)
+_CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_MEMORY = ("memtotal", "memfree", "buffers", "cached", "sreclaimable", "shmem", "swaptotal", "swapfree")
+NODE_MEASURES = (
+    *[Measure(name, [("procstats_default", f"stat_cpu_{name}")]) for name in _CPU_STATES],
+    *[Measure(name, [("procstats_default", f"meminfo_{name}")]) for name in _MEMORY],
+    Measure("load", [("procstats_default", "loadavg_1min")]),
+    Measure("read", [("procstats_default", "vmstat_pgpgin")]),
+    Measure("write", [("procstats_default", "vmstat_pgpgout")]),
+)
+_USER = ("cgroup_default", "user")
+WAITS = ("wait_cpu", "wait_io", "wait_swap", "wait_reclaim")
+JOB_TABLES = tuple(dict.fromkeys([table for measure in JOB_MEASURES for table, _ in measure.sources]))
+NODE_TABLES = tuple(dict.fromkeys([table for measure in NODE_MEASURES for table, _ in measure.sources]))
+TABLES = (*JOB_TABLES, *NODE_TABLES)
+JOB_KEYS = (
+    "job",
+    "user",
+    "nodes",
+    "cpu_share",
+    "memory_share",
+    "wait",
+    "io",
+    *[measure.key for measure in JOB_MEASURES],
+)
+NODE_KEYS = (
+    *("node", "jobs", "cpu", "iowait", "steal", "load", "memory", "memory_total", "memory_share"),
+    *("swap", "io", "read", "write", "seen_age", "lag"),
+)
+
+
+class Heard(NamedTuple):
+    """What is known of a node that sends, beside its rows.
+
+    Attributes:
+        seen_ns: when it was heard last, since the epoch.
+        lag_ns: how old its latest batch was when it came.
+    """
+
+    seen_ns: int
+    lag_ns: int
+
+
+class Top:
+    """Answers the command, in any thread.
+
+    Args:
+        identity: of the daemon.
+        watch: keeps the rows.
+        heard: the nodes that send to this daemon, by name; of a node's own daemon None.
+        now_ns: of the wall clock.
+        monotonic: seconds, the clock of `watch`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        watch: Watch,
+        heard: Callable[[], Mapping[str, Heard]] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._identity = identity
+        self._watch = watch
+        self._heard = heard
+        self._now_ns = now_ns
+        self._monotonic = monotonic
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Handler of the command.
+
+        The request may say which `view` (jobs, nodes, or one `job`, whose number is `job`), what to `sort` by, whether
+        in `reverse`, what to select (`user`, the `node` that jobs are on, or a `text` that is in the user's name or in
+        a node's, or begins the job's number), and how many rows at most (`limit`).
+
+        Raises:
+            Refused: a value cannot be used.
+        """
+        asked = Asked.of(request)
+        now, now_ns = self._monotonic(), self._now_ns()
+        hosts = self._watch.look()
+        fresh = [
+            (
+                host,
+                kept._replace(tables={n: pair for n, pair in kept.tables.items() if now - pair.taken <= pair.stale_s}),
+            )
+            for host, kept in hosts
+        ]
+        heard = {} if self._heard is None else dict(self._heard())
+        recent = {host for host, one in heard.items() if now_ns - one.seen_ns <= HEARD_S * 1e9}
+        answer = {
+            **self._identity.values(),
+            "time": now_ns / 1e9,
+            "kept_s": round(now - (self._watch.since or now), 3),
+            "nodes_heard": len(recent) if self._heard is not None else 1,
+            "nodes_measured": sum([kept.is_measured for host, kept in hosts if self._heard is None or host in recent]),
+            "left_out": self._watch.left_out,
+            "view": asked.view,
+        }
+        if asked.view == "nodes":
+            rows = [row for row in measure_nodes(fresh, now, now_ns, heard) if asked.text in row["node"]]
+            busy = [row["cpu"] for row in rows if row["cpu"] is not None]
+            answer["totals"] = {
+                "silent": sum([row["silent"] for row in rows]),
+                "cpu": sum(busy) / len(busy) if busy else None,
+                **{key: _total(rows, key) for key in ("jobs", "memory", "memory_total")},
+            }
+        elif asked.view == "job":
+            jobs = measure_jobs([one for one in fresh if one[1].jobs is None or asked.job in (*one[1].jobs, 0)])
+            chosen = np.flatnonzero(jobs.job == asked.job)
+            answer["job"] = next(iter(jobs.by_job(chosen)), None)
+            rows = jobs.by_host(chosen)
+        else:
+            jobs = measure_jobs(fresh)
+            chosen = jobs.selected(asked)
+            rows = jobs.by_job(chosen)
+            answer["totals"] = {
+                "nodes": len(np.unique(jobs.host[chosen])),
+                "users": len({row["user"] for row in rows if row["user"]}),
+                "cpu_share": jobs.cpu_share(chosen),
+                **{key: _total(rows, key) for key in ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")},
+            }
+        rows = arranged(rows, asked.sort, asked.reverse)
+        return {**answer, "count": len(rows), "rows": rows[: asked.limit]}
+
+
+class Asked(NamedTuple):
+    """What a request asks for."""
+
+    view: str
+    job: int
+    sort: str
+    reverse: bool
+    user: str
+    node: str
+    text: str
+    limit: int
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Asked:
+        """What it says, and what counts where it says nothing.
+
+        Raises:
+            Refused: a value cannot be used.
+        """
+        view = request.get("view", "jobs")
+        if view not in VIEWS:
+            raise Refused(f"top: view is {view!r:.80}; there are: {', '.join(VIEWS)}")
+        keys = NODE_KEYS if view == "nodes" else JOB_KEYS if view == "jobs" else ("node", *JOB_KEYS)
+        sort = request.get("sort", "node" if view == "nodes" else "cpu")
+        if sort not in keys:
+            raise Refused(f"top: sort is {sort!r:.80}; there are: {', '.join(keys)}")
+        user, node, text = texts = [request.get(key, "") for key in ("user", "node", "text")]
+        if not all(isinstance(one, str) and len(one) <= MAX_TEXT for one in texts):
+            raise Refused(f"top: user, node and text are texts of at most {MAX_TEXT} characters")
+        limit, job, reverse = request.get("limit", ROWS), request.get("job", 0), request.get("reverse", False)
+        if type(limit) is not int or not 0 <= limit <= MAX_ROWS:
+            raise Refused(f"top: limit is {limit!r:.80}, not a whole number from 0 to {MAX_ROWS}")
+        if type(job) is not int or not 0 <= job < 1 << 63:
+            raise Refused(f"top: job is {job!r:.80}, not the number of a job")
+        if type(reverse) is not bool:
+            raise Refused(f"top: reverse is {reverse!r:.80}, neither true nor false")
+        return cls(view, job, sort, reverse, user, node, text, limit)
+
+
+def arranged(rows: list[dict[str, Any]], key: str, reverse: bool) -> list[dict[str, Any]]:
+    """The rows in order: names and numbers of jobs upwards, values downwards; `reverse` turns it. None is last."""
+    ties = "node" if rows and "node" in rows[0] else "job"
+    down = (key not in ("job", "user", "node")) != reverse
+    known = [row for row in rows if row[key] is not None]
+    known.sort(key=lambda row: row[ties])
+    known.sort(key=lambda row: row[key], reverse=down)
+    return known + sorted([row for row in rows if row[key] is None], key=lambda row: row[ties])
+
+
+def _total(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if row[key] is not None]
+    return _finite_or_none(sum(values)) if values else None
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# -- jobs --
+
+
+class Jobs:
+    """What each job uses on each node: columns of one length. A value that is not known is NaN.
+
+    Args:
+        names: of the nodes.
+        host: the node of each row, as an index of `names`.
+        job: its job.
+        user: whose it is; empty where nobody says.
+        values: by key.
+    """
+
+    def __init__(
+        self, names: Sequence[str], host: Indices, job: Indices, user: list[str], values: dict[str, Floats]
+    ) -> None:
+        self.names = names
+        self.host = host
+        self.job = job
+        self.user = user
+        self.values = values
+
+    def selected(self, asked: Asked) -> Indices:
+        """The rows of the jobs that are asked for."""
+        chosen = np.ones(len(self.job), bool)
+        if asked.user:
+            chosen &= np.array([user == asked.user for user in self.user], bool)
+        if asked.node:
+            hosts = np.array([asked.node == name for name in self.names], bool)
+            chosen &= np.isin(self.job, self.job[hosts[self.host]])
+        if asked.text:
+            hosts = np.array([asked.text in name for name in self.names], bool)
+            texts = np.array([asked.text in user for user in self.user], bool)
+            numbers = np.array([str(job).startswith(asked.text) for job in self.job.tolist()], bool)
+            chosen &= np.isin(self.job, self.job[hosts[self.host] | texts | numbers])
+        return np.flatnonzero(chosen)
+
+    def cpu_share(self, chosen: Indices) -> float | None:
+        """The share of their CPUs that all of these rows use."""
+        return _told(self._cpu_shares(chosen, np.zeros(len(chosen), np.int64), 1))[0]
+
+    def _cpu_shares(self, chosen: Indices, inverse: Indices, count: int) -> Floats:
+        """Of the rows that tell both: what one uses that does not tell of how many is no share of the others' CPUs."""
+        cpu, cpus = self.values["cpu"][chosen], self.values["cpus"][chosen]
+        both = ~np.isnan(cpu) & ~np.isnan(cpus)
+        used, given = [np.bincount(inverse[both], weights=one[both], minlength=count) for one in (cpu, cpus)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return _finite(used / given)
+
+    def by_host(self, chosen: Indices) -> list[dict[str, Any]]:
+        """A row for each of these: what the job uses on the node."""
+        columns = {key: _told(column[chosen]) for key, column in _with_shares(self.values).items()}
+        return [
+            {"node": self.names[host], "job": job, "user": self.user[n], "nodes": 1}
+            | {key: column[at] for key, column in columns.items()}
+            for at, (n, host, job) in enumerate(
+                zip(chosen.tolist(), self.host[chosen].tolist(), self.job[chosen].tolist())
+            )
+        ]
+
+    def by_job(self, chosen: Indices) -> list[dict[str, Any]]:
+        """A row for each job of these: what it uses on all its nodes."""
+        jobs, first, inverse, counts = np.unique(
+            self.job[chosen], return_index=True, return_inverse=True, return_counts=True
+        )
+        inverse = inverse.reshape(-1)
+        folded = {
+            measure.key: _folded(self.values[measure.key][chosen], inverse, len(jobs), measure.fold)
+            for measure in JOB_MEASURES
+        }
+        shares = _with_shares(self.values)["memory_share"][chosen]
+        folded = _with_shares(folded)
+        # the node where it is nearest to its limit: there it is killed
+        folded["memory_share"] = _folded(shares, inverse, len(jobs), "max")
+        folded["cpu_share"] = self._cpu_shares(chosen, inverse, len(jobs))
+        folded["time"] = _folded(self.values["time"][chosen], inverse, len(jobs), "max")
+        columns = {key: _told(column) for key, column in folded.items()}
+        users: dict[int, str] = {}
+        for n, at in zip(chosen.tolist(), inverse.tolist()):
+            if self.user[n]:
+                users.setdefault(at, self.user[n])
+        return [
+            {"job": job, "user": users.get(at, ""), "nodes": count, "on": self.names[host]}
+            | {key: column[at] for key, column in columns.items()}
+            for at, (job, count, host) in enumerate(
+                zip(jobs.tolist(), counts.tolist(), self.host[chosen][first].tolist())
+            )
+        ]
+
+
+def _with_shares(values: Mapping[str, Floats]) -> dict[str, Floats]:
+    """What follows from the others: shares of what there is, and how many tasks wait."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            **values,
+            "io": _sum([values["read"], values["write"]]),
+            "cpu_share": _finite(values["cpu"] / values["cpus"]),
+            "memory_share": _finite(values["memory"] / values["memory_limit"]),
+            "wait": _sum([values[key] for key in WAITS]),
+        }
+
+
+def _sum(columns: Sequence[Floats]) -> Floats:
+    """Of what is known; NaN where nothing is."""
+    return np.where(np.isnan(columns).all(axis=0), np.nan, np.nansum(columns, axis=0))
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _folded(values: Floats, inverse: Indices, count: int, fold: str) -> Floats:
+    """One value of each job: NaN where none of its nodes has one."""
+    known = ~np.isnan(values)
+    there = np.bincount(inverse[known], minlength=count).astype(np.float64)
+    if fold == "max":
+        most: Floats = np.full(count, -np.inf)
+        np.maximum.at(most, inverse[known], values[known])
+        return np.where(there > 0, most, np.nan)
+    total = np.bincount(inverse[known], weights=values[known], minlength=count).astype(np.float64)
+    if fold == "mean":
+        total = total / np.maximum(there, 1)
+    if fold == "all":
+        there[np.bincount(inverse[~known], minlength=count) > 0] = 0
+    return np.where(there > 0, total, np.nan)
+
+
+def _told(values: Floats) -> list[float | None]:
+    """As an answer has them: to a thousandth, None for what is not known, or no number of anything."""
+    return [round(value, 3) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def measure_jobs(hosts: Sequence[tuple[str, Kept]]) -> Jobs:
+    """What each job uses on each node, from what is kept."""
+    names = [host for host, _ in hosts]
+    parts = [part for table in JOB_TABLES for part in _parts(table, hosts)]
+    here = [None if kept.jobs is None else {*kept.jobs, 0} for _, kept in hosts]
+    keys: Keys = {}
+    for part in parts:
+        for key in part.keys:
+            jobs = here[key[0]]
+            if jobs is None or key[1] in jobs:
+                keys.setdefault(key, len(keys))
+    values = _measured(parts, JOB_MEASURES, keys)
+    values["time"] = np.full(len(keys), np.nan)
+    user = [""] * len(keys)
+    for part in parts:
+        into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
+        values["time"] = np.fmax(values["time"], _spread(part.time_s, into, len(keys)))
+        if part.name == _USER[0] and _USER[1] in part.schema.name_set:
+            told = part.latest[_USER[1]].tolist()
+            for key, cell in zip(part.keys, told):
+                if isinstance(cell, bytes) and key in keys:
+                    user[keys[key]] = cell[:MAX_TEXT].decode(errors="replace")
+    pairs = np.array(list(keys), np.int64).reshape(-1, 2)
+    return Jobs(names, pairs[:, 0], pairs[:, 1], user, values)
+
+
+class _Part:
+    """The latest rows of one table of all hosts that have the same schema, and those before, one after the other."""
+
+    def __init__(self, name: str, schema: Schema, pairs: Sequence[tuple[int, Pair]]) -> None:
+        self.name = name
+        self.schema = schema
+        self._former = [(host, pair.former) for host, pair in pairs if pair.former is not None]
+        latest = [(host, pair.latest) for host, pair in pairs]
+        self.latest, self.keys, self.time_s = self._joined(latest)
+        self.former, self.former_keys, self.former_time_s = self._joined(self._former)
+
+    def _joined(self, tables: Sequence[tuple[int, Any]]) -> tuple[Any, list[tuple[int, int]], Floats]:
+        rows = np.frombuffer(b"".join([table.packed for _, table in tables]), self.schema.dtype)
+        counts = [len(table) for _, table in tables]
+        hosts = np.repeat(np.array([host for host, _ in tables], np.int64), counts)
+        times = np.repeat(np.array([table.time_ns / 1e9 for _, table in tables], np.float64), counts)
+        return rows, list(zip(hosts.tolist(), rows["job_id"].tolist())), times
+
+
+def _parts(name: str, hosts: Iterable[tuple[str, Kept]]) -> list[_Part]:
+    found: dict[Schema, list[tuple[int, Pair]]] = {}
+    for n, (_, kept) in enumerate(hosts):
+        pair = kept.tables.get(name)
+        if pair is not None:
+            found.setdefault(pair.latest.schema, []).append((n, pair))
+    return [_Part(name, schema, pairs) for schema, pairs in found.items()]
+
+
+def _measured(parts: Sequence[_Part], measures: Sequence[Measure], keys: Keys) -> dict[str, Floats]:
+    """Each measure of each key, by its name."""
+    values = {measure.key: np.full(len(keys), np.nan) for measure in measures}
+    for part in parts:
+        fields = {field.name: field for field in part.schema.fields}
+        into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
+        former_into = np.array([keys.get(key, -1) for key in part.former_keys], np.int64)
+        times = _spread(part.time_s, into, len(keys)) - _spread(part.former_time_s, former_into, len(keys))
+        for measure in measures:
+            for table, column in measure.sources:
+                field = fields.get(column)
+                if table != part.name or field is None or field.dtype[0] == "S":
+                    continue
+                found = _spread(_numbers(part.latest, field), into, len(keys))
+                if field.kind == "counter" and measure.is_rate:
+                    growth = found - _spread(_numbers(part.former, field), former_into, len(keys))
+                    # one that has begun anew tells nothing of the time before
+                    with np.errstate(divide="ignore", invalid="ignore"):
+                        found = np.where((growth >= 0) & (times > 0), growth / times, np.nan)
+                before = values[measure.key]
+                values[measure.key] = np.where(np.isnan(before), found, before)
+    return values
+
+
+def _numbers(rows: Any, field: Field) -> Floats:
+    column = rows[field.name].astype(np.float64)
+    if field.dtype == "i8":
+        column[rows[field.name] == field.missing] = np.nan
+    return _finite(np.asarray(column * SCALES.get(field.unit, 1.0), np.float64))
+
+
+def _spread(values: Floats, into: Indices, count: int) -> Floats:
+    """The values at their places; NaN elsewhere."""
+    spread = np.full(count, np.nan)
+    spread[into[into >= 0]] = values[into >= 0]
+    return spread
+
+
+# -- nodes --
+
+
+def measure_nodes(
+    hosts: Sequence[tuple[str, Kept]], now: float, now_ns: int, heard: Mapping[str, Heard]
+) -> list[dict[str, Any]]:
+    """A row for each node.
+
+    Args:
+        hosts: what is kept.
+        now: by the monotonic clock.
+        now_ns: by the wall clock.
+        heard: what else is known of nodes that send.
+    """
+    keys = {(n, 0): n for n in range(len(hosts))}
+    parts = [part for table in NODE_TABLES for part in _parts(table, hosts)]
+    values = _measured(parts, NODE_MEASURES, keys)
+    states = np.array([values[name] for name in _CPU_STATES])
+    total = np.nansum(states, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        idle = np.nansum([values["idle"], values["iowait"]], axis=0)
+        used = values["memtotal"] - np.nansum(
+            [values[n] for n in ("memfree", "buffers", "cached", "sreclaimable")], axis=0
+        )
+        used = used + np.nan_to_num(values["shmem"])  # it is in cached, and cannot be given back
+        columns = {
+            "cpu": _told(np.where(total > 0, 1 - idle / total, np.nan)),
+            "iowait": _told(np.where(total > 0, values["iowait"] / total, np.nan)),
+            "steal": _told(np.where(total > 0, values["steal"] / total, np.nan)),
+            "load": _told(values["load"]),
+            "memory": _told(used),
+            "memory_total": _told(values["memtotal"]),
+            "memory_share": _told(_finite(used / values["memtotal"])),
+            "swap": _told(values["swaptotal"] - values["swapfree"]),
+            "io": _told(_sum([values["read"], values["write"]])),
+            "read": _told(values["read"]),
+            "write": _told(values["write"]),
+        }
+    rows = []
+    for n, (host, kept) in enumerate(hosts):
+        ages = _ages(now - kept.seen, heard.get(host), now_ns)
+        rows.append(
+            {"node": host, "jobs": _job_count(kept), **{key: column[n] for key, column in columns.items()}, **ages}
+        )
+    known = {host for host, _ in hosts}
+    for host, one in heard.items():
+        if host not in known and now_ns - one.seen_ns <= GONE_S * 1e9:
+            rows.append({"node": host, "jobs": None, **dict.fromkeys(columns), **_ages(None, one, now_ns)})
+    return rows
+
+
+def _job_count(kept: Kept) -> int:
+    if kept.jobs is not None:
+        return len(kept.jobs)
+    tables = [pair.latest for name, pair in kept.tables.items() if name in JOB_TABLES]
+    return len({job for table in tables for job in table.rows["job_id"].tolist()} - {0})
+
+
+def _ages(seen_s: float | None, heard: Heard | None, now_ns: int) -> dict[str, float | bool | None]:
+    lag_s = None
+    if heard is not None:
+        seen_s, lag_s = max(0, now_ns - heard.seen_ns) / 1e9, heard.lag_ns / 1e9
+    assert seen_s is not None
+    return {
+        "seen_age": round(seen_s, 3),
+        "lag": None if lag_s is None else round(lag_s, 3),
+        "silent": seen_s > LEAST_S,
+    }

@@ -1,0 +1,33 @@
+"""Sockets between the daemons; the only package that imports zmq.
+
+Nothing here blocks longer than the caller says.
+"""
+
+from colmet.common.transport.control import Asked, Busy, ControlClient, ControlServer
+from colmet.common.transport.curve import Client, new_pair
+from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
+from colmet.common.transport.door import Door
+from colmet.common.transport.link import Called, LinkClient, LinkServer
+from colmet.common.transport.uris import check_uri, link_uri
+from colmet.common.transport.waiting import Socket, wait
+
+__all__ = [
+    "MAX_RECEIVED_BYTES",
+    "Asked",
+    "Busy",
+    "Called",
+    "Client",
+    "ControlClient",
+    "ControlServer",
+    "Door",
+    "LinkClient",
+    "LinkServer",
+    "Pull",
+    "Push",
+    "Received",
+    "Socket",
+    "check_uri",
+    "link_uri",
+    "new_pair",
+    "wait",
+]

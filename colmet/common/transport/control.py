@@ -1,0 +1,251 @@
+"""The control socket: a ROUTER on the daemon, a DEALER where somebody asks. What travels on it: `wire.control`.
+
+A Unix socket is its user's alone (and root's): a mode of 0600 in a directory where nobody else can write. TCP is for
+those whose keys are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import zmq
+
+from colmet.common.errors import ConfigError, Unreachable
+from colmet.common.transport.curve import Client
+from colmet.common.transport.door import Door
+from colmet.common.transport.uris import check_uri
+
+OPTION = "--control-socket"
+# Twice what a request may have: one that is a little too large is still seen, refused and counted. Above it libzmq
+# drops the connection.
+MAX_RECEIVED_BYTES = 128 << 10
+MAX_ANSWERED_BYTES = 16 << 20
+QUEUE = 100  # messages that wait for one peer
+MAX_FRAMES = 4
+REMEDY = "give --control-curve-keys and --zeromq-curve-secret, or a path"
+MAX_PATH = 107  # bytes of a Unix socket's path
+
+
+class Busy(ConfigError):
+    """Another daemon serves this socket."""
+
+
+class Asked(NamedTuple):
+    """A request, and where its answer goes: the frames before it."""
+
+    envelope: Sequence[bytes]
+    message: bytes
+
+
+def check_path(path: str) -> None:
+    """Make the directory of a Unix socket if need be, and see that nobody else can write in it.
+
+    Raises:
+        ConfigError: somebody can, or it cannot be made.
+        Busy: a daemon listens there.
+    """
+    if path.startswith("@") or path == "*":  # for libzmq a name without a file, and so without permissions; any name
+        raise ConfigError(f"{OPTION} ipc://{path}: not the path of a file; whoever knows the name could ask")
+    directory = os.path.dirname(os.path.abspath(path))
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise ConfigError(f"{OPTION} {path}: longer than the {MAX_PATH} bytes that the path of a socket may have")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        status = os.stat(directory)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(directory, os.W_OK | os.X_OK):
+            why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(why, os.strerror(why))
+    except OSError as err:
+        raise ConfigError(
+            f"{OPTION} {path}: {err.strerror}; give a path in a directory that this user can write"
+        ) from err
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise ConfigError(
+            f"{OPTION} {path}: others may write in {directory}; give a path in a directory of this user alone"
+        )
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"{OPTION} {path}: there is something that is not a socket; it is left as it is")
+        knock(path)
+    except FileNotFoundError:
+        return
+    except Unreachable as err:
+        if err.why != "absent":  # a stale one is replaced
+            raise ConfigError(f"{OPTION} {path}: {err}") from err
+    else:
+        raise Busy(f"{OPTION} {path}: another daemon listens there; stop it, or give another path")
+
+
+def knock(path: str) -> None:
+    """See whether a daemon listens on a Unix socket.
+
+    Raises:
+        Unreachable: it does not, or this user may not ask it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as tried:
+        try:
+            tried.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError) as err:
+            raise Unreachable(f"no daemon listens on {path}", "absent") from err
+        except PermissionError as err:
+            raise Unreachable(f"{path}: permission denied; ask as root, or as the user it runs as", "denied") from err
+        except BlockingIOError:
+            return  # so many wait to be heard that there is no room: a daemon it is
+        except OSError as err:
+            raise Unreachable(f"{path}: {err.strerror}", "denied") from err
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class ControlServer:
+    """The daemon's end. After its creation it is used, and closed, by one thread; `wake` is for any other.
+
+    Args:
+        uri: ipc://PATH, or tcp://HOST:PORT with a locked door.
+        door: that those who ask come through, which is closed with this; for TCP alone.
+
+    Raises:
+        ConfigError: the URI cannot be bound.
+        Busy: another daemon has it.
+    """
+
+    def __init__(self, uri: str, door: Door | None = None) -> None:
+        check_uri(uri, OPTION)
+        self._path = "" if uri.startswith("tcp:") else uri[len("ipc://") :]
+        if self._path:
+            check_path(self._path)
+            door = None
+        elif door is None or not door.locked:
+            raise ConfigError(f"{OPTION} {uri}: whoever reaches the port could ask: TCP takes keys; {REMEDY}")
+        self._door = door
+        self._context = zmq.Context() if door is None else door.context
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._guarded = door.guard(self._socket) if door is not None else None
+        self._socket.setsockopt(zmq.LINGER, 200)  # ms: an answer that is on its way at the end
+        self._socket.setsockopt(zmq.IPV6, int("[" in uri))
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
+        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.uri = ""
+        try:
+            with _private_files():
+                self._socket.bind(uri)
+        except zmq.ZMQError as err:
+            self.close()
+            raise ConfigError(f"{OPTION} {uri}: {err}") from err
+        self.uri = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if door is not None and self._guarded is not None:
+            door.watch(self._guarded, self.uri)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+
+    def receive(self) -> Asked | None:
+        """The next request; waits for one. None once `wake` was called."""
+        while True:
+            if self._door is not None:
+                self._door.waiting = True
+            ready = self._poller.poll()
+            if self._door is not None:
+                self._door.waiting = False
+            if any(source == self._wake for source, _ in ready):
+                return None
+            frames = self._socket.recv_multipart(copy=False)
+            known = self._door is None or self._guarded is None or self._door.user(frames[-1], self._guarded)
+            if known:
+                # one in many parts is of no client of ours: refused as one bad message
+                parts = [frame.bytes for frame in frames] if len(frames) <= MAX_FRAMES else [frames[0].bytes, b""]
+                return Asked(parts[:-1], parts[-1])
+
+    def send(self, envelope: Sequence[bytes], message: bytes) -> None:
+        """Answer; lost where whoever asked has gone."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([*envelope, message], zmq.NOBLOCK)
+
+    def wake(self) -> None:
+        """Have `receive` return None from now on."""
+        os.write(self._write_wake, b"\0")
+
+    def close(self) -> None:
+        """Close, and remove the socket's file; also twice."""
+        if self._wake >= 0:
+            if self._path and self.uri:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)  # while it is ours: nobody replaces one that listens
+            if self._door is not None and self._guarded is not None:
+                self._door.release(self._guarded)
+            self._socket.close()
+            if self._door is not None:
+                self._door.close()
+            else:
+                self._context.term()
+            os.close(self._wake)
+            os.close(self._write_wake)
+            self._wake = self._write_wake = -1
+
+
+class ControlClient:
+    """The end of whoever asks.
+
+    Args:
+        uri: of the daemon's socket.
+        client: our pair of keys and the daemon's key; for TCP alone.
+
+    Raises:
+        ConfigError: the URI cannot be used.
+        Unreachable: no daemon is there, or this user may not ask it.
+    """
+
+    def __init__(self, uri: str, client: Client | None = None) -> None:
+        check_uri(uri, OPTION)
+        if uri.startswith("ipc:"):
+            knock(uri[len("ipc://") :])
+        elif client is None:
+            raise ConfigError(f"{OPTION} {uri}: TCP takes keys; give --curve-secret and --curve-daemon")
+        self._uri = uri
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWERED_BYTES)
+        if client is not None and uri.startswith("tcp:"):
+            client.secure(self._socket)
+        try:
+            self._socket.connect(uri)
+        except zmq.ZMQError as err:
+            self.close()
+            raise ConfigError(f"{OPTION} {uri}: {err}") from err
+
+    def ask(self, message: bytes, timeout_s: float) -> bytes:
+        """The answer to a request.
+
+        Raises:
+            Unreachable: there was none in time.
+        """
+        self._socket.send(message)
+        if not self._socket.poll(int(timeout_s * 1000)):
+            keys = "" if self._uri.startswith("ipc:") else "; does it listen, and do both know each other's keys?"
+            raise Unreachable(f"no answer from {self._uri} within {timeout_s:g} s{keys}", "silent")
+        return b"".join(self._socket.recv_multipart())  # ours have one part; any other fails to decode
+
+    def close(self) -> None:
+        """Close; also twice."""
+        self._socket.close()
+        self._context.term()

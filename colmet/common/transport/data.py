@@ -1,0 +1,178 @@
+"""Batches from node to collector: ZeroMQ PUSH and PULL.
+
+Nothing here blocks longer than the caller says: `Push.send` never waits, `Pull.receive` waits at most its timeout.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import zmq
+
+from colmet.common.errors import ConfigError
+from colmet.common.transport.curve import Client
+from colmet.common.transport.door import Door
+from colmet.common.transport.link import Anew, try_again
+from colmet.common.transport.uris import check_uri
+from colmet.common.transport.waiting import Socket
+
+# Above this libzmq itself drops the connection, so that a peer cannot make the collector hold any amount of memory.
+# It is twice what the decoders accept: a message that is a little too large is still seen, refused and counted.
+MAX_RECEIVED_BYTES = 16 << 20
+MAX_WAITING = 100  # messages of each connection that wait to be read here; the others wait at their node
+
+
+class Push:
+    """The node's end. Connects in the background and goes on trying.
+
+    What it is given goes to a collector that is connected, or is refused: nothing waits here for one that is away.
+
+    Args:
+        uri: of the collector.
+        hwm: messages that wait for a slow collector before `send` refuses more.
+        linger_ms: how long `close` waits for queued messages to leave; -1 is for ever.
+        security: keys, where there are any.
+
+    Raises:
+        ConfigError: the URI cannot be used.
+    """
+
+    def __init__(self, uri: str, hwm: int, linger_ms: int, security: Client | None = None) -> None:
+        check_uri(uri, "--zeromq-uri")
+        self._uri = uri
+        self._hwm = hwm
+        self._linger_ms = linger_ms
+        self._context = zmq.Context()
+        self._security = security
+        try:
+            self._socket = self._connect()
+        except zmq.ZMQError as err:
+            self._context.term()
+            raise ConfigError(f"--zeromq-uri {uri}: {err}; give tcp://HOST:PORT of the collector") from err
+
+    def _connect(self) -> Socket:
+        socket = self._context.socket(zmq.PUSH)
+        try_again(socket)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.SNDHWM, self._hwm)
+        socket.setsockopt(zmq.LINGER, self._linger_ms)
+        socket.setsockopt(zmq.IPV6, 1)
+        # A collector's machine that vanishes without a word is noticed, and its connection made anew.
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        if self._security is not None:
+            self._security.secure(socket)
+        try:
+            socket.connect(self._uri)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        self._anew = Anew(socket, self._uri)
+        return socket
+
+    @property
+    def socket(self) -> Socket:
+        """For `wait`; another one after `reopen`."""
+        return self._socket
+
+    @property
+    def connected(self) -> bool:
+        """Whether `send` would take a message now; to be asked now and then."""
+        return self._anew.look()
+
+    def send(self, message: bytes) -> bool:
+        """Send a message; False where no collector is connected, or the queue is full as it is too slow."""
+        try:
+            self._socket.send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def reopen(self) -> None:
+        """Connect anew; what is queued is dropped. Where that fails, all is as before."""
+        before, self._socket = self._socket, self._connect()
+        before.close(0)
+
+    def close(self) -> None:
+        """Close; also twice."""
+        self._socket.close()
+        self._context.term()
+
+
+class Received(NamedTuple):
+    """A message, the address of the machine it came from (empty for ipc), and whose key it came with ('' without)."""
+
+    message: bytes
+    peer: str
+    user: str = ""
+
+
+class Pull:
+    """The collector's end.
+
+    Args:
+        uri: to bind; port ``*`` takes any free one, `uri` then tells which.
+        hwm: messages that wait in each node's queue before that node has to keep the next ones; no more than
+            `MAX_WAITING` count, as the memory is this machine's.
+        door: that nodes come through, shared with other sockets; one of its own without.
+
+    Raises:
+        ConfigError: the URI cannot be bound.
+    """
+
+    def __init__(self, uri: str, hwm: int, door: Door | None = None) -> None:
+        check_uri(uri, "--zeromq-bind-uri")
+        self._door = Door() if door is None else door
+        self._owns_door = door is None
+        self._socket = self._door.context.socket(zmq.PULL)
+        self._guarded = self._door.guard(self._socket)
+        self._socket.setsockopt(zmq.RCVHWM, min(hwm, MAX_WAITING))
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, int("[" in uri))
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
+        self._poller = zmq.Poller()
+        self._is_tcp = uri.startswith("tcp:")
+        try:
+            self._socket.bind(uri)
+        except zmq.ZMQError as err:
+            self.close()
+            raise ConfigError(
+                f"--zeromq-bind-uri {uri}: {err}; give an address of this machine and a port that nothing else uses"
+            ) from err
+        self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._door.watch(self._guarded, self.uri)
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def wake_on(self, source: int | Socket) -> None:
+        """Have `wait` also return when this descriptor or socket can be read."""
+        self._poller.register(source, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether a message is there, after at most `timeout_s`."""
+        self._door.waiting = True
+        came = self._poller.poll(max(0, int(timeout_s * 1000)))
+        self._door.waiting = False
+        return any(source is self._socket for source, _ in came)
+
+    def receive(self) -> Received | None:
+        """The next message that is there, or None. Of one in parts, which no dialect has, each is a message."""
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._guarded.readings.emptied += 1
+                return None
+            user = self._door.user(frame, self._guarded)
+            if user is not None:
+                return Received(frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
+
+    def counters(self) -> dict[str, int]:
+        """Of the connections; see `Door.counters`."""
+        return self._door.counters()
+
+    def close(self) -> None:
+        """Close; also twice."""
+        if not self._socket.closed:
+            self._door.release(self._guarded)
+            self._socket.close()
+        if self._owns_door:
+            self._door.close()

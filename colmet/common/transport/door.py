@@ -1,0 +1,298 @@
+"""The door of a daemon: what sockets need to which others connect.
+
+Who may come in (CURVE, and ZeroMQ's authentication protocol, RFC 27/ZAP), and how much one connection may hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import zmq
+from zmq.utils import z85
+
+from colmet.common import cli
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ConfigError
+from colmet.common.keys import KnownKeys, Pair, read_pair
+from colmet.common.transport.connections import Connections, Readings
+from colmet.common.transport.curve import HANDSHAKE_MS, check_pair
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096  # connections that wait to be taken, when all nodes come at once (net.core.somaxconn has a say, too)
+CHECK_S = 0.25
+CHECK_SHARE = 0.02  # of a CPU may go into looking at connections
+MAX_ADDRESSES = 1024  # whose refusals are told apart; anyone who can connect may come from many
+REMEDY = "`colmet keygen` makes keys, --zeromq-curve-secret and --zeromq-curve-nodes use them"
+_ZAP = "inproc://zeromq.zap.01"
+_DOMAIN = b"colmet"
+_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # those of ZAP are counted by it
+)
+
+
+class Guarded:
+    """One listening socket behind the door.
+
+    Attributes:
+        readings: to be told of each message that is read.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:
+        self.socket = socket
+        self.monitor = monitor
+        self.readings = Readings()
+        self.connections: Connections | None = None
+
+
+class Door:
+    """Lets connections in, in a thread of its own, and sees to it that they hold little.
+
+    Without keys everybody is let in.
+
+    Args:
+        pair: of this daemon.
+        known: keys of those who may connect.
+
+    Attributes:
+        context: of all sockets behind it.
+        waiting: whether the thread that reads all of them waits for a message on any.
+    """
+
+    def __init__(self, pair: Pair | None = None, known: KnownKeys | None = None) -> None:
+        self.context = zmq.Context()
+        self.waiting = False
+        self._pair = pair
+        self._known = known
+        self._guarded: list[Guarded] = []
+        self._ended: list[zmq.Socket[bytes]] = []  # monitors of sockets that are closed
+        self._lock = threading.Lock()
+        self._refused: dict[tuple[str, str], int] = {}
+        self._counts = dict.fromkeys(("let_in", "unknown_key", "key_withdrawn", "handshake_failed"), 0)
+        self._closed_before = 0
+        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._zap: zmq.Socket[bytes] | None = None
+        if pair is not None:
+            self._zap = self.context.socket(zmq.ROUTER)
+            self._zap.setsockopt(zmq.LINGER, 0)
+            self._zap.bind(_ZAP)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread.start()
+
+    @property
+    def locked(self) -> bool:
+        """Whether only known keys are let in."""
+        return self._pair is not None
+
+    def guard(self, socket: zmq.Socket[bytes]) -> Guarded:
+        """Set up a socket of `context`, before it is bound."""
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        # a peer that is switched off is forgotten after minutes, not after the hours of the kernel's defaults
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 120)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 30)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
+        monitor = None
+        if self._pair is not None:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._pair.secret.encode("ascii"))
+            socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in where nobody answers
+            address = f"inproc://monitor-{id(socket)}"
+            socket.monitor(address, _FAILURES)
+            monitor = self.context.socket(zmq.PAIR)
+            monitor.setsockopt(zmq.LINGER, 0)
+            monitor.setsockopt(zmq.RCVHWM, 0)  # libzmq waits where this is full, and all connections with it
+            monitor.connect(address)
+        guarded = Guarded(socket, monitor)
+        with self._lock:
+            self._guarded.append(guarded)
+        self._wake_up()
+        return guarded
+
+    def watch(self, guarded: Guarded, uri: str) -> None:
+        """A socket has been bound."""
+        if uri.startswith("tcp:"):
+            guarded.connections = Connections(int(uri.rpartition(":")[2]), guarded.readings)
+
+    def release(self, guarded: Guarded) -> None:
+        """A socket is about to be closed."""
+        with self._lock:
+            self._guarded.remove(guarded)
+            if guarded.connections is not None:
+                self._closed_before += guarded.connections.closed
+            if guarded.monitor is not None:
+                guarded.socket.disable_monitor()
+                self._ended.append(guarded.monitor)
+        self._wake_up()
+
+    def user(self, frame: zmq.Frame, guarded: Guarded) -> str | None:
+        """Whose key a message came with; '' where there are no keys, None where the key is known no more."""
+        connections = guarded.connections
+        descriptor = -1
+        if connections is not None:
+            descriptor = int(frame.get("__fd"))
+            guarded.readings.note(descriptor, frame.more)
+        if self._known is None:
+            return ""
+        user = self._known.owner(str(frame.get("User-Id")))
+        if user is None:
+            peer = str(frame.get("Peer-Address"))
+            self._refuse("key_withdrawn", peer)
+            if connections is not None:
+                connections.hang_up(descriptor, peer)
+        return user
+
+    def counters(self) -> dict[str, int]:
+        """Who was let in, refused or closed since the start, and how many connections there are."""
+        with self._lock:
+            watched = [one.connections for one in self._guarded if one.connections is not None]
+            closed = self._closed_before + sum(connections.closed for connections in watched)
+        known = {} if self._known is None else {"keys": len(self._known), "broken_keys": self._known.broken}
+        connections = sum(connections.open for connections in watched)
+        return {**self._counts, "closed": closed, "connections": connections, **known}
+
+    def close(self) -> None:
+        """End; after all guarded sockets are closed. Also twice."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake_up()
+        self._thread.join()
+        self._close_ended()
+        if self._zap is not None:
+            self._zap.close()
+        os.close(self._wake)
+        os.close(self._write_wake)
+        self.context.term()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_wake, b"\0")
+
+    def _run(self) -> None:
+        check_at = time.monotonic()
+        while not self._stopping:
+            poller = zmq.Poller()
+            poller.register(self._wake, zmq.POLLIN)
+            if self._zap is not None:
+                poller.register(self._zap, zmq.POLLIN)
+            with self._lock:
+                guarded = list(self._guarded)
+                self._close_ended()
+            for one in guarded:
+                if one.monitor is not None:
+                    poller.register(one.monitor, zmq.POLLIN)
+            came = {source for source, _ in poller.poll(max(0, int(1000 * (check_at - time.monotonic())) + 1))}
+            if self._wake in came:
+                os.read(self._wake, 4096)
+            if self._known is not None:
+                self._known.refresh()
+            if self._zap in came:
+                self._answer()
+            for one in guarded:
+                if one.monitor in came:
+                    self._count_failures(one.monitor)
+            if time.monotonic() >= check_at:
+                began = time.thread_time()  # on a busy machine a check takes long, and is needed all the more
+                for one in guarded:
+                    if one.connections is not None:
+                        one.connections.check(self.waiting)
+                check_at = time.monotonic() + max(CHECK_S, (time.thread_time() - began) / CHECK_SHARE)
+
+    def _close_ended(self) -> None:
+        while self._ended:
+            self._ended.pop().close()
+
+    def _answer(self) -> None:
+        """Say whether whoever shows a key is let in."""
+        assert self._zap is not None
+        for _ in range(1000):
+            try:
+                frames = self._zap.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            envelope, request = frames[:2], frames[2:]
+            version, number = request[:2]
+            user = self._let_in(request[2:])
+            # 300 rather than 400: libzmq's client gives up for ever at 400, and at 300 comes again after a while, when
+            # somebody may have given its key to us
+            status = [b"200", b"OK", user] if user else [b"300", b"unknown key", b""]
+            self._zap.send_multipart([*envelope, version, number, *status, b""])
+
+    def _let_in(self, request: Sequence[bytes]) -> bytes:
+        """The key as text, if it is known; b'' otherwise."""
+        _domain, address, _identity, mechanism, *credentials = request
+        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+            self._refuse("unknown_key", address.decode("ascii", "replace"))
+            return b""
+        key = z85.encode(credentials[0]).decode("ascii")
+        if self._known is None or self._known.owner(key) is None:
+            self._refuse("unknown_key", address.decode("ascii", "replace"), key)
+            return b""
+        self._counts["let_in"] += 1
+        return key.encode("ascii")
+
+    def _refuse(self, why: str, address: str, key: str = "") -> None:
+        with self._lock:
+            self._counts[why] += 1
+            if (why, address) not in self._refused and len(self._refused) >= MAX_ADDRESSES:
+                address = "(others)"
+            count = self._refused[why, address] = self._refused.get((why, address), 0) + 1
+        if powers_of_ten(count):
+            log.warning("connection refused why=%s from=[%s] refused=%d key=%s", why, address, count, key or "-")
+
+    def _count_failures(self, monitor: zmq.Socket[bytes] | None) -> None:
+        assert monitor is not None
+        for _ in range(1000):
+            try:
+                _event, endpoint = monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._counts["handshake_failed"] += 1
+            if powers_of_ten(self._counts["handshake_failed"]):
+                log.warning(
+                    "connection refused, it has no key, or another key for this collector to=%s refused=%d",
+                    endpoint.decode("utf-8", "replace"),
+                    self._counts["handshake_failed"],
+                )
+
+
+def add_options(parser: cli.Options) -> None:
+    """The options of the collector."""
+    parser.add_argument(
+        "--zeromq-curve-secret",
+        metavar="FILE",
+        help="encrypt, and let in only nodes whose keys are known, with the pair of keys in FILE (`colmet keygen "
+        "collector` makes it: collector.secret); takes --zeromq-curve-nodes",
+    )
+    parser.add_argument(
+        "--zeromq-curve-nodes",
+        metavar="DIR",
+        help="folder with the public keys of the nodes: NAME.key, where NAME is what `hostname` says there, and the "
+        "only host that this key may send data of. Changes in it are seen within 10 s",
+    )
+
+
+def from_options(options: argparse.Namespace) -> Door:
+    """What the command line asks for: a locked door, or an open one.
+
+    Raises:
+        ConfigError: only one of the options is given, or a file or the folder cannot be used.
+    """
+    secret, nodes = options.zeromq_curve_secret, options.zeromq_curve_nodes
+    if not secret and not nodes:
+        return Door()
+    if not secret or not nodes:
+        missing = "--zeromq-curve-nodes" if secret else "--zeromq-curve-secret"
+        raise ConfigError(f"{missing} is missing: to encrypt takes the collector's pair and the nodes' public keys")
+    pair = check_pair(read_pair(secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {secret}")
+    return Door(pair, KnownKeys(nodes, "--zeromq-curve-nodes"))

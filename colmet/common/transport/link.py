@@ -1,0 +1,219 @@
+"""The link beside the data: a DEALER on each node, a ROUTER on the collector. What travels on it: `wire.link`."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from typing import NamedTuple
+
+import zmq
+
+from colmet.common.errors import ConfigError
+from colmet.common.transport.curve import Client
+from colmet.common.transport.door import Door
+from colmet.common.transport.uris import check_uri
+from colmet.common.transport.waiting import Socket
+
+# Messages of the link are small; above this libzmq drops the connection.
+MAX_LINK_BYTES = 1 << 20
+QUEUE = 1000  # messages that wait for one peer
+MAX_SKIPPED = 1000  # parts of a message that are dropped at a time
+ANEW_S = 60.0
+# A peer that vanished without a word is noticed, and its connection made anew.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000
+
+
+def try_again(socket: Socket) -> None:
+    """Have a socket connect anew as often as is good for both sides, at other moments than other nodes."""
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the kernel alone would try for minutes, ever more seldom
+    socket.setsockopt(zmq.RECONNECT_IVL, random.randrange(100, 300))
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randrange(4000, 6000))
+
+
+class Anew:
+    """Connects a socket anew that has not been connected for a minute.
+
+    libzmq tries for ever where nobody answers, but gives up for good where somebody answered and did not speak as it
+    should: a collector that was not given its keys yet, or another program on its port.
+
+    Args:
+        socket: that is connected to one peer.
+        uri: of this peer.
+    """
+
+    def __init__(self, socket: Socket, uri: str) -> None:
+        self._socket = socket
+        self._uri = uri
+        self._connected_at = time.monotonic()
+
+    def look(self) -> bool:
+        """Whether the socket can be written to; where it could not for long, it is connected anew."""
+        now = time.monotonic()
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            self._connected_at = now
+            return True
+        if now - self._connected_at > ANEW_S:
+            self._connected_at = now
+            with contextlib.suppress(zmq.ZMQError):  # given up: there is nothing to disconnect
+                self._socket.disconnect(self._uri)
+            self._socket.connect(self._uri)
+        return False
+
+
+class LinkClient:
+    """The node's end. Connects in the background and goes on trying.
+
+    Args:
+        uri: of the collector.
+        option: that gave it, for errors.
+        security: keys, where there are any.
+
+    Raises:
+        ConfigError: the URI cannot be used.
+    """
+
+    def __init__(self, uri: str, option: str = "--zeromq-link-uri", security: Client | None = None) -> None:
+        check_uri(uri, option)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        try_again(self._socket)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # what waited for a collector that is away would be out of date
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
+        if security is not None:
+            security.secure(self._socket)
+        try:
+            self._socket.connect(uri)
+        except zmq.ZMQError as err:
+            self.close()
+            raise ConfigError(f"{option} {uri}: {err}; give tcp://HOST:PORT of the collector") from err
+        self._anew = Anew(self._socket, uri)
+
+    @property
+    def socket(self) -> Socket:
+        """For `wait`."""
+        return self._socket
+
+    @property
+    def connected(self) -> bool:
+        """Whether somebody is there to take a message; to be asked now and then."""
+        return self._anew.look()
+
+    def send(self, message: bytes) -> bool:
+        """Send a message; False where nobody is there to take it."""
+        try:
+            self._socket.send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> bytes | None:
+        """The next message that is there, or None."""
+        try:
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return b"".join(parts)  # ours have one part; any other fails to decode
+
+    def close(self) -> None:
+        """Close; also twice."""
+        self._socket.close()
+        self._context.term()
+
+
+class Called(NamedTuple):
+    """A message, whom to answer, the address it came from (empty for ipc), and whose key it came with ('' without)."""
+
+    caller: bytes
+    message: bytes
+    peer: str
+    user: str = ""
+
+
+class LinkServer:
+    """The collector's end.
+
+    Args:
+        uri: to bind.
+        option: that gave it, for errors.
+        door: that nodes come through, shared with other sockets; one of its own without.
+
+    Raises:
+        ConfigError: the URI cannot be bound.
+    """
+
+    def __init__(self, uri: str, option: str = "--zeromq-link-bind-uri", door: Door | None = None) -> None:
+        check_uri(uri, option)
+        self._door = Door() if door is None else door
+        self._owns_door = door is None
+        self._rest = False
+        self._socket = self._door.context.socket(zmq.ROUTER)
+        self._guarded = self._door.guard(self._socket)
+        self._socket.setsockopt(zmq.LINGER, 200)  # the last acknowledgements
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says which callers have gone
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.IPV6, int("[" in uri))
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
+        self._is_tcp = uri.startswith("tcp:")
+        try:
+            self._socket.bind(uri)
+        except zmq.ZMQError as err:
+            self.close()
+            raise ConfigError(
+                f"{option} {uri}: {err}; give an address of this machine and a port that nothing else uses"
+            ) from err
+        self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._door.watch(self._guarded, self.uri)
+
+    @property
+    def socket(self) -> Socket:
+        """For `wait`."""
+        return self._socket
+
+    def receive(self) -> Called | None:
+        """The next message that is there, or None. Of one in parts, which none of ours is, the first part."""
+        while self._skip_rest():
+            try:
+                caller = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                self._guarded.readings.emptied += 1
+                return None
+            frame = self._socket.recv(copy=False)
+            self._rest = frame.more
+            user = self._door.user(frame, self._guarded)
+            if user is not None:
+                return Called(caller, frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
+        return None
+
+    def _skip_rest(self) -> bool:
+        """Drop some parts of the message before; whether that was all of them."""
+        for _ in range(MAX_SKIPPED):
+            if not self._rest:
+                return True
+            self._rest = self._socket.recv(copy=False).more
+        return not self._rest
+
+    def send(self, caller: bytes, message: bytes) -> bool:
+        """Send to a caller; False where it has gone or does not read: what is said on the link is said again."""
+        try:
+            self._socket.send_multipart([caller, message], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close; also twice."""
+        if not self._socket.closed:
+            self._door.release(self._guarded)
+            self._socket.close()
+        if self._owns_door:
+            self._door.close()

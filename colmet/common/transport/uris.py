@@ -1,0 +1,37 @@
+"""Addresses of sockets, and the one of the link that lies beside the socket for data."""
+
+from __future__ import annotations
+
+import re
+
+from colmet.common.errors import ConfigError
+
+_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^:/\s\[\]]+):(\d{1,5}|\*)", re.ASCII)
+
+
+def check_uri(uri: str, option: str) -> str:
+    """`uri`, if it is one that ZeroMQ can use.
+
+    Raises:
+        ConfigError: says what a URI looks like.
+    """
+    tcp = _TCP.fullmatch(uri)
+    if tcp is not None:
+        if tcp[2] == "*" or 0 < int(tcp[2]) < 65536:
+            return uri
+        raise ConfigError(f"{option} {uri}: the port must be a number from 1 to 65535")
+    if re.fullmatch(r"ipc://.+", uri):
+        return uri
+    raise ConfigError(f"{option} {uri}: give tcp://HOST:PORT (or ipc://PATH), e.g. tcp://127.0.0.1:5556")
+
+
+def link_uri(uri: str) -> str:
+    """Where acknowledgements are exchanged unless somebody says otherwise: the port after that of the data.
+
+    Args:
+        uri: of the data socket, checked, with a port that is a number; for ipc, the path gets a suffix.
+    """
+    if uri.startswith("ipc:"):
+        return f"{uri}.link"
+    address, _, port = uri.rpartition(":")
+    return f"{address}:{int(port) + 1}"

@@ -1,0 +1,19 @@
+"""Waiting for sockets and descriptors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import zmq
+
+Socket = zmq.Socket[bytes]
+
+
+def wait(readable: Iterable[int | Socket], writable: Iterable[Socket], timeout_s: float) -> None:
+    """Return when one of these can be read, or one of those written to, and after `timeout_s` at the latest."""
+    poller = zmq.Poller()
+    for source in readable:
+        poller.register(source, zmq.POLLIN)
+    for socket in writable:
+        poller.register(socket, zmq.POLLOUT)
+    poller.poll(max(0, int(timeout_s * 1000 + 0.999)))

@@ -1,0 +1,184 @@
+"""The latest two rows of every job and node, kept only while somebody looks at them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from colmet.common.cli import powers_of_ten
+from colmet.common.schema import Batch, Table
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 60.0  # that rows are kept after somebody has looked
+MAX_BYTES = 128 << 20  # of rows that are kept
+MAX_HOSTS = 16384
+UNKNOWN_PERIOD_S = 10.0  # of a table that has come once
+LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # without rows, after which those before tell nothing of now
+HOST_BYTES, JOB_BYTES = 500, 40  # of what is kept of a host beside its rows, about
+
+
+class Pair(NamedTuple):
+    """The latest two tables of one name of one host. What takes its place is a new one.
+
+    Attributes:
+        former: the one before the latest; None where there is none, or it has other columns.
+        latest: the last one that came.
+        taken: when it came, by the monotonic clock.
+        period_s: from one to the next; 0 where it is not known.
+        size_bytes: that both take, about.
+    """
+
+    former: Table | None
+    latest: Table
+    taken: float
+    period_s: float
+    size_bytes: int
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds after which it tells nothing of now."""
+        return min(MOST_S, max(LEAST_S, PERIODS * self.period_s))
+
+
+class Kept(NamedTuple):
+    """Of one host. What takes its place is a new one.
+
+    Attributes:
+        seen: when it was heard last, by the monotonic clock.
+        batches: that came.
+        jobs: that are on it; None where it does not say.
+        tables: by name.
+    """
+
+    seen: float
+    batches: int
+    jobs: tuple[int, ...] | None
+    tables: dict[str, Pair]
+
+    @property
+    def size_bytes(self) -> int:
+        """That it takes, about."""
+        return _size_beside(self.jobs) + sum([pair.size_bytes for pair in self.tables.values()])
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is what a rate takes, or there will be none."""
+        return self.batches > 2 or any(pair.former is not None for pair in self.tables.values())
+
+
+class Watch:
+    """Keeps the latest two tables of each name of each host, for a while after each look.
+
+    One thread takes batches, any other looks. A table is kept as it came: its rows are read by whoever looks.
+
+    Args:
+        names: of the tables that are wanted.
+        monotonic: seconds.
+
+    Attributes:
+        since: when it has begun to keep rows, by the monotonic clock; None while it keeps none.
+    """
+
+    def __init__(self, names: Iterable[str], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.since: float | None = None
+        self._names = frozenset(names)
+        self._monotonic = monotonic
+        self._until = 0.0
+        self._hosts: dict[str, Kept] = {}
+        self._bytes = 0
+        self._tidy_at = 0.0
+        self._looks = self._left_out = self._left_out_before = 0
+
+    def counters(self) -> dict[str, int]:
+        """Looks at it, and tables that were left out as there was no room."""
+        return {"looks": self._looks, "left_out": self._left_out}
+
+    @property
+    def left_out(self) -> int:
+        """Tables that were left out since it has begun to keep rows."""
+        return self._left_out - self._left_out_before
+
+    def look(self) -> list[tuple[str, Kept]]:
+        """For any thread: what is kept, by host; it is kept on for a while."""
+        self._looks += 1
+        now = self._monotonic()
+        if self.since is None or now >= self._until:
+            self.since = now
+        self._until = now + LEASE_S
+        return list(self._hosts.items())
+
+    def take(self, batches: Iterable[Batch]) -> None:
+        """Take what has come: nothing while nobody looks."""
+        if self.since is None:
+            return
+        now = self._monotonic()
+        if now >= self._until:
+            self._hosts, self._bytes, self.since = {}, 0, None
+            self._left_out_before = self._left_out
+            return
+        if now >= self._tidy_at:
+            self._tidy_at = now + MOST_S
+            self._hosts = {host: kept for host, kept in self._hosts.items() if now - kept.seen <= MOST_S}
+            self._bytes = sum([kept.size_bytes for kept in self._hosts.values()])
+        for batch in batches:
+            self._take(batch, now)
+
+    def _take(self, batch: Batch, now: float) -> None:
+        before = self._hosts.get(batch.host)
+        more = _size_beside(batch.jobs) - (_size_beside(before.jobs) if before is not None else 0)
+        if (before is None and len(self._hosts) >= MAX_HOSTS) or (more > 0 and self._bytes + more > MAX_BYTES):
+            self._leave_out(max(1, len(batch.tables)))
+            return
+        self._bytes += more
+        tables = dict(before.tables) if before is not None else {}
+        for table in batch.tables:
+            if table.schema.name in self._names and len(table):
+                pair = self._paired(tables.get(table.schema.name), table, batch.jobs, now)
+                if pair is not None:
+                    tables[table.schema.name] = pair
+        self._hosts[batch.host] = Kept(now, before.batches + 1 if before is not None else 1, batch.jobs, tables)
+
+    def _paired(self, before: Pair | None, table: Table, jobs: tuple[int, ...] | None, now: float) -> Pair | None:
+        """What is kept with this table; None where it is to stay as it was."""
+        former, period_s = None, 0.0
+        if before is not None:
+            latest = before.latest
+            # what waited on the node comes late; of a clock that was put back, all that comes is older
+            if table.time_ns <= latest.time_ns and now - before.taken <= LEAST_S:
+                return None
+            if now - before.taken <= 2 * (before.period_s or UNKNOWN_PERIOD_S) and _is_of_some(table, latest, jobs):
+                return None
+            former = latest if latest.schema == table.schema and latest.time_ns < table.time_ns else None
+            period_s = now - before.taken
+        size = _size(table) + (_size(former) if former is not None else 0)
+        more = size - (before.size_bytes if before is not None else 0)
+        if more > 0 and self._bytes + more > MAX_BYTES:
+            self._leave_out(1)
+            return None
+        self._bytes += more
+        return Pair(former, table, now, period_s, size)
+
+    def _leave_out(self, tables: int) -> None:
+        for _ in range(tables):
+            self._left_out += 1
+            if powers_of_ten(self._left_out):
+                log.warning("too many jobs for colmet top, tables left_out=%d", self._left_out)
+
+
+def _is_of_some(table: Table, before: Table, jobs: tuple[int, ...] | None) -> bool:
+    """Whether it lacks jobs that are still there: one that ends between two samples has last rows of its own."""
+    if jobs is None or len(table) >= max(len(before), len(jobs)):
+        return False
+    here = {*before.rows["job_id"].tolist()} & {*jobs, 0}
+    return not here <= {*table.rows["job_id"].tolist()}
+
+
+def _size_beside(jobs: tuple[int, ...] | None) -> int:
+    return HOST_BYTES + JOB_BYTES * len(jobs or ())
+
+
+def _size(table: Table) -> int:
+    return len(table) * table.schema.row_bytes + 500

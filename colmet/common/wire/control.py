@@ -1,0 +1,111 @@
+"""What is said on the control socket: one msgpack map with text keys each way.
+
+A request is flat: its values are texts, numbers, truth values or nothing. `command` says what is asked for; a map
+without it is the Rust node's message, which asks for another configuration. An answer may hold lists and maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Union
+
+import msgpack
+
+from colmet.common.errors import WireError
+from colmet.common.wire.limits import scalars, shown
+
+MAX_REQUEST_BYTES = 64 << 10
+MAX_ANSWER_BYTES = 16 << 20
+MAX_KEYS = 64
+MAX_KEY = 64  # characters
+MAX_DEPTH = 8
+MAX_ITEMS = 1 << 16  # of one list or map in an answer
+
+Scalar = Union[str, int, float, bool, None]
+Request = Mapping[str, Scalar]
+
+
+def encode(values: Mapping[str, Any]) -> bytes:
+    """A request or an answer as bytes; the values are not checked."""
+    packed: bytes = msgpack.packb(dict(values))
+    return packed
+
+
+def decode_request(message: bytes) -> dict[str, Scalar]:
+    """The request that these bytes are. Texts may be byte strings, as older packers have them.
+
+    Raises:
+        WireError: for whatever is wrong with them; no other exception leaves here.
+    """
+    if len(message) > MAX_REQUEST_BYTES:
+        raise WireError(f"request: {len(message)} bytes, more than the {MAX_REQUEST_BYTES} that one may have")
+    unpacker = scalars(message)
+    request: dict[str, Scalar] = {}
+    try:
+        count = unpacker.read_map_header()
+        if count > MAX_KEYS:
+            raise WireError(f"request: {count} keys, more than the {MAX_KEYS} that one may have")
+        for _ in range(count):
+            key, value = _text(unpacker.unpack()), unpacker.unpack()
+            if not isinstance(key, str) or len(key) > MAX_KEY or not key.isprintable():
+                raise WireError(f"request: {shown(key)} is not a key")
+            if key in request:
+                raise WireError(f"request: {key} is there twice")
+            request[key] = _scalar(key, _text(value))
+    except WireError:
+        raise
+    except Exception as err:  # msgpack raises ValueError, its own types, RecursionError, MemoryError, ...
+        raise WireError(f"request: not a map of texts and numbers: {type(err).__name__}: {err}") from err
+    if unpacker.tell() != len(message):
+        raise WireError(f"request: {len(message) - unpacker.tell()} bytes behind its end")
+    return request
+
+
+def decode_answer(message: bytes) -> dict[str, Any]:
+    """The answer that these bytes are.
+
+    Raises:
+        WireError: for whatever is wrong with them; no other exception leaves here.
+    """
+    if len(message) > MAX_ANSWER_BYTES:
+        raise WireError(f"answer: {len(message)} bytes, more than the {MAX_ANSWER_BYTES} that one may have")
+    try:
+        answer = msgpack.unpackb(message, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0)
+    except Exception as err:  # as above
+        raise WireError(f"answer: not a map: {type(err).__name__}: {err}") from err
+    if type(answer) is not dict or not _is_plain(answer, MAX_DEPTH):
+        raise WireError("answer: not a map of texts, numbers, lists and maps")
+    return answer
+
+
+def _text(value: Any) -> Any:
+    """The text of a byte string; anything else as it is."""
+    if type(value) is bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as err:
+            raise WireError(f"request: {shown(value)} is not UTF-8") from err
+    return value
+
+
+def _scalar(key: str, value: Any) -> Scalar:
+    if type(value) is float and not math.isfinite(value):
+        raise WireError(f"request: {key} is {value}, not a number")
+    if value is None or type(value) in (str, int, float, bool):
+        scalar: Scalar = value
+        return scalar
+    raise WireError(f"request: {key} is {shown(value)}, neither a text nor a number")
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether it is made of texts, numbers, lists and maps with text keys, and not too deep."""
+    if value is None or isinstance(value, (str, int, float)):
+        return True
+    if depth == 0:
+        return False
+    if type(value) is list:
+        return all(_is_plain(item, depth - 1) for item in value)
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item, depth - 1) for key, item in value.items())
+    return False

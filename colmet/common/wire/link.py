@@ -1,0 +1,195 @@
+"""What node and collector say to each other beside the data: acknowledgements, and requests to the node.
+
+Each message is one msgpack list: version, kind, then the fields of the kind. A node says `Hello` when it connects and
+every few seconds; the collector answers with the `Ack` of what it has of that, and sends further ones when more is on
+its disk. (docs/wire.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+import msgpack
+
+from colmet.common.errors import WireError
+from colmet.common.wire.limits import checked_host, checked_int, shown
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_RANGES = 4096
+MAX_TEXT = 64 << 10
+
+
+class Range(NamedTuple):
+    """Batches of one start of a node, from the first to the last, both included."""
+
+    epoch: int
+    first: int
+    last: int
+
+
+class Hello(NamedTuple):
+    """A node tells who it is, and what it still keeps.
+
+    Attributes:
+        host: whose batches these are.
+        epoch: of this start.
+        coming: number that its next batch will have.
+        version: of Colmet.
+        held: what has been taken and is not acknowledged: one range an epoch, from the oldest to the newest. No other
+            batch with a lower number than `coming`, and none of any other epoch before this one, is ever sent again.
+    """
+
+    host: str
+    epoch: int
+    coming: int
+    version: str
+    held: tuple[Range, ...]
+
+
+class Ack(NamedTuple):
+    """What the collector will not lose any more.
+
+    Attributes:
+        version: of Colmet, the collector's.
+        started: when the collector was started, ns since the epoch: another one does not have what was on its way.
+        durable: whether it is on disk there, not only in memory.
+        duplicates: batches of this host that came more than once, since the collector was started.
+        ranges: of batches that are acknowledged.
+    """
+
+    version: str
+    started: int
+    durable: bool
+    duplicates: int
+    ranges: tuple[Range, ...]
+
+
+class Request(NamedTuple):
+    """The collector passes on what somebody asks of the node: `content` is as on the control socket."""
+
+    number: int
+    content: bytes
+
+
+class Answer(NamedTuple):
+    """The node's answer to the request with this number."""
+
+    number: int
+    content: bytes
+
+
+Message = Union[Hello, Ack, Request, Answer]
+KINDS: dict[str, type[Any]] = {"hello": Hello, "ack": Ack, "request": Request, "answer": Answer}
+_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes; the fields are not checked."""
+    packed: bytes = msgpack.packb([VERSION, _NAMES[type(message)], *message])
+    return packed
+
+
+def decode(message: bytes) -> Message:
+    """The message that these bytes are.
+
+    Raises:
+        WireError: for whatever is wrong with them; no other exception leaves here.
+    """
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise WireError(f"link: {len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
+    try:
+        values = msgpack.unpackb(
+            message,
+            max_array_len=MAX_RANGES,
+            max_map_len=0,
+            max_ext_len=0,
+            max_str_len=MAX_TEXT,
+            max_bin_len=MAX_MESSAGE_BYTES,
+        )
+    except Exception as err:  # msgpack raises ValueError, its own types, RecursionError, MemoryError, ...
+        raise WireError(f"link: not a message: {type(err).__name__}: {err}") from err
+    if type(values) is not list or len(values) < 2:
+        raise WireError("link: not a list with a version and a kind")
+    version, name, *fields = values
+    kind = KINDS.get(name) if type(name) is str else None
+    if type(version) is not int or version != VERSION or kind is None:
+        raise WireError(
+            f"link: message of version {shown(version)} and kind {shown(name)}, which this version does not know"
+        )
+    if len(fields) != len(kind._fields):
+        raise WireError(f"link: {name} has {len(fields)} fields instead of {len(kind._fields)}")
+    checked = [_CHECKS[field](value) for field, value in zip(kind._fields, fields)]
+    made: Message = kind(*checked)
+    return made
+
+
+def _integer(value: Any) -> int:
+    return checked_int(value, "link: a number")
+
+
+def _version(value: Any) -> str:
+    if type(value) is not str or len(value) > 64 or not value.isprintable():
+        raise WireError(f"link: {shown(value)} is not a version")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise WireError(f"link: {shown(value)} is not a truth value")
+    return value
+
+
+def _content(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise WireError("link: the content is not a byte string")
+    return value
+
+
+def _ranges(value: Any) -> tuple[Range, ...]:
+    if type(value) is not list:
+        raise WireError("link: the ranges are not a list")
+    ranges = []
+    for entry in value:
+        if type(entry) is not list or len(entry) != 3:
+            raise WireError(f"link: {shown(entry)} is not a range")
+        found = Range(*[_integer(value) for value in entry])
+        if found.first > found.last:
+            raise WireError(f"link: {shown(entry)} is not a range that goes up")
+        ranges.append(found)
+    return tuple(ranges)
+
+
+def _held(value: Any) -> tuple[Range, ...]:
+    ranges = _ranges(value)
+    if any(one.epoch >= following.epoch for one, following in zip(ranges, ranges[1:])):
+        raise WireError("link: what is held is not one range an epoch, from the oldest to the newest")
+    return ranges
+
+
+_CHECKS: dict[str, Any] = {
+    "host": checked_host,
+    "epoch": _integer,
+    "coming": _integer,
+    "started": _integer,
+    "version": _version,
+    "held": _held,
+    "durable": _boolean,
+    "duplicates": _integer,
+    "ranges": _ranges,
+    "number": _integer,
+    "content": _content,
+}
+
+
+def joined(numbers: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
+    """The fewest ranges for (epoch, sequence number) pairs, in any order and repeated or not."""
+    ranges: list[Range] = []
+    for epoch, number in sorted(set(numbers)):
+        last = ranges[-1] if ranges else None
+        if last is not None and last.epoch == epoch and last.last + 1 == number:
+            ranges[-1] = Range(epoch, last.first, number)
+        else:
+            ranges.append(Range(epoch, number, number))
+    return tuple(ranges)

@@ -1,0 +1,219 @@
+"""How the agent is, for those who ask: a picture made after each tick, so that to ask for it costs no tick anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from colmet.common.exposition import Family, in_base_unit, labels, named
+from colmet.common.health import Identity, Recent, counted, single
+from colmet.common.latest import Latest
+from colmet.common.schema import Batch
+from colmet.common.top import TABLES, Top
+from colmet.common.watch import Watch
+from colmet.node.account import SCHEMA, Accounted
+from colmet.node.route import Route, State
+
+# Of the agent's counters, those of what has gone wrong.
+WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures")
+
+
+_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 1.0
+_FIELDS = {field.name: field for field in SCHEMA.fields}
+# Key, end of the metric's name, kind, help.
+_OF_BACKENDS = (
+    ("on", "up", "gauge", "1 while it measures, 0 while what it needs is absent."),
+    ("rows", "rows_total", "counter", "Rows measured."),
+    ("failures", "failures_total", "counter", "Samples that failed and left no rows."),
+    ("overruns", "overruns_total", "counter", "Samples that took longer than the period."),
+    ("cpu_s", "cpu_seconds_total", "counter", "CPU time of its work."),
+    ("wall_s", "wall_seconds_total", "counter", "Time that the same work took."),
+)
+
+
+class Watched(Accounted, Protocol):
+    """What is asked of whoever runs a backend: an `agent.Runner`."""
+
+    why: str
+    error: str
+    sampled_ns: int
+
+
+class Health:
+    """Answers how the agent is, in any thread.
+
+    Args:
+        parts: other parts' counters, by the name of the part; that of batches is "spool".
+        routes: to the collectors.
+        latest: is given what is measured; None where nobody asks for it.
+        now_ns: of the wall clock.
+
+    Attributes:
+        sampling: whether the main thread does, now.
+        top: answers what jobs and the node use.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Callable[[], Mapping[str, int]]],
+        routes: Sequence[Route] = (),
+        latest: Latest | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = Watch(TABLES)
+        self._parts = {**parts, "top": self._watch.counters}
+        self._routes = routes
+        self._monotonic = monotonic
+        self._latest = latest
+        self._identity = Identity("node")
+        self.top = Top(self._identity, self._watch)
+        self._now_ns = now_ns
+        self._recent = Recent()
+        self.sampling = False
+        self._ticked_ns = 0
+        self._picture: dict[str, Any] = {}
+
+    def pause(self) -> None:
+        """Let the main thread work, in any other: while it samples, for as long as that takes, up to a second."""
+        time.sleep(_PAUSE_S)
+        until = time.monotonic() + _LONGEST_PAUSE_S
+        while self.sampling and time.monotonic() < until:
+            time.sleep(_PAUSE_S)
+
+    def take(self, batch: Batch) -> None:
+        """For the main thread: what is sent."""
+        if self._latest is not None:
+            self._latest.take([batch])
+        self._watch.take([batch])
+
+    def note(self, runners: Iterable[Watched], totals: Mapping[str, int], tick_ns: int, period_s: float) -> None:
+        """For the main thread: take the picture.
+
+        Args:
+            runners: of the backends.
+            totals: what the agent counts.
+            tick_ns: that the last tick took.
+            period_s: from one tick to the next.
+        """
+        backends: list[dict[str, Any]] = [
+            {
+                "name": runner.name,
+                "on": runner.is_open,
+                "why": runner.why,
+                "rows": runner.rows,
+                "failures": runner.failures,
+                "error": runner.error,
+                "overruns": runner.overruns,
+                "sampled_ns": runner.sampled_ns,
+                "cpu_s": runner.cpu_ns / 1e9,
+                "wall_s": runner.wall_ns / 1e9,
+                "counters": dict(runner.counters()),
+            }
+            for runner in runners
+        ]
+        parts = {name: dict(counters()) for name, counters in self._parts.items()}
+        spool = parts.get("spool", {})
+        self._recent.note(
+            {
+                **{name: totals.get(name, 0) for name in WRONG},
+                "backend_failures": sum([backend["failures"] for backend in backends]),
+                "batches_dropped": totals.get("batches_dropped", 0),
+                "link_defects": parts.get("link", {}).get("defects", 0),
+                "spool_failures": spool.get("disk_failures", 0),
+            }
+        )
+        # replaced as a whole: whoever reads it meanwhile has the former one
+        self._picture = {
+            "period_s": period_s,
+            "tick_s": tick_ns / 1e9,
+            "cpu_s": time.process_time(),
+            "agent": dict(totals),
+            "behind_s": spool.get("oldest_s", 0),
+            "backends": backends,
+            "collectors": [
+                {
+                    "uri": route.uri,
+                    "there": route.state in (State.THERE, State.MUTE) and route.blocked_at is None,
+                    "state": route.state.value if route.blocked_at is None else "takes no data",
+                    "since_s": round(self._monotonic() - (route.blocked_at or route.since), 1),
+                    "version": route.version,
+                    "durable": route.durable,
+                    "duplicates": route.duplicates,
+                }
+                for route in self._routes
+            ],
+            **parts,
+            "last_hour": self._recent.growth(),
+        }
+        self._ticked_ns = self._now_ns()
+
+    def status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
+        """Handler of the command: the identity, and the picture with the ages as they are now."""
+        picture, ticked_ns, now_ns = self._picture, self._ticked_ns, self._now_ns()
+        return {
+            **self._identity.values(),
+            "last_tick_age_s": _age_s(ticked_ns, now_ns),
+            **picture,
+            "backends": [
+                {
+                    **{key: value for key, value in backend.items() if key != "sampled_ns"},
+                    "last_rows_age_s": _age_s(backend["sampled_ns"], now_ns),
+                }
+                for backend in picture.get("backends", ())
+            ],
+        }
+
+    def families(self) -> Iterator[Family]:
+        """The same as metrics."""
+        yield from self._identity.families()
+        picture, ticked_ns = self._picture, self._ticked_ns
+        if not picture:
+            return
+        name = "colmet_node"
+        yield single(f"{name}_last_sample_timestamp_seconds", "gauge", "When the last sample ended.", ticked_ns / 1e9)
+        yield single(f"{name}_sample_duration_seconds", "gauge", "Time that it took.", picture["tick_s"])
+        yield single(f"{name}_sample_period_seconds", "gauge", "From one sample to the next.", picture["period_s"])
+        for key, value in picture["agent"].items():
+            field = _FIELDS[key]
+            metric, divisor = in_base_unit(key, field.unit, field.kind)
+            yield single(f"{name}_{metric}", field.kind, field.help, value if divisor == 1 else value / divisor)
+        backends = picture["backends"]
+        for key, metric, kind, text in _OF_BACKENDS:
+            samples = [(labels({"backend": backend["name"]}), backend[key]) for backend in backends]
+            yield Family(f"{name}_backend_{metric}", kind, text, [(told, value + 0) for told, value in samples])
+        seen = [(labels({"backend": one["name"]}), one["sampled_ns"] / 1e9) for one in backends if one["sampled_ns"]]
+        text = "When its last rows were measured."
+        yield Family(f"{name}_backend_last_rows_timestamp_seconds", "gauge", text, seen)
+        for key in sorted({key for backend in backends for key in backend["counters"]}):
+            field = _FIELDS[key]
+            samples = [
+                (labels({"backend": backend["name"]}), backend["counters"][key])
+                for backend in backends
+                if key in backend["counters"]
+            ]
+            yield Family(named(f"{name}_backend", key, kind=field.kind), field.kind, field.help, samples)
+        there = [(labels({"uri": one["uri"]}), int(one["there"])) for one in picture["collectors"]]
+        yield Family(f"{name}_collector_up", "gauge", "1 while this collector takes batches.", there)
+        for part in self._parts:
+            yield from counted(name, part, picture[part])
+        if self._latest is not None:
+            yield from self._latest.families()
+
+    def line(self) -> str:
+        """How it is, in a line for the service manager."""
+        picture = self._picture
+        off = [backend["name"] for backend in picture["backends"] if not backend["on"]]
+        wrong = [f"{count} {name.replace('_', ' ')}" for name, count in picture["last_hour"].items() if count]
+        parts = [f"{picture['agent'].get('jobs', 0)} jobs, {picture['tick_s'] * 1000:.0f} ms a sample"]
+        away = [one["uri"] for one in picture["collectors"] if not one["there"]]
+        parts += [f"not there: {', '.join(away)}"] if away else []
+        parts += [f"off: {', '.join(off)}"] if off else []
+        parts += [f"last hour: {', '.join(wrong)}"] if wrong else []
+        return "; ".join(parts)
+
+
+def _age_s(then_ns: int, now_ns: int) -> float | None:
+    return round(max(0, now_ns - then_ns) / 1e9, 3) if then_ns else None

@@ -1,0 +1,288 @@
+"""Batches that the collector has not acknowledged: on disk where there is a spool directory, else in memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from colmet.common.ranges import Ranges
+from colmet.node.spoolfiles import SpoolFiles
+from colmet.node.tally import Tally
+
+log = logging.getLogger(__name__)
+
+MAX_MEMORY_BYTES = 64 << 20
+MAX_AGE_S = 7 * 86400.0
+MAX_DROPPED_RANGES = 256
+ENTRY_BYTES = 500  # that an entry takes in memory beside its message
+
+
+class Entry(NamedTuple):
+    """An encoded batch.
+
+    Attributes:
+        epoch: of the start of the agent that measured it.
+        seq: its number.
+        time_ns: when it was measured, since the epoch.
+        message: as it is sent.
+    """
+
+    epoch: int
+    seq: int
+    time_ns: int
+    message: bytes
+
+
+class Dropped(NamedTuple):
+    """Batches that were given up, from the first to the last number, both included.
+
+    Attributes:
+        epoch: of the start of the agent that measured them.
+        first: number of the first.
+        last: number of the last.
+        since_ns: time of the first.
+        until_ns: time of the last.
+        cause: memory, size, age, damage or queue.
+    """
+
+    epoch: int
+    first: int
+    last: int
+    since_ns: int
+    until_ns: int
+    cause: str
+
+
+class Held:
+    """What is to be sent until it is acknowledged. For one thread; `dropped_ranges` and the counts are for any.
+
+    Args:
+        epoch: of this start.
+        files: of the spool directory; None keeps all in memory.
+        max_memory_bytes: of what is not on disk. Beyond it the oldest goes.
+        max_age_s: of what is not on disk.
+
+    Attributes:
+        dropped: batches given up.
+        sent_batches: batches of this start that were sent, each counted once.
+        acknowledged: batches that a collector has for good.
+        tally: of the batches of this start, by table.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        files: SpoolFiles | None = None,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
+        max_age_s: float = MAX_AGE_S,
+    ) -> None:
+        self.epoch = epoch
+        self.files = files
+        self.tally = Tally()
+        self.dropped = self.acknowledged = self.sent_batches = 0
+        self.coming = 0
+        self.memory_bytes = 0
+        self._max_memory_bytes = max_memory_bytes
+        self._max_age_ns = int(max_age_s * 1e9)
+        self._memory: dict[tuple[int, int], Entry] = {}
+        self._numbers: dict[int, Ranges] = {}  # by epoch, the oldest first
+        self._sent = Ranges()  # of this epoch
+        self._dropped_ranges: tuple[Dropped, ...] = ()
+
+    def __len__(self) -> int:
+        """Batches held."""
+        return sum([numbers.count for numbers in list(self._numbers.values())])
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        """Whether the batch of this epoch and number is held."""
+        numbers = self._numbers.get(key[0])
+        return numbers is not None and key[1] in numbers
+
+    def load(self) -> None:
+        """Find what earlier starts have left on disk."""
+        if self.files is not None:
+            for epoch, first, last in self.files.scan():
+                self._numbers.setdefault(epoch, Ranges()).add(first, last)
+            self.drop_beyond()
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Hold these, too: new ones, in order."""
+        for entry in entries:
+            self._memory[entry[:2]] = entry
+            self.memory_bytes += len(entry.message) + ENTRY_BYTES
+            self._numbers.setdefault(entry.epoch, Ranges()).add(entry.seq, entry.seq)
+            self.coming = entry.seq + 1
+        self.flush()
+        self.drop_beyond()
+
+    def flush(self) -> None:
+        """Write what is in memory alone to disk, as far as the disk takes it now."""
+        if self.files is None or not self._memory:
+            return
+        written = self.files.append(list(self._memory.values()))
+        for key in list(self._memory)[:written]:
+            self._forget(key)
+
+    def drop_beyond(self) -> None:
+        """Drop the oldest where there is too much on disk, or in memory, or too old."""
+        if self.files is not None:
+            for epoch, first, last, since_ns, until_ns, cause in self.files.beyond():
+                self.drop(epoch, first, last, since_ns, until_ns, cause)
+        too_old_ns = time.time_ns() - self._max_age_ns
+        while self._memory:
+            oldest = next(iter(self._memory.values()))
+            if self.memory_bytes <= self._max_memory_bytes and oldest.time_ns >= too_old_ns:
+                break
+            cause = "age" if oldest.time_ns < too_old_ns else "memory"
+            self.drop(oldest.epoch, oldest.seq, oldest.seq, oldest.time_ns, oldest.time_ns, cause)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        entry = self._memory.pop(key, None)
+        if entry is not None:
+            self.memory_bytes -= len(entry.message) + ENTRY_BYTES
+
+    def message(self, key: tuple[int, int]) -> bytes | None:
+        """A batch that is held; None where it cannot be read any more, which is counted, and it is held no more.
+
+        Raises:
+            OSError: it cannot be read now.
+        """
+        entry = self._memory.get(key)
+        if entry is not None:
+            return entry.message
+        message = self.files.read(*key) if self.files is not None else None
+        if message is None:
+            self.drop(*key, key[1], 0, 0, "damage")
+        return message
+
+    def following(self, key: tuple[int, int]) -> tuple[int, int] | None:
+        """The first batch that is held at or after this one; None where there is none."""
+        for epoch, numbers in self._numbers.items():
+            if epoch >= key[0]:
+                seq = numbers.at_or_after(key[1] if epoch == key[0] else 0)
+                if seq is not None:
+                    return epoch, seq
+        return None
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """For each epoch of which something is held: the epoch, the lowest and the highest number."""
+        return [(epoch, numbers.first, numbers.last) for epoch, numbers in self._numbers.items()]
+
+    def sent(self, key: tuple[int, int]) -> None:
+        """This batch was sent, for the first time or again."""
+        if key[0] == self.epoch and self._sent.add(key[1], key[1]):
+            self.sent_batches += 1
+            self.tally.count("sent", key[1], key[1])
+
+    def acknowledge(self, epoch: int, first: int, last: int) -> int:
+        """A collector has these for good; how many were held until now."""
+        gone = self._remove(epoch, first, last, "acknowledged")
+        self.acknowledged += gone
+        return gone
+
+    def release(self, key: tuple[int, int]) -> None:
+        """This batch is held no more: it was sent to a collector that does not acknowledge."""
+        self._remove(*key, key[1], "")
+
+    def drop(self, epoch: int, first: int, last: int, since_ns: int, until_ns: int, cause: str) -> None:
+        """Give these up, as far as they are held.
+
+        Args:
+            epoch: of them.
+            first: their lowest number.
+            last: their highest number.
+            since_ns: time of the first.
+            until_ns: time of the last.
+            cause: as in `Dropped`.
+        """
+        numbers = self._numbers.get(epoch)
+        gone = numbers.within(first, last) if numbers is not None else []
+        self._remove(epoch, first, last, "dropped")
+        for low, high in gone:
+            self.note_dropped(Dropped(epoch, low, high, since_ns, until_ns, cause))
+
+    def note_dropped(self, dropped: Dropped) -> None:
+        """Count batches that were given up, and remember which."""
+        before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
+        if len(str(before)) != len(str(self.dropped)) or not before:
+            log.error(
+                "batches dropped that no collector has acknowledged cause=%s dropped=%d epoch=%d numbers=%d..%d",
+                dropped.cause,
+                self.dropped,
+                dropped.epoch,
+                dropped.first,
+                dropped.last,
+            )
+        ranges = self._dropped_ranges
+        latest = ranges[-1] if ranges else None
+        goes_on = latest is not None and (latest.epoch, latest.last + 1, latest.cause) == (
+            dropped.epoch,
+            dropped.first,
+            dropped.cause,
+        )
+        if latest is not None and goes_on:
+            self._dropped_ranges = (*ranges[:-1], latest._replace(last=dropped.last, until_ns=dropped.until_ns))
+        else:
+            self._dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
+
+    def dropped_ranges(self) -> tuple[Dropped, ...]:
+        """What was given up since the start, the latest last; at most the latest 256 ranges."""
+        return self._dropped_ranges
+
+    def _remove(self, epoch: int, first: int, last: int, what: str) -> int:
+        numbers = self._numbers.get(epoch)
+        if numbers is None:
+            return 0
+        count = 0
+        for low, high in numbers.remove(first, last):
+            count += high - low + 1
+            if epoch == self.epoch and what:
+                self.tally.count(what, low, high)
+            if self._memory:
+                for seq in (
+                    range(low, high + 1)
+                    if high - low < len(self._memory)
+                    else [key[1] for key in self._memory if key[0] == epoch and low <= key[1] <= high]
+                ):
+                    self._forget((epoch, seq))
+            if self.files is not None:
+                self.files.remove(epoch, low, high)
+        if not numbers.count:
+            del self._numbers[epoch]
+        if epoch == self.epoch:
+            lowest = numbers.first if numbers.count else self.coming
+            self.tally.forget(lowest)
+            self._sent.remove(0, lowest - 1)
+        return count
+
+    def counters(self) -> dict[str, int]:
+        """What it counts, by name."""
+        return {
+            "sent": self.sent_batches,
+            "acknowledged": self.acknowledged,
+            "dropped": self.dropped,
+            "held": len(self),
+            "oldest_s": self.oldest_s(),
+            "memory_bytes": self.memory_bytes,
+            **({f"disk_{name}": n for name, n in self.files.counters().items()} if self.files is not None else {}),
+        }
+
+    def oldest_s(self) -> int:
+        """How old the oldest batch is that is held, in seconds; 0 where there is none. From any thread."""
+        times = [entry.time_ns for entry in list(self._memory.values())[:1]]
+        if self.files is not None and self.files.since_ns():
+            times.append(self.files.since_ns())
+        return max(0, time.time_ns() - min(times)) // 10**9 if times else 0
+
+    def close(self) -> None:
+        """Give the files back; what is held and not on disk is lost, and that is told."""
+        if self.files is not None:
+            self.files.retry()
+            self.flush()
+            self.files.close()
+        if self._memory:
+            log.warning(
+                "ending with batches=%d that no collector has acknowledged, and that are lost", len(self._memory)
+            )

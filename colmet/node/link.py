@@ -1,0 +1,445 @@
+"""The thread that sends what is held, and takes acknowledgements."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from colmet.common import cli
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ConfigError
+from colmet.common.transport import LinkClient, Push, Socket, check_uri, curve, link_uri, wait
+from colmet.common.wire import link as wire
+from colmet.node.held import MAX_AGE_S, Entry, Held
+from colmet.node.host import Host
+from colmet.node.requests import Requests
+from colmet.node.route import Route, State, Times, by_preference, hello
+from colmet.node.spoolfiles import LOCK, SpoolFiles
+
+log = logging.getLogger(__name__)
+
+DEFAULT_URI = "tcp://127.0.0.1:5556"
+DEFAULT_DIRECTORY = "/var/spool/colmet"
+TOKEN_BYTES = 32 << 10  # what a batch may have to count as one at the bounded rate
+Key = tuple[int, int]
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare where to send to, and what is kept until it is acknowledged."""
+    parser.add_argument(
+        "--zeromq-uri",
+        metavar="URI",
+        action="append",
+        help="where colmet-collector listens; given several times, the nodes spread over these collectors, and each "
+        f"takes another one while its own is away (default: {DEFAULT_URI})",
+    )
+    parser.add_argument(
+        "--zeromq-link-uri",
+        metavar="URI",
+        action="append",
+        help="where the collector acknowledges, in the order of --zeromq-uri; '' asks for no acknowledgements: what is "
+        "on its way when the collector stops is then lost (default: the next port)",
+    )
+    parser.add_argument(
+        "--spool-dir",
+        metavar="DIR",
+        help="keep batches here until the collector acknowledges them, whatever ends colmet-node meanwhile; '' keeps "
+        f"them in memory only (default: {DEFAULT_DIRECTORY} as root, else memory)",
+    )
+    parser.add_argument(
+        "--spool-size",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=1 << 30,
+        help="bytes that --spool-dir may take; beyond it the oldest batches go (default: 1G)",
+    )
+    parser.add_argument(
+        "--spool-age",
+        metavar="DAYS",
+        type=cli.whole_number(1, 3650),
+        default=int(MAX_AGE_S / 86400),
+        help="days after which batches go that no collector has acknowledged (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spool-rate",
+        metavar="N",
+        type=cli.whole_number(1, 100_000),
+        default=200,
+        help="batches a second, beside the new ones, that are sent when the collector is back (default: %(default)s)",
+    )
+
+
+def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
+    """What holds batches until they are acknowledged, with the directory that the options name.
+
+    A directory that cannot be used is told of, and memory is used in its place.
+    """
+    directory = options.spool_dir
+    if directory is None:
+        directory = DEFAULT_DIRECTORY if os.geteuid() == 0 else ""
+    max_age_s = options.spool_age * 86400.0
+    now_ns = time.time_ns()
+    if not directory:
+        log.info("no --spool-dir: what is not acknowledged when colmet-node ends is lost")
+        return Held(now_ns, None, max_age_s=max_age_s)
+    private = None
+    try:
+        private = host.private_directory(os.path.abspath(directory))
+        private.lock(LOCK)
+        # the clock may have been set back since the last start
+        epoch = max(now_ns, 1 + SpoolFiles.last_epoch(private))
+    except OSError as err:
+        if private is not None:
+            private.close()
+        why = "another colmet-node uses it" if isinstance(err, BlockingIOError) else err.strerror
+        log.warning(
+            "batches are kept in memory only, and what is not acknowledged when colmet-node ends is lost: --spool-dir "
+            "%s: %s",
+            directory,
+            why,
+        )
+        return Held(now_ns, None, max_age_s=max_age_s)
+    sender = host_name if options.wire == "v1" else f"{host_name} {options.wire}"
+    files = SpoolFiles(private, sender, epoch, options.spool_size, max_age_s)
+    return Held(epoch, files, max_age_s=max_age_s)
+
+
+def open_routes(
+    options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
+) -> list[Route]:
+    """The ways to all collectors that the options name, in the order in which this host prefers them.
+
+    Raises:
+        ConfigError: a URI cannot be used, or there are more of one option than of the other.
+    """
+    uris = options.zeromq_uri or [DEFAULT_URI]
+    for uri in uris:
+        check_uri(uri, "--zeromq-uri")
+    links = options.zeromq_link_uri
+    if links is None:
+        links = [link_uri(uri) for uri in uris]
+    if len(links) != len(uris) or len(set(uris)) != len(uris):
+        raise ConfigError("give --zeromq-link-uri as often as --zeromq-uri, and no --zeromq-uri twice")
+    acknowledged = options.wire == "v1"  # batches of the other dialect have no numbers
+    if not acknowledged or not all(links):
+        log.warning("collectors are not asked to acknowledge: what is on its way when one stops is lost")
+    routes: list[Route] = []
+    by_uri = dict(zip(uris, links))
+    # what is queued for a collector that does not acknowledge is nowhere else
+    linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
+    try:
+        for uri in by_preference(host_name, uris):
+            push = Push(uri, options.zeromq_hwm, linger_ms, security)
+            try:
+                link = LinkClient(by_uri[uri], security=security) if acknowledged and by_uri[uri] else None
+            except BaseException:
+                push.close()
+                raise
+            routes.append(Route(uri, push, link, times, time.monotonic()))
+    except BaseException:
+        for route in routes:
+            route.close()
+        raise
+    return routes
+
+
+class Link:
+    """Sends batches: new ones at once, others in order at a bounded rate, all of them until they are acknowledged.
+
+    `step` is for one thread, which `start` makes.
+
+    Args:
+        host: name of this host.
+        held: what is to be sent.
+        routes: to the collectors, in the order in which they are preferred.
+        take: gives the batches that are new.
+        wake_fd: readable when there are some.
+        window: batches that may be on their way.
+        rate: of batches that are not new, a second.
+        times: when what is done.
+        requests: answers what a collector asks.
+
+    Attributes:
+        resent: batches that were sent again.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        held: Held,
+        routes: Sequence[Route],
+        take: Callable[[], list[Entry]],
+        wake_fd: int,
+        window: int = 1000,
+        rate: float = 200.0,
+        times: Times | None = None,
+        requests: Requests | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.resent = 0
+        self._host = host
+        self._held = held
+        self._routes = routes
+        self._take = take
+        self._wake_fd = wake_fd
+        self._window = window
+        self._rate = rate
+        self._times = times or Times()
+        self._requests = requests or Requests(None)
+        self._monotonic = monotonic
+        self._outstanding: dict[Key, tuple[Route, float]] = {}  # and when they are to be sent again
+        self._tries: dict[Key, int] = {}  # of what was sent more than once
+        self._most_tries = window
+        self._cursor: Key | None = (0, 0)  # nothing before it is to be sent; None: nothing at all
+        self._tokens = 1.0
+        self._tokens_at = monotonic()
+        self._looked_at = monotonic()
+        self._route = routes[0]
+        self._failures = 0
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """Batches that were sent and are not acknowledged."""
+        return len(self._outstanding)
+
+    def pace(self, rate: float) -> None:
+        """Send so many batches a second that are not new, from now on."""
+        self._rate = rate
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """To the collectors."""
+        return self._routes
+
+    def counters(self) -> dict[str, int]:
+        """What it counts, by name. From any thread."""
+        states = [route.state for route in self._routes]
+        return {
+            "outstanding": len(self._outstanding),
+            "resent": self.resent,
+            "collectors": len(states),
+            "collectors_there": states.count(State.THERE),
+            "collectors_mute": states.count(State.MUTE),
+            "bad_messages": sum([route.bad_messages for route in self._routes]),
+            "duplicates": sum([route.duplicates for route in self._routes]),
+            "requests": self._requests.answered,
+            "requests_refused": self._requests.refused,
+            "defects": self._failures,
+        }
+
+    # -- the thread --
+
+    def start(self) -> None:
+        """Begin to work, in a thread."""
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._guarded(self._held.load)
+        while not self._stopping:
+            self._guarded(self._wait)
+            self._guarded(self.step)
+        self._guarded(self._finish)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # a defect must not end the thread
+            self._failures += 1
+            if powers_of_ten(self._failures):
+                log.exception("link: defect failures=%d", self._failures)
+            time.sleep(0.1)
+
+    def stop(self, wake: Callable[[], None]) -> bool:
+        """Have it send what it can in a moment, and end; whether it has.
+
+        Args:
+            wake: makes `wake_fd` readable.
+        """
+        self._stopping = True
+        if self._thread is None:
+            return True
+        wake()
+        self._thread.join(2 * self._times.farewell_s + 1)
+        return not self._thread.is_alive()
+
+    def _finish(self) -> None:
+        """Send what waits, as long as there is somebody to take it, and not for long."""
+        until = self._monotonic() + self._times.farewell_s
+        self._tokens = self._rate * self._times.farewell_s
+        while True:
+            self.step()
+            now = self._monotonic()
+            if not len(self._held) or now >= until or not (self._route.usable(now) and self._route.push.connected):
+                break
+            wait(self._sockets(), (), min(0.05, until - now))
+
+    def _sockets(self) -> list[Socket]:
+        return [route.link.socket for route in self._routes if route.link is not None]
+
+    def _wait(self) -> None:
+        """Until there is something to do."""
+        writable = [r.link.socket for r in self._routes if r.link is not None and not r.link.connected]
+        timeout_s = self._times.ask_s / 2
+        if self._cursor is not None:
+            if not self._route.push.connected:
+                writable.append(self._route.push.socket)
+            elif self._may_send_again() and len(self._outstanding) < self._window_of_old:
+                timeout_s = min(timeout_s, max(0.0, (1.0 - self._tokens) / self._rate))
+        wait([self._wake_fd, self._requests.fd, *self._sockets()], writable, timeout_s)
+
+    # -- what it does --
+
+    def step(self) -> None:
+        """Do what there is to do now, without waiting."""
+        entries = self._take()
+        try:
+            self._step(entries)
+        except BaseException:  # whichever of them were not sent are not to be forgotten
+            for entry in entries:
+                self._set_back(entry[:2])
+            raise
+
+    def _step(self, entries: Sequence[Entry]) -> None:
+        now = self._monotonic()
+        if entries:
+            self._held.add(entries)
+        for route in self._routes:
+            for message in route.receive():
+                self._handle(route, message, now)
+        for number, content, route in self._requests.answers():
+            if route.link is not None:
+                route.link.send(wire.encode(wire.Answer(number, content)))
+        self._choose(now)
+        for entry in entries:
+            key = entry[:2]
+            if len(self._outstanding) >= self._window or not self._send(key, entry.message, now):
+                self._set_back(key)
+        self._send_held(now)
+        self._look(now)
+
+    def _handle(self, route: Route, message: wire.Message, now: float) -> None:
+        if isinstance(message, wire.Ack):
+            another = route.heard(message, now)
+            for epoch, first, last in message.ranges:
+                self._held.acknowledge(epoch, first, last)
+            self._forget_done()
+            if another:  # it does not have what the former one had not acknowledged
+                self._take_back(route)
+        elif isinstance(message, wire.Request):
+            self._requests.ask(message.number, message.content, route)
+        else:
+            route.bad_messages += 1
+
+    def _forget_done(self) -> None:
+        for key in [key for key in self._outstanding if key not in self._held]:
+            del self._outstanding[key]
+            self._tries.pop(key, None)
+
+    def _set_back(self, key: Key) -> None:
+        """This batch is to be sent, when its turn comes."""
+        self._cursor = key if self._cursor is None else min(key, self._cursor)
+
+    def _take_back(self, route: Route) -> None:
+        """What was sent this way is to be sent again."""
+        for key in [key for key, (way, _) in self._outstanding.items() if way is route]:
+            del self._outstanding[key]
+            self._set_back(key)
+
+    def _choose(self, now: float) -> None:
+        """Which way to go: on as before while that can be; back to a preferred one that has been there for long."""
+        usable = [route for route in self._routes if route.usable(now)]
+        usable = [route for route in usable if route.state is State.THERE] or usable
+        if not usable:
+            return
+        best = usable[0]
+        if self._route not in usable or (
+            best is not self._route
+            and self._routes.index(best) < self._routes.index(self._route)
+            and now - best.since >= self._times.back_s
+        ):
+            if best is not self._route:
+                log.warning(
+                    "collector is taken in place of the other: collector=%s other=%s", best.uri, self._route.uri
+                )
+            self._route = best
+
+    def _send(self, key: Key, message: bytes, now: float) -> bool:
+        """Send a batch on the way of now; False where nobody takes it."""
+        route = self._route
+        if not route.usable(now) or not route.push.send(message):
+            return False
+        self._held.sent(key)
+        if route.state is State.MUTE:
+            self._held.release(key)
+            return True
+        tries = self._tries.get(key, 0)
+        pause_s = min(self._times.resend_s * 2 ** min(tries, 10), self._times.resend_most_s)
+        self._outstanding[key] = (route, now + pause_s)
+        return True
+
+    @property
+    def _window_of_old(self) -> int:
+        return max(1, self._window // 2)
+
+    def _may_send_again(self) -> bool:
+        """Whether it is known what the collector has: what is not new waits for that."""
+        return self._route.state in (State.THERE, State.MUTE)
+
+    def _send_held(self, now: float) -> None:
+        """Send what is not new, in order, at a bounded rate."""
+        self._tokens = min(max(1.0, self._rate / 4), self._tokens + (now - self._tokens_at) * self._rate)
+        self._tokens_at = now
+        if not self._may_send_again():
+            return
+        while self._cursor is not None and self._tokens >= 1 and len(self._outstanding) < self._window_of_old:
+            key = self._held.following(self._cursor)
+            if key is None:
+                self._cursor = None
+                return
+            if key not in self._outstanding:
+                try:
+                    message = self._held.message(key)
+                except OSError:  # its file tells of it; in a moment it may be read
+                    self._cursor = key
+                    self._tokens = -self._rate
+                    return
+                if message is not None:
+                    if not self._send(key, message, now):
+                        self._cursor = key
+                        return
+                    self.resent += 1
+                    self._tokens -= 1 + len(message) // TOKEN_BYTES
+            self._cursor = key[0], key[1] + 1
+
+    def _look(self, now: float) -> None:
+        """What time brings: Hellos, collectors that are away, batches that nobody acknowledges, and those too old."""
+        waiting = bool(self._outstanding)
+        for route in self._routes:
+            if route.look(now):
+                if route.state is State.MUTE:  # it has taken what was sent
+                    for key in [key for key, (way, _) in self._outstanding.items() if way is route]:
+                        self._held.release(key)
+                    self._forget_done()
+                else:
+                    self._take_back(route)
+            if route.hello(now, waiting and route is self._route):
+                route.say(hello(self._host, self._held.epoch, self._held.coming, self._held.ranges()), now)
+        if now - self._looked_at >= self._times.ask_s / 2:
+            self._looked_at = now
+            self._held.flush()
+            self._held.drop_beyond()
+            for key in [key for key, (_, again_at) in self._outstanding.items() if now >= again_at]:
+                del self._outstanding[key]
+                self._tries[key] = self._tries.get(key, 0) + 1
+                self._set_back(key)
+            self._forget_done()
+            if len(self._tries) > self._most_tries:  # of some that were acknowledged before they were sent again
+                self._tries = {key: tries for key, tries in self._tries.items() if key in self._held}
+                self._most_tries = 2 * len(self._tries) + self._window

@@ -1,0 +1,148 @@
+"""Another sample period or other perf events for a node that runs, as the Rust node is asked for them.
+
+The request is a map: `sample_period`, in seconds, and `metrics` or `perfhw_metrics`, a list of events with commas, each
+`name` or `name:period:job_id`. All that it asks for is done, or nothing. It lasts until the node's next start, or until
+its configuration file is read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import Any
+
+from colmet.common import cli
+from colmet.common.control import RUST_COMMAND, Control, Errands, Handler
+from colmet.common.errors import ConfigError, Refused, WireError
+from colmet.common.settings import Settings
+from colmet.common.wire.control import Request, decode_request, encode
+from colmet.node.kernel import perfchoices
+
+log = logging.getLogger(__name__)
+
+_EVENTS = ("metrics", "perfhw_metrics")
+_NAMES = {"sample_period": "sample_period", "perfhw_list": "metrics"}  # of options, in requests
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --allow-remote-configure."""
+    parser.add_argument(
+        "--allow-remote-configure",
+        action="store_true",
+        help="let the collector change the sample period and the perf events of this node, too, where nothing proves "
+        "that it is the collector: without keys, anybody who can take its address could (default: only with keys)",
+    )
+
+
+def parse(request: Request) -> dict[str, Any]:
+    """The options that a request asks for, by what argparse calls them.
+
+    Raises:
+        Refused: it asks for something else, for nothing, or in a wrong way.
+    """
+    values: dict[str, Any] = {}
+    for key, value in request.items():
+        if key == "command":
+            continue
+        if key not in ("sample_period", *_EVENTS):
+            raise Refused(f"{key}: cannot be changed; there are sample_period and {' or '.join(_EVENTS)}")
+        try:
+            if key == "sample_period":
+                values["sample_period"] = cli.positive_seconds(_text(value))
+            else:
+                if "perfhw_list" in values:
+                    raise ConfigError("given twice, by two names")
+                texts = perfchoices.split(_text(value))
+                values["perfhw_list"] = [perfchoices.text(perfchoices.parse(text)) for text in texts]
+        except (argparse.ArgumentTypeError, ConfigError) as err:
+            raise Refused(f"{key}: {err}") from err
+    if not values:
+        raise Refused(f"nothing to change; give sample_period or {' or '.join(_EVENTS)}")
+    return values
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value[: perfchoices.MAX_TEXT + 1]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(value)
+    raise ConfigError("neither a text nor a number")
+
+
+def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """Put new values into effect, for the main thread; what is told of it.
+
+    Raises:
+        Refused: one of them cannot be; nothing has changed.
+    """
+    if "perfhw_list" in values and "perfhw_list" not in settings:
+        raise Refused("metrics: perf events are not counted on this node; start it with --enable-perfhw")
+    try:
+        changes = settings.change(values)
+    except ConfigError as err:
+        raise Refused(str(err)) from err
+    shown = {_NAMES[name]: [_shown(old), _shown(new)] for name, (old, new) in changes.items()}
+    log.info(
+        "configuration changed, as was asked for: %s", "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in shown.items())
+    )
+    return {
+        "ok": True,
+        "changed": shown,
+        "unchanged": [_NAMES[name] for name in values if name not in changes],
+        "lasts": "until the next start, or SIGHUP",
+    }
+
+
+def _shown(value: Any) -> Any:
+    return ",".join(value) if isinstance(value, list) else value
+
+
+def handler(settings: Settings, errands: Errands) -> Handler:
+    """Answers `configure`, in any thread: the change itself is made between two ticks."""
+
+    def configure(request: Request) -> dict[str, Any]:
+        values = parse(request)
+        return errands.call(lambda: change(settings, values))
+
+    return configure
+
+
+class Remote:
+    """What the collector asks of this node over the link: `configure`, and nothing else.
+
+    Args:
+        control: answers it.
+        is_known: whether whoever asks has proved to be the collector, or need not.
+
+    """
+
+    def __init__(self, control: Control, is_known: bool) -> None:
+        self._control = control
+        self._is_known = is_known
+        self._requests = self._refused = 0
+
+    def counters(self) -> dict[str, int]:
+        """Requests of collectors, and those that were refused before anybody looked at what they ask for."""
+        return {"requests": self._requests, "refused": self._refused}
+
+    def answer(self, content: bytes) -> bytes:
+        """The answer to a request, both as bytes; whatever is wrong with it, there is one."""
+        self._requests += 1
+        why = ""
+        if not self._is_known:
+            why = (
+                "this node has no keys, so it does not know who asks; give it keys (--zeromq-curve-...), or start it "
+                "with --allow-remote-configure"
+            )
+        else:
+            try:
+                if decode_request(content).get("command", RUST_COMMAND) != RUST_COMMAND:
+                    why = f"over the link there is {RUST_COMMAND} alone"
+            except WireError as err:
+                why = str(err)
+        if not why:
+            return self._control.answer(content)
+        self._refused += 1
+        if cli.powers_of_ten(self._refused):
+            log.warning("request of a collector refused refused=%d: %.300s", self._refused, why)
+        return encode({"error": why[:1000]})

@@ -1,0 +1,80 @@
+"""What a collector asks of this node, answered beside the sending."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from colmet.common.cli import powers_of_ten
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 16
+
+
+class Requests:
+    """Answers requests one after the other, in a thread that lives while there are some.
+
+    Args:
+        handle: makes the answer of a request; may take its time. None: there is nobody to ask, and no answer.
+
+    Attributes:
+        fd: readable when there are answers.
+        answered: requests.
+        refused: requests that nobody could answer, or too many at once.
+    """
+
+    def __init__(self, handle: Callable[[bytes], bytes] | None) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, bytes, Any]] = deque()
+        self._answers: deque[tuple[int, bytes, Any]] = deque()
+        self._thread: threading.Thread | None = None
+        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.answered = self.refused = 0
+
+    def ask(self, number: int, content: bytes, asker: Any) -> None:
+        """Have a request answered; `asker` comes back with the answer."""
+        with self._lock:
+            if self._handle is None or len(self._waiting) >= MAX_WAITING:
+                self.refused += 1
+                if powers_of_ten(self.refused):
+                    log.warning("link: request not answered refused=%d", self.refused)
+                return
+            self._waiting.append((number, content, asker))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting or self._handle is None:
+                    self._thread = None
+                    return
+                number, content, asker = self._waiting.popleft()
+            try:
+                answer = self._handle(content)
+            except Exception:  # a defect there must not leave the others unanswered
+                log.exception("link: defect in answering a request")
+                continue
+            self._answers.append((number, answer, asker))
+            self.answered += 1
+            os.write(self._wake_fd, b"x")
+
+    def answers(self) -> list[tuple[int, bytes, Any]]:
+        """What is answered: number, answer and asker of each request."""
+        with contextlib.suppress(BlockingIOError):  # none, or one that is not told of yet
+            os.read(self.fd, 4096)
+        return [self._answers.popleft() for _ in range(len(self._answers))]
+
+    def close(self) -> None:
+        """Answer nothing more."""
+        with self._lock:
+            self._handle = None
+            self._waiting.clear()

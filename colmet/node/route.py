@@ -1,0 +1,265 @@
+"""The way to one collector: its two sockets, and whether it is there and acknowledges."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from colmet import __version__
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import WireError
+from colmet.common.transport import LinkClient, Push
+from colmet.common.wire import link as wire
+
+log = logging.getLogger(__name__)
+
+
+class Times(NamedTuple):
+    """When what is done, in seconds; tests let it go by faster.
+
+    Attributes:
+        ask_s: between two Hellos while an answer is waited for.
+        hello_s: between two Hellos else.
+        away_s: without an answer, after which a collector is away.
+        mute_s: that a collector takes data and has no link, after which it is one that does not acknowledge.
+        mute_known_s: the same for one that did acknowledge.
+        resend_s: after which a batch is sent again, at first; then twice that, and so on.
+        resend_most_s: between two of these at most.
+        back_s: that a preferred collector has to be there again before it is taken again.
+        farewell_s: to send what waits at the end.
+    """
+
+    ask_s: float = 2.0
+    hello_s: float = 10.0
+    away_s: float = 10.0
+    mute_s: float = 15.0
+    mute_known_s: float = 60.0
+    resend_s: float = 15.0
+    resend_most_s: float = 60.0
+    back_s: float = 30.0
+    farewell_s: float = 2.0
+
+    def faster(self, factor: float) -> Times:
+        """The same, so many times faster, but for what depends on how fast sockets connect."""
+        faster = Times(*[seconds / factor for seconds in self])
+        return faster._replace(mute_s=self.mute_s, mute_known_s=self.mute_known_s)
+
+
+class State(Enum):
+    """Of a collector, as a node sees it."""
+
+    UNKNOWN = "not heard of yet"
+    THERE = "there"
+    AWAY = "away"
+    MUTE = "there, without acknowledgements"
+
+
+def by_preference(host: str, uris: Sequence[str]) -> list[str]:
+    """The collectors in the order in which this host prefers them.
+
+    Hosts share them evenly, and one that is added is preferred by its share of the hosts, while the others stay where
+    they are.
+    """
+    return sorted(uris, key=lambda uri: hashlib.sha256(f"{host} {uri}".encode()).digest())
+
+
+class Route:
+    """One of them. For one thread.
+
+    Args:
+        uri: of the collector, for the log.
+        push: to it.
+        link: to it; None where there are no acknowledgements.
+        times: when what is done.
+        now: of the clock that all other methods are given.
+
+    Attributes:
+        state: of the collector.
+        since: when it came to be in this state.
+        blocked_at: since when it takes no data, though it is there; None while it takes them.
+        version: of the collector, empty where it does not say.
+        durable: whether what it acknowledges is on its disk.
+        duplicates: batches of this node that came to it more than once, since the node was started.
+        bad_messages: of the link, that could not be read.
+    """
+
+    def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float) -> None:
+        self.uri = uri
+        self.push = push
+        self.link = link
+        self.state = State.UNKNOWN if link is not None else State.MUTE
+        self.since = now
+        self.blocked_at: float | None = None
+        self.version = ""
+        self.durable = True
+        self.duplicates = self.bad_messages = 0
+        self._times = times
+        self._asked_at = now  # the first question that has not been answered; infinite where there is none
+        self._said_at = -math.inf
+        self._heard_at = now
+        self._data_only_since = math.inf
+        self._connected_at = -math.inf  # when data last could be sent
+        self._known = False  # it has acknowledged
+        self._was_connected = False
+        self._collector = 0
+        self._told_duplicates = 0  # by it, since it was started
+        self._times_away = self._times_mute = self._times_blocked = 0
+
+    def _become(self, state: State, now: float) -> None:
+        if state is not self.state:
+            self.state = state
+            self.since = now
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._asked_at < math.inf
+
+    def usable(self, now: float) -> bool:
+        """Whether batches are to go this way."""
+        if self.state is State.UNKNOWN:
+            return now - self.since < self._times.away_s or self._data_only_since < math.inf
+        if self.state is State.AWAY:
+            return False
+        # one that takes no data for long is not of use, whatever it says
+        return now - max(self._connected_at, self.since) < self._times.away_s
+
+    def hello(self, now: float, waiting: bool) -> bool:
+        """Whether a Hello is due; `waiting` where an answer would be of use."""
+        if self.link is None:
+            return False
+        connected = self.link.connected
+        came, self._was_connected = connected and not self._was_connected, connected
+        if came:
+            return True
+        if self.is_asked or (waiting and now - self._heard_at >= self._times.ask_s):
+            return now - self._said_at >= self._times.ask_s
+        return now - self._said_at >= self._times.hello_s
+
+    def say(self, hello: wire.Hello, now: float) -> None:
+        """Say Hello."""
+        self._said_at = now
+        self._asked_at = min(self._asked_at, now)
+        if self.link is not None:
+            self.link.send(wire.encode(hello))
+
+    def receive(self) -> list[wire.Message]:
+        """What the collector says; what cannot be read is counted."""
+        found: list[wire.Message] = []
+        while self.link is not None and len(found) < 100 and (message := self.link.receive()) is not None:
+            try:
+                found.append(wire.decode(message))
+            except WireError as err:
+                self.bad_messages += 1
+                if powers_of_ten(self.bad_messages):
+                    log.warning("link: message refused from=%s refused=%d: %s", self.uri, self.bad_messages, err)
+        return found
+
+    def heard(self, ack: wire.Ack, now: float) -> bool:
+        """The collector has said something; whether it is another process than the one that was heard before."""
+        self._asked_at = math.inf
+        self._heard_at = now
+        if self.durable and not ack.durable:
+            log.warning(
+                "collector keeps what it acknowledges in memory only: what it has not written is lost when it is "
+                "killed; give it a --journal-dir: collector=%s",
+                self.uri,
+            )
+        self.durable = ack.durable
+        self.version = ack.version
+        another = self._collector not in (0, ack.started)
+        if self._collector == 0:  # those of an earlier start of this node
+            self._told_duplicates = ack.duplicates
+        elif another:
+            self._told_duplicates = 0
+        self.duplicates += max(0, ack.duplicates - self._told_duplicates)
+        self._told_duplicates = ack.duplicates
+        self._collector = ack.started
+        self._known = True
+        if self.state is State.AWAY:
+            log.warning("collector is there again collector=%s", self.uri)
+        elif self.state is State.MUTE:
+            log.warning("collector acknowledges collector=%s", self.uri)
+        elif self.state is State.UNKNOWN:
+            log.info("collector is there collector=%s version=%s", self.uri, ack.version)
+        self._become(State.THERE, now)
+        return another
+
+    def look(self, now: float) -> bool:
+        """Find out whether it has gone, or does not acknowledge; True where it is in another state than before."""
+        before = self.state
+        if self.push.connected:
+            self._connected_at = now
+        self._look_at_data(now)
+        if self.link is None:
+            return False
+        if self.link.connected or now - self._connected_at > self._times.ask_s or not self.is_asked:
+            self._data_only_since = math.inf
+        else:
+            self._data_only_since = min(self._data_only_since, now)
+        silent = now - self._asked_at > self._times.away_s
+        # one that may never have had a link is not to get twice what it has taken
+        if silent and (
+            self.state is State.THERE or (self.state is State.UNKNOWN and self._data_only_since == math.inf)
+        ):
+            self._go_away(now)
+        patience_s = self._times.mute_known_s if self._known else self._times.mute_s
+        if self.state is not State.MUTE and now - self._data_only_since > patience_s:
+            self._times_mute += 1
+            if powers_of_ten(self._times_mute):
+                log.warning(
+                    "collector takes data and does not acknowledge: what is on its way when it stops, or when "
+                    "colmet-node ends, is lost; is it of Colmet 0.6, or is the port of its "
+                    "--zeromq-link-bind-uri closed? collector=%s times=%d",
+                    self.uri,
+                    self._times_mute,
+                )
+            self._become(State.MUTE, now)
+        return self.state is not before
+
+    def _look_at_data(self, now: float) -> None:
+        if self.state not in (State.THERE, State.MUTE) or self.usable(now):
+            if self.blocked_at is not None and self.state in (State.THERE, State.MUTE):
+                log.warning("collector takes data again collector=%s", self.uri)
+            self.blocked_at = None
+        elif self.blocked_at is None:
+            self.blocked_at = now
+            self._times_blocked += 1
+            if powers_of_ten(self._times_blocked):
+                log.warning(
+                    "collector takes no data, batches are kept; does it run, is the port of its --zeromq-bind-uri "
+                    "open, and is there room for its journal? collector=%s times=%d",
+                    self.uri,
+                    self._times_blocked,
+                )
+
+    def _go_away(self, now: float) -> None:
+        self._times_away += 1
+        if powers_of_ten(self._times_away):
+            log.warning(
+                "collector is away, batches are kept; is colmet-collector running and reachable, and, where there are "
+                "keys, does it know this node's? collector=%s times=%d",
+                self.uri,
+                self._times_away,
+            )
+        self._become(State.AWAY, now)
+        # what waits in the old connection is sent again, be it by this one or by another way
+        self.push.reopen()
+        self._connected_at = -math.inf
+        self._data_only_since = math.inf
+
+    def close(self) -> None:
+        """Close both sockets; also twice."""
+        self.push.close()
+        if self.link is not None:
+            self.link.close()
+
+
+def hello(host: str, epoch: int, coming: int, held: Sequence[tuple[int, int, int]]) -> wire.Hello:
+    """What a node says of itself; of very many epochs, the oldest."""
+    ranges = tuple([wire.Range(*one) for one in held[: wire.MAX_RANGES]])
+    return wire.Hello(host, epoch, coming, __version__, ranges)

@@ -1,0 +1,461 @@
+r"""The files of the spool: batches on disk until they are acknowledged.
+
+They are there for the death of the process, whatever it is: each batch is one write, and none is synced. Little-endian:
+
+    segment  8s "ColmetS1", Q number made at random, Q epoch, B bytes of the host's name, the name, I CRC-32 of these
+    record   4s "\xc7SR\n", I bytes, Q number of the batch, Q its time (ns since the epoch), I checksum of the bytes,
+             I checksum of the fields before; then the bytes: the message as it is sent
+
+A checksum is a CRC-32 that starts with the segment's random number, so that nothing that a job can name looks like a
+record. A record whose checksums do not hold is passed over: the next one is found by its first four bytes and its
+checksums. A segment has batches of one epoch, and is written to by the process that created it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import secrets
+import struct
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+from colmet.common.cli import powers_of_ten
+from colmet.common.ranges import Ranges
+from colmet.node.host import PrivateDirectory
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"ColmetS1"
+RECORD_MAGIC = b"\xc7SR\n"
+_SEGMENT = struct.Struct("<8sQQB")
+_RECORD = struct.Struct("<4sIQQI")
+_CRC = struct.Struct("<I")
+RECORD_BYTES = _RECORD.size + _CRC.size
+NAME = re.compile(r"(\d{20})-(\d{20})\.spool", re.ASCII)
+LOCK = "lock"
+MAX_MESSAGE_BYTES = 8 << 20
+SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 20, 16 << 20
+MAX_SEGMENTS = 2000  # a node that is started again and again makes small ones
+RETRY_S = 2.0
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors that are none of the file
+
+
+class Item(Protocol):
+    """What is written: a `held.Entry`."""
+
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+
+    @property
+    def seq(self) -> int: ...  # noqa: D102
+
+    @property
+    def time_ns(self) -> int: ...  # noqa: D102
+
+    @property
+    def message(self) -> bytes: ...  # noqa: D102
+
+
+class Record(NamedTuple):
+    """Where a record is; `start` and `end` are those of its message."""
+
+    seq: int
+    time_ns: int
+    start: int
+    end: int
+    checksum: int
+
+
+class Lost(NamedTuple):
+    """Bytes of a segment that are no record; at its end they may never have been written."""
+
+    start: int
+    end: int
+
+
+def pack_head(seed: int, epoch: int, host: str) -> bytes:
+    """What a segment begins with."""
+    name = host.encode()
+    packed = _SEGMENT.pack(MAGIC, seed, epoch, len(name)) + name
+    return packed + _CRC.pack(crc32(packed))
+
+
+def read_head(data: bytes) -> tuple[int, int, str, int] | None:
+    """Seed, epoch, host and where the first record starts; None where a segment does not begin so."""
+    if len(data) < _SEGMENT.size:
+        return None
+    magic, seed, epoch, length = _SEGMENT.unpack_from(data)
+    end = _SEGMENT.size + length
+    if magic != MAGIC or len(data) < end + _CRC.size or _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
+        return None
+    return seed, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + _CRC.size
+
+
+def pack_record(seed: int, seq: int, time_ns: int, message: bytes) -> bytes:
+    """A record with this message."""
+    packed = _RECORD.pack(RECORD_MAGIC, len(message), seq, time_ns, crc32(message, seed & 0xFFFFFFFF))
+    return b"".join((packed, _CRC.pack(crc32(packed, seed & 0xFFFFFFFF)), message))
+
+
+def _record_at(data: bytes, at: int, seed: int) -> Record | None:
+    if len(data) < at + RECORD_BYTES or not data.startswith(RECORD_MAGIC, at):
+        return None
+    _, size, seq, time_ns, checksum = _RECORD.unpack_from(data, at)
+    expected = crc32(data[at : at + _RECORD.size], seed & 0xFFFFFFFF)
+    start = at + RECORD_BYTES
+    if _CRC.unpack_from(data, at + _RECORD.size)[0] != expected or start + size > len(data):
+        return None
+    return Record(seq, time_ns, start, start + size, checksum)
+
+
+def find_records(data: bytes, seed: int, start: int) -> Iterator[Record | Lost]:
+    """The records of a segment, by their own checksums alone, and what is between them."""
+    at = start
+    while at < len(data):
+        record = _record_at(data, at, seed)
+        if record is None:
+            following = data.find(RECORD_MAGIC, at + 1)
+            while following >= 0 and _record_at(data, following, seed) is None:
+                following = data.find(RECORD_MAGIC, following + 1)
+            end = following if following >= 0 else len(data)
+            yield Lost(at, end)
+            at = end
+        else:
+            yield record
+            at = record.end
+
+
+class _Segment:
+    """One of them, as far as it is held."""
+
+    def __init__(self, name: str, epoch: int, first: int, size: int) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.first = first  # by its name
+        self.size = size
+        self.since_ns = self.until_ns = 0
+        self.numbers = Ranges()
+
+    def note(self, seq: int, time_ns: int) -> None:
+        if not self.numbers.count:
+            self.since_ns = time_ns
+        self.until_ns = max(self.until_ns, time_ns)
+        self.numbers.add(seq, seq)
+
+
+class SpoolFiles:
+    """Segments in one directory, which no other process uses. For one thread.
+
+    Args:
+        directory: that is locked already.
+        host: name of this host, and of the dialect where it is another; segments of others are left alone.
+        epoch: of this start.
+        max_bytes: of all segments.
+        max_age_s: of a batch.
+        monotonic: for retries.
+        segment_bytes: that a segment may have; 0 for what suits `max_bytes`.
+
+    Attributes:
+        failures: times that batches could not be written.
+        damaged: places where the disk gave back other bytes than were written.
+        unread: times that a segment could not be read.
+        torn_bytes: that were written in part when a process was killed.
+    """
+
+    def __init__(
+        self,
+        directory: PrivateDirectory,
+        host: str,
+        epoch: int,
+        max_bytes: int,
+        max_age_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        segment_bytes: int = 0,
+    ) -> None:
+        self.failures = self.damaged = self.unread = self.torn_bytes = 0
+        self._directory = directory
+        self._host = host
+        self._epoch = epoch
+        self._max_bytes = max_bytes
+        self._max_age_ns = int(max_age_s * 1e9)
+        self._monotonic = monotonic
+        suits = min(max(SEGMENT_BYTES, max_bytes // 1024), MAX_SEGMENT_BYTES, max_bytes // 8)
+        self._segment_bytes = segment_bytes or suits
+        self._segments: list[_Segment] = []  # ascending by epoch and first number
+        self._head = b""
+        self._seed = 0
+        self._fd = -1  # of the last segment, while it is written to
+        self._failing = False
+        self._retry_at = monotonic()
+        self._loaded: tuple[str, int] = ("", 0)  # name and size of the segment whose messages these are
+        self._messages: dict[tuple[int, int], bytes] = {}
+
+    @staticmethod
+    def last_epoch(directory: PrivateDirectory) -> int:
+        """The highest epoch of which there are batches; 0 where there is none."""
+        return max([int(name[:20]) for name in directory.names() if NAME.fullmatch(name)], default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all segments."""
+        return sum([segment.size for segment in self._segments])
+
+    def since_ns(self) -> int:
+        """Time of the first batch of the oldest segment with any; 0 where there is none. From any thread."""
+        return next((segment.since_ns for segment in list(self._segments) if segment.numbers.count), 0)
+
+    def __len__(self) -> int:
+        """How many segments there are."""
+        return len(self._segments)
+
+    # -- reading --
+
+    def scan(self) -> list[tuple[int, int, int]]:
+        """What earlier processes have left, ascending: epoch, lowest and highest number of each range of batches."""
+        found: list[tuple[int, int, int]] = []
+        foreign = count = 0
+        for name in sorted(filter(NAME.fullmatch, self._directory.names())):
+            try:
+                data = self._directory.read(name, MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES)
+            except OSError as err:
+                self._note_damage(name, 0, err.strerror or str(err))
+                continue
+            head = read_head(data)
+            if head is not None and head[2] != self._host:
+                foreign += 1
+                continue
+            epoch, first = [int(digits) for digits in name[: -len(".spool")].split("-")]
+            segment = _Segment(name, epoch, first, len(data))
+            if head is not None:
+                for record in find_records(data, head[0], head[3]):
+                    if isinstance(record, Record):
+                        segment.note(record.seq, record.time_ns)
+                    elif record.end == len(data):
+                        self.torn_bytes += record.end - record.start
+                    else:
+                        self._note_damage(name, record.start, f"{record.end - record.start} bytes are no batch")
+            elif len(data) < len(pack_head(0, 0, self._host)):
+                self.torn_bytes += len(data)
+            else:
+                self._note_damage(name, 0, "its head is damaged, nothing of it can be read")
+            if segment.numbers.count:
+                self._segments.append(segment)
+                found += [(epoch, first, last) for first, last in segment.numbers]
+                count += segment.numbers.count
+            else:
+                self._unlink(name)
+        if foreign:
+            log.warning("spool: segments=%d are of another host or --wire, and are left alone; remove them", foreign)
+        if count:
+            log.info("spool: batches=%d are still to be sent, from before this start", count)
+        return found
+
+    def read(self, epoch: int, seq: int) -> bytes | None:
+        """The message of a batch; None where it cannot be read, which is counted.
+
+        Raises:
+            OSError: it cannot be read now, as this process or the machine lacks descriptors or memory.
+        """
+        message = self._messages.get((epoch, seq))
+        if message is not None:
+            return message
+        at = bisect_right([(segment.epoch, segment.first) for segment in self._segments], (epoch, seq)) - 1
+        while at >= 0 and self._segments[at].epoch == epoch and seq not in self._segments[at].numbers:
+            at -= 1
+        if at < 0 or self._segments[at].epoch != epoch:
+            return None
+        segment = self._segments[at]
+        if self._loaded != (segment.name, segment.size):  # it may have grown
+            self._load(segment)
+        message = self._messages.get((epoch, seq))
+        if message is None:
+            self._note_damage(segment.name, 0, f"batch {seq} cannot be read")
+        return message
+
+    def _load(self, segment: _Segment) -> None:
+        self._messages = {}
+        try:
+            data = self._directory.read(segment.name, MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES)
+        except OSError as err:
+            self.unread += 1
+            if powers_of_ten(self.unread):
+                log.warning("spool: cannot be read file=%s unread=%d: %s", segment.name, self.unread, err.strerror)
+            if err.errno in PASSING:
+                raise
+            data = b""
+        self._loaded = (segment.name, segment.size)
+        head = read_head(data)
+        if head is None:
+            return
+        seed, _, _, start = head
+        for record in find_records(data, seed, start):
+            if isinstance(record, Record) and record.seq in segment.numbers:
+                message = data[record.start : record.end]
+                if crc32(message, seed & 0xFFFFFFFF) == record.checksum:
+                    self._messages[segment.epoch, record.seq] = message
+
+    def _note_damage(self, name: str, offset: int, why: str) -> None:
+        self.damaged += 1
+        if powers_of_ten(self.damaged):
+            log.error("spool: damaged, passed over file=%s offset=%d damaged=%d: %s", name, offset, self.damaged, why)
+
+    # -- writing --
+
+    def append(self, items: Sequence[Item]) -> int:
+        """Write batches of this epoch, in order; how many of them were written. The others are to be given again."""
+        if self._monotonic() < self._retry_at:
+            return 0
+        written = 0
+        try:
+            for item in items:
+                self._append(item)
+                written += 1
+        except OSError as err:
+            self.failures += 1
+            self._failing = True
+            self._retry_at = self._monotonic() + RETRY_S
+            if powers_of_ten(self.failures):
+                log.error(
+                    "spool: cannot be written to, batches stay in memory failures=%d: %s; make room, or change "
+                    "--spool-dir",
+                    self.failures,
+                    err.strerror,
+                )
+        else:
+            if self._failing:
+                self._failing = False
+                log.warning("spool: can be written to again batches=%d", written)
+        return written
+
+    def retry(self) -> None:
+        """Have the next `append` try, however short ago one has failed."""
+        self._retry_at = self._monotonic()
+
+    def _append(self, item: Item) -> None:
+        size = RECORD_BYTES + len(item.message)
+        if self._fd < 0 or (self._segments[-1].numbers.count and self._segments[-1].size + size > self._segment_bytes):
+            self._begin(item.seq)
+        segment = self._segments[-1]
+        packed = pack_record(self._seed, item.seq, item.time_ns, item.message)
+        try:
+            if os.write(self._fd, packed) < len(packed):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._cut(segment)
+            raise
+        segment.size += size
+        segment.note(item.seq, item.time_ns)
+
+    def _begin(self, first: int) -> None:
+        self.end_segment()
+        self._seed = secrets.randbits(63)
+        self._head = pack_head(self._seed, self._epoch, self._host)
+        name = f"{self._epoch:020d}-{first:020d}.spool"
+        try:
+            fd = self._directory.create(name)
+        except FileExistsError:  # of a write that failed here
+            self._directory.remove(name)
+            fd = self._directory.create(name)
+        try:
+            if os.write(fd, self._head) < len(self._head):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.close(fd)
+            self._unlink(name)
+            raise
+        self._fd = fd
+        self._segments.append(_Segment(name, self._epoch, first, len(self._head)))
+
+    def _cut(self, segment: _Segment) -> None:
+        """Take back what a write has left that failed; where that fails too, go on with another segment."""
+        try:
+            os.ftruncate(self._fd, segment.size)
+        except OSError:
+            self.end_segment()
+
+    def end_segment(self) -> None:
+        """Write no more to the last segment."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if not self._segments[-1].numbers.count:
+                self._unlink(self._segments.pop().name)
+
+    def remove(self, epoch: int, first: int, last: int) -> None:
+        """These batches need not be kept any more."""
+        done = []
+        for segment in self._segments:
+            if segment.epoch == epoch and segment.first <= last and segment.numbers.remove(first, last):
+                if segment.numbers.count:
+                    continue
+                if self._fd >= 0 and segment is self._segments[-1]:
+                    self._empty(segment)
+                else:
+                    done.append(segment)
+        for segment in done:
+            self._segments.remove(segment)
+            self._unlink(segment.name)
+
+    def _empty(self, segment: _Segment) -> None:
+        """All of the segment that is written to is done: what was never flushed to the disk then never is."""
+        try:
+            os.ftruncate(self._fd, len(self._head))
+        except OSError as err:
+            log.warning("spool: cannot be emptied file=%s: %s", segment.name, err.strerror)
+            return
+        segment.size = len(self._head)
+        self._loaded = ("", 0)
+
+    def beyond(self) -> list[tuple[int, int, int, int, int, str]]:
+        """The oldest segments, where there is too much, or where they are too old.
+
+        Each with its epoch, lowest and highest number, first and last time, and the cause, size or age. They are here
+        until `remove`.
+        """
+        found = []
+        size, count = self.size_bytes, len(self._segments)
+        oldest_ns = time.time_ns() - self._max_age_ns
+        for segment in list(self._segments):
+            cause = "age" if segment.until_ns < oldest_ns else "size"
+            if (cause == "size" and size <= self._max_bytes and count <= MAX_SEGMENTS) or not segment.numbers.count:
+                break
+            if self._fd >= 0 and segment is self._segments[-1]:
+                os.close(self._fd)
+                self._fd = -1
+            numbers = segment.numbers
+            found.append((segment.epoch, numbers.first, numbers.last, segment.since_ns, segment.until_ns, cause))
+            size -= segment.size
+            count -= 1
+        return found
+
+    def _unlink(self, name: str) -> None:
+        try:
+            self._directory.remove(name)
+        except OSError as err:
+            log.error("spool: cannot be removed file=%s: %s", name, err.strerror)
+
+    def counters(self) -> dict[str, int]:
+        """What it counts, by name."""
+        return {
+            "bytes": self.size_bytes,
+            "segments": len(self._segments),
+            "failures": self.failures,
+            "damaged": self.damaged,
+            "unread": self.unread,
+            "torn_bytes": self.torn_bytes,
+        }
+
+    def close(self) -> None:
+        """Give the directory back; also twice. The last segment stays, as its name keeps the next epoch above this."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+        self._directory.close()

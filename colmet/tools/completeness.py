@@ -1,0 +1,172 @@
+"""What is complete in HDF5 files, and what is missing, from when to when and why.
+
+It compares the rows with the ledger of each node, which is in the same files (completeness_default, gaps_default).
+Give all files of the time in question: rows in a file that is not given are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from colmet.collector.hdf5library import tables
+from colmet.common import cli
+from colmet.common.errors import ConfigError
+from colmet.tools.accounts import GAPS, LEDGER, Host, Line, gathered, look
+from colmet.tools.gaps import Times
+
+BLOCK_ROWS = 100_000  # read at a time
+_JOB = re.compile(r"job_(\d{1,19})", re.ASCII)
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare the files, and what of them is asked for."""
+    parser.add_argument("files", metavar="FILE", nargs="+", help="HDF5 file that colmet-collector wrote or writes")
+    parser.add_argument("--job", metavar="ID", type=cli.whole_number(0, (1 << 63) - 1), help="of this job only")
+    parser.add_argument("--host", metavar="HOST", help="of this node only")
+    for name, text in (("since", "from this time on"), ("until", "up to this time")):
+        parser.add_argument(
+            f"--{name}",
+            metavar="TIME",
+            type=moment,
+            help=f"only {text}: seconds since 1970, or UTC as 2026-11-21T12:00:00",
+        )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def moment(text: str) -> int:
+    """An option type: a time, in seconds since 1970."""
+    try:
+        if re.fullmatch(r"\d{1,12}", text, re.ASCII):
+            return int(text)
+        given = datetime.fromisoformat(text)
+        return int((given if given.tzinfo else given.replace(tzinfo=timezone.utc)).timestamp())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time, such as 2026-11-21T12:00:00") from None
+
+
+def read(paths: Iterable[str], host: str | None = None) -> dict[str, Host]:
+    """What files have of all hosts, or of one.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    hosts: dict[str, Host] = defaultdict(Host)
+    for path in paths:
+        try:
+            with tables.open_file(path) as file:
+                for group in file.iter_nodes("/", "Group"):
+                    match = _JOB.fullmatch(group._v_name)
+                    for table in file.iter_nodes(group, "Table") if match else ():
+                        _read_table(table, int(match[1]), hosts, host)  # type: ignore[index]
+        except (OSError, tables.HDF5ExtError, tables.NodeError) as err:
+            raise ConfigError(
+                f"{path}: cannot be read: {' '.join(str(err).split())[:200] or type(err).__name__}"
+            ) from err
+    return dict(hosts)
+
+
+def _read_table(table: Any, job: int, hosts: dict[str, Host], wanted: str | None) -> None:
+    if not {"hostname", "timestamp"} <= set(table.colnames):
+        return
+    found: dict[bytes, list[Times]] = defaultdict(list)
+    for start in range(0, table.nrows, BLOCK_ROWS):
+        stop = start + BLOCK_ROWS
+        names, which = np.unique(table.read(start, stop, field="hostname"), return_inverse=True)
+        times = table.read(start, stop, field="timestamp")
+        for n, name in enumerate(names.tolist()):
+            found[name].append(times[which == n])
+        if table.name in (LEDGER, GAPS) and job == 0:
+            for row in table.read(start, stop):
+                name = row["hostname"].decode("ascii", "replace")
+                if wanted in (None, name):
+                    hosts[name].note(table.name, {column: row[column].item() for column in row.dtype.names})
+    for packed, parts in found.items():
+        name = packed.decode("ascii", "replace")
+        if wanted in (None, name):
+            hosts[name].add(table.name, job, np.concatenate(parts))
+
+
+def percent(here: int, due: int) -> str:
+    """A share; 100 % is all, and all only."""
+    if here >= due:
+        return "100 %"
+    return f"{min(99.9999, 100 * here / due):.4f}".rstrip("0").rstrip(".") + " %"
+
+
+def shown(time_s: int) -> str:
+    """A time as text, in UTC."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S") if time_s else "?"
+
+
+def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
+    """The answer, for people."""
+    here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
+    unknown = sum(not line.found.until for line in lines)
+    yield f"{percent(here, due)} of the samples of {what} are here: {here} of {due}, {due - here} are missing"
+    if unknown:
+        yield f"{unknown} of {len(lines)} tables have no ledger: whether anything of them is missing is not known"
+    widths = [
+        max([len(text) for text in column], default=0) for column in zip(*[(one.host, one.table) for one in lines])
+    ]
+    yield ""
+    for line in lines:
+        found = line.found
+        said = percent(found.here, line.due) if found.until else "no ledger"
+        more = f"  more than were taken: {found.twice}" if found.twice else ""
+        until = f"  up to {shown(found.until)}" if found.until else ""
+        yield f"{line.host:{widths[0]}}  {line.table:{widths[1]}}  {said:>9}  {found.here} of {line.due}{until}{more}"
+    gaps = gathered(lines)
+    if gaps:
+        yield ""
+        yield "gaps (UTC)"
+    for host, gap, rows in gaps:
+        of = ", ".join([f"{table} {count}" for table, count in sorted(rows.items())])
+        yield f"{host}  {shown(gap.first)} .. {shown(gap.last)}  {gap.why}: {of}"
+
+
+def document_of(lines: Sequence[Line]) -> dict[str, Any]:
+    """The answer, for programs."""
+    return {
+        "here": sum(line.found.here for line in lines),
+        "missing": sum(line.found.missing for line in lines),
+        "tables": [
+            {
+                "host": line.host,
+                "table": line.table,
+                "here": line.found.here,
+                "missing": line.found.missing,
+                "more_than_taken": line.found.twice,
+                "ledger_until": line.found.until or None,
+                "gaps": [
+                    {"first": gap.first, "last": gap.last, "samples": gap.samples, "rows": gap.rows, "why": gap.why}
+                    for gap in line.found.gaps
+                ],
+            }
+            for line in lines
+        ],
+    }
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is complete; 0 where nothing is missing, else 1.
+
+    Raises:
+        ConfigError: a file cannot be read, or has nothing of what is asked for.
+    """
+    lines = list(look(read(options.files, options.host), options.job, options.since, options.until))
+    what = f"job {options.job}" if options.job is not None else (options.host or "all nodes")
+    if not lines:
+        raise ConfigError(f"nothing of {what} in {', '.join(options.files)}")
+    if options.json:
+        print(json.dumps(document_of(lines)))
+    else:
+        print("\n".join(text_of(lines, what)))
+    return 1 if any(line.found.missing for line in lines) else 0

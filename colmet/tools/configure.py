@@ -1,0 +1,100 @@
+"""Change the sample period and the perf events of nodes that run: of this one, or of all through the collector.
+
+It lasts until the node's next start, or SIGHUP: what is to last longer belongs in its configuration file, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from colmet.common import cli
+from colmet.common.control import ERRAND_S, add_client_options, ask, client_of
+from colmet.common.errors import ConfigError
+
+SHOWN = 20  # hosts in a line
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare the options."""
+    parser.add_argument("--node", action="store_true", help="change the node that this is run on (the default)")
+    parser.add_argument(
+        "--all", action="store_true", help="change all nodes that are connected to the collector that runs here"
+    )
+    parser.add_argument(
+        "--host",
+        metavar="NAME",
+        action="append",
+        help="change this node, through the collector that runs here; may be given several times",
+    )
+    parser.add_argument("--sample-period", metavar="S", type=cli.positive_seconds, help="seconds between two samples")
+    parser.add_argument(
+        "--perf-events",
+        metavar="NAME",
+        nargs="+",
+        help="the perf events that are counted from now on, as --perfhw-list of colmet-node has them: NAME, or "
+        "NAME:PERIOD:JOB for a value every PERIOD seconds only (-1: at every sample), of one job only (-1: of all)",
+    )
+    add_client_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and print what came of it; the exit status: 1 where a node did not do it.
+
+    Raises:
+        ConfigError: the options do not go together.
+        Refused: the node, or the collector, does not do it.
+        Unreachable: it cannot be asked.
+    """
+    through = options.all or bool(options.host)
+    if options.node + options.all + bool(options.host) > 1:
+        raise ConfigError("give one of --node, --all and --host")
+    request: dict[str, str] = {}
+    if options.sample_period is not None:
+        request["sample_period"] = f"{options.sample_period:.10g}"
+    if options.perf_events is not None:
+        request["metrics"] = ",".join(options.perf_events)
+    if not request:
+        raise ConfigError("nothing to change; give --sample-period or --perf-events")
+    if options.host:
+        if any("," in name for name in options.host):
+            raise ConfigError("--host: give one name each time")
+        request["hosts"] = ",".join(options.host)
+    daemon = "collector" if through else "node"
+    answer = ask(options.control_socket, daemon, request, 4 * ERRAND_S, client_of(options))
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print("\n".join(of_all(answer) if through else of_one(answer)))
+    return 0 if answer.get("ok") is True else 1
+
+
+def of_one(answer: dict[str, Any]) -> list[str]:
+    """The answer of a node, as lines for people."""
+    lines = [f"{name}: {old} -> {new}" for name, (old, new) in answer["changed"].items()]
+    lines += [f"{name}: it is so already" for name in answer["unchanged"]]
+    return [*lines, f"lasts {answer['lasts']}"]
+
+
+def of_all(answer: dict[str, Any]) -> list[str]:
+    """The answer of a collector, as lines for people."""
+    refused = answer["refused"]
+    lines = [
+        (
+            f"{len(answer['changed'])} changed, {len(answer['unchanged'])} were so already, "
+            f"{sum(map(len, refused.values()))} refused, {len(answer['silent'])} did not answer"
+        )
+    ]
+    lines += [f"refused by {_hosts(hosts)}: {why}" for why, hosts in refused.items()]
+    if answer["silent"]:
+        lines.append(f"no answer from {_hosts(answer['silent'])}; they may do it yet")
+    if answer["away"]:
+        lines.append(f"not connected: {_hosts(answer['away'])}")
+    return lines
+
+
+def _hosts(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

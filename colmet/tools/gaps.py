@@ -1,0 +1,374 @@
+"""What is missing of the rows of one table of one host, going by its ledger: completeness_default and gaps_default.
+
+Times are whole seconds since 1970, as they are stored. Rows are counted, not times: so many were taken between two
+accounts, so many are here. What the ledger says of gaps then tells where and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.int64]
+
+NS = 10**9
+# why something is missing
+FAILED = "could not be measured"
+LATE = "left out, as the node was behind"
+DROPPED = "dropped at the node, beyond the bound of its spool"
+NOT_HERE = "taken and not here: still on its way, elsewhere, or lost with the node's memory"
+UNSURE = "dropped at the node beyond the bound of its spool, or taken and not here"
+STOPPED = "colmet-node was not running"
+KILLED = "colmet-node or the node ended: not taken, or lost with it"
+TOLD = {"failed": FAILED, "late": LATE, "dropped": DROPPED}
+
+
+class Account(NamedTuple):
+    """A row of completeness_default: counts of one table since the start of the agent, up to a time."""
+
+    time: int
+    epoch: int
+    period_s: float
+    is_last: bool
+    due: int
+    taken: int
+    failed: int
+    late: int
+    rows: int
+    rows_now: int
+
+
+class Told(NamedTuple):
+    """A row of gaps_default; times are 0 where they are not known."""
+
+    time: int
+    table: str
+    why: str
+    epoch: int
+    first: int
+    last: int
+    samples: int
+
+
+class Gap(NamedTuple):
+    """What is missing.
+
+    Attributes:
+        first: time of the first sample that is missing, or from when on some are.
+        last: of the last one, or until when.
+        samples: how many times the table is missing.
+        rows: how many rows; where it was not measured, as many as samples have around it.
+        why: one of those above.
+        exact: whether `first` and `last` are times of samples, evenly spaced.
+        job: that lacks them; -1 for all that there were.
+    """
+
+    first: int
+    last: int
+    samples: int
+    rows: int
+    why: str
+    exact: bool
+    job: int = -1
+
+
+class Found(NamedTuple):
+    """What there is of a table.
+
+    Attributes:
+        here: rows.
+        missing: rows.
+        gaps: where, by time.
+        twice: rows beyond those that were taken.
+        until: up to when the ledger tells; 0 where there is none.
+    """
+
+    here: int
+    missing: int
+    gaps: tuple[Gap, ...]
+    twice: int
+    until: int
+
+
+def latest(told: Iterable[Told]) -> list[Told]:
+    """Each gap as it was told last: one that has grown was told before, when it was smaller."""
+    kept: list[Told] = []
+    for one in sorted(told, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
+        before = kept[-1] if kept else None
+        if before is None or before[1:4] != one[1:4] or one.first > before.last or not one.first:
+            kept.append(one)
+    return list(dict.fromkeys(kept))
+
+
+def cadence_s(times: Times, default_s: float) -> float:
+    """Seconds from one sample to the next, most of the time."""
+    steps = np.diff(np.unique(times[-1000:]))
+    return float(np.median(steps)) if len(steps) > 2 else default_s
+
+
+def holes(times: Times, step_s: float) -> list[Gap]:
+    """Where samples that come every `step_s` are missing between those at `times`, sorted; steps of 2 s and more."""
+    if step_s < 1.5 or len(times) < 2:
+        return []
+    wide = np.flatnonzero(np.diff(times) > 1.5 * step_s)
+    found = []
+    for at in wide.tolist():
+        before, after = int(times[at]), int(times[at + 1])
+        samples = round((after - before) / step_s) - 1
+        found.append(Gap(round(before + step_s), round(after - step_s), samples, samples, NOT_HERE, True))
+    return found
+
+
+def holes_of_job(times: Times) -> list[Gap]:
+    """Where samples of a job are missing by the steps between its rows, sorted.
+
+    Rows that come each second, or several in one, have times with jitter: of these, 2 s without any and more.
+    """
+    once = np.unique(times)
+    step_s = cadence_s(once, 0)
+    if not 0 < step_s < 1.5:
+        return holes(once, step_s)
+    found = []
+    for at in np.flatnonzero(np.diff(once) > 2).tolist():
+        first, last = int(once[at]) + 1, int(once[at + 1]) - 1
+        samples = round((last - first + 1) * len(times) / len(once))
+        found.append(Gap(first, last, samples, samples, NOT_HERE, False))
+    return found
+
+
+def within(gap: Gap, first: int, last: int) -> int:
+    """How many of the samples of a gap are at times from `first` to `last`."""
+    if first <= gap.first and gap.last <= last:
+        return gap.samples
+    if gap.last < first or gap.first > last:
+        return 0
+    at = np.linspace(gap.first, gap.last, gap.samples)
+    return int(np.count_nonzero((at >= first) & (at <= last)))
+
+
+def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[Gap]) -> list[tuple[int, int, int]]:
+    """What of spans (first, last, at most so many samples) is in holes: the rest of a span has come all the same."""
+    found = []
+    for first, last, most in spans:
+        inside = [hole for hole in places if within(hole, first, last)]
+        if inside:
+            count = sum(within(hole, first, last) for hole in inside)
+            found.append((max(first, inside[0].first), min(last, inside[-1].last), min(most, count)))
+    return found
+
+
+def between(times: Times, after: int, until: int) -> int:
+    """How many times are later than `after`, and not later than `until`."""
+    return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
+
+
+class Reckoning:
+    """Works out the gaps of one table of one host.
+
+    Args:
+        table: its name.
+        jobs: times of the rows of each job, sorted.
+        accounts: of this table.
+        told: gaps of the host.
+        began: time of the first row of any table of the host that was read; accounts of what was before are not
+            compared with rows that are in other files.
+    """
+
+    def __init__(
+        self, table: str, jobs: Mapping[int, Times], accounts: Iterable[Account], told: Iterable[Told], began: int
+    ) -> None:
+        self._jobs = jobs
+        self._times = np.sort(np.concatenate([np.empty(0, np.int64), *jobs.values()]))
+        self._accounts = sorted(accounts, key=lambda one: (one.epoch, one.time, one.taken))
+        told = latest(told)
+        self._missed = [one for one in told if one.table == table]
+        self._dropped = [one for one in told if one.why == "dropped"]
+        self._began = began
+        self._gaps: list[Gap] = []
+        self._twice = 0
+
+    def find(self) -> Found:
+        """What is here, and what is missing."""
+        epochs = sorted({account.epoch for account in self._accounts})
+        former = 0
+        for n, epoch in enumerate(epochs):
+            accounts = [account for account in self._accounts if account.epoch == epoch]
+            following = epochs[n + 1] // NS if n + 1 < len(epochs) else None
+            former = self._find_in(epoch, accounts, former, following)
+            if following is not None:
+                self._find_after(accounts[-1], following)
+        gaps = tuple(sorted(self._gaps))
+        until = self._accounts[-1].time if self._accounts else 0
+        return Found(len(self._times), sum(gap.rows for gap in gaps), gaps, self._twice, until)
+
+    def _find_in(self, epoch: int, accounts: Sequence[Account], former: int, following: int | None) -> int:
+        """Between the start of an agent and its last account.
+
+        Args:
+            epoch: of the agent.
+            accounts: of it.
+            former: rows of the second in which it started that are of the agent before.
+            following: when the next agent started, in seconds since 1970.
+
+        Returns:
+            How many rows of that second are this agent's.
+        """
+        start = epoch // NS
+        before = Account(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
+        if start < self._began - 2 * accounts[0].period_s - 2:
+            before = accounts[0]
+            accounts = accounts[1:]
+            former = 0
+        mine = 0
+        unsaid = {"failed": 0, "late": 0}
+        for account in accounts:
+            taken = account.rows - before.rows
+            # of the second of an account, it counts the rows that came with it: others of that second were taken later
+            after = before.time - 1 if before.taken else before.time
+            here = between(self._times, after, account.time - 1) - before.rows_now - former
+            former = 0
+            now = account.rows_now
+            if account.is_last:
+                now = between(self._times, account.time - 1, account.time)
+                if account.time == following:  # so that some of this second are of the next agent
+                    now = mine = min(now, max(0, taken - here))
+            here += now
+            self._twice += max(0, here - taken)
+            a_sample = taken / max(1, account.taken - before.taken) or 1
+            if max(0, here) < taken:
+                self._lost(before, account, taken - here)
+            for why, sum_before, sum_now in (
+                ("failed", before.failed, account.failed),
+                ("late", before.late, account.late),
+            ):
+                told = [
+                    one
+                    for one in self._missed
+                    if one.epoch == epoch and one.why == why and before.time < one.first <= account.time
+                ]
+                for one in told:
+                    rows = max(1, round(one.samples * a_sample))
+                    self._gaps.append(Gap(one.first, one.last, one.samples, rows, TOLD[why], True))
+                # what was told of a gap that goes on is counted by later accounts
+                unsaid[why] += sum_now - sum_before - sum(one.samples for one in told)
+                if unsaid[why] > 0:
+                    rows = max(1, round(unsaid[why] * a_sample))
+                    first = min(before.time + 1, account.time)
+                    self._gaps.append(Gap(first, account.time, unsaid[why], rows, TOLD[why], False))
+                    unsaid[why] = 0
+            before = account
+        return mine
+
+    def _lost(self, before: Account, account: Account, rows: int) -> None:
+        """So many rows that were taken between two accounts are not here."""
+        after, until = before.time, account.time
+        taken, taken_rows = account.taken - before.taken, account.rows - before.rows
+        ranges = [
+            one
+            for one in self._dropped
+            if one.epoch == account.epoch and (not one.first or (one.first <= until and one.last > after))
+        ]
+        start = max(0, int(np.searchsorted(self._times, after, "right")) - 1)
+        around = np.unique(self._times[start : np.searchsorted(self._times, until, "right") + 1])
+        step_s = cadence_s(self._times, 0)
+        # what was not measured leaves holes, too
+        explained = [
+            np.linspace(one.first, one.last, one.samples).astype(np.int64)
+            for one in self._missed
+            if one.epoch == account.epoch and one.first <= until and one.last > after
+        ]
+        places = holes(np.unique(np.concatenate([around, *explained])), step_s)
+        samples = max(1, min(rows, taken - between(around, after, until)))
+        if step_s < 1.5:  # several have one second
+            samples = max(1, round(rows * taken / taken_rows))
+        spans = [(max(one.first, after + 1), min(one.last, until), one.samples) for one in ranges if one.first]
+        inside = [min(count, sum(within(hole, first, last) for hole in places)) for first, last, count in spans]
+        outside = sum(hole.samples for hole in places) - sum(inside)
+        if not ranges:
+            if sum(gap.samples for gap in places) == samples and len(self._jobs) == 1:
+                self._gaps += [gap._replace(rows=gap.samples * rows // samples) for gap in places]
+            else:
+                self._gaps.append(Gap(after + 1, until, samples, rows, NOT_HERE, False))
+        elif places and sum(inside) and not outside:
+            self._share(narrowed(spans, places), samples, rows)
+        elif places and sum(inside) and sum(inside) + outside == samples:
+            part = rows * sum(inside) // samples
+            self._share(narrowed(spans, places), sum(inside), part)
+            self._gaps.append(Gap(after + 1, until, outside, rows - part, NOT_HERE, False))
+        elif 0 < step_s < 1.5 and sum(count for _, _, count in spans) >= samples:
+            self._share(spans, samples, rows)
+        else:
+            self._gaps.append(Gap(after + 1, until, samples, rows, UNSURE, False))
+
+    def _share(self, spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> None:
+        """What was dropped, by the ranges that were: first, last, and as many samples as may be of each."""
+        if sum(count for _, _, count in spans) != samples and len(spans) > 1:
+            spans = [(min(first for first, _, _ in spans), max(last for _, last, _ in spans), samples)]
+        for n, (first, last, count) in enumerate(spans):
+            share = samples if n + 1 == len(spans) else count
+            part = rows * share // samples
+            self._gaps.append(Gap(first, last, share, part, DROPPED, share == count))
+            samples, rows = samples - share, rows - part
+
+    def _find_after(self, last: Account, next_start: int) -> None:
+        """From the last account of an agent to the first rows of the next one."""
+        why = STOPPED if last.is_last else KILLED
+        for job, times in self._jobs.items():
+            start = max(0, np.searchsorted(times, last.time, "right") - 1)
+            region = times[start : np.searchsorted(times, next_start, "left") + 1]
+            if len(region) < 2 or region[-1] < next_start:
+                continue  # whether the job was there in between, nothing tells
+            step_s = cadence_s(times, last.period_s)
+            a_sample = round(len(region) / len(np.unique(region)))
+            if step_s < 1.5:
+                first, until = int(region[0]), int(region[-1])
+                samples = round((until - first) / (last.period_s or step_s)) - 1
+                places = [Gap(first, until, samples, samples, why, False)] if samples > 0 else []
+            else:
+                places = holes(np.unique(region), step_s)
+            for place in places:
+                self._gaps += [
+                    gap._replace(rows=gap.samples * a_sample, job=job) for gap in self._divided(place, why, last.epoch)
+                ]
+
+    def _divided(self, place: Gap, why: str, epoch: int) -> list[Gap]:
+        """A gap behind the last account, in parts by what is told of it."""
+        parts = []
+        left = place.samples
+        for one in self._dropped:
+            samples = min(left, one.samples, within(place, one.first, one.last)) if one.epoch == epoch else 0
+            if samples:
+                parts.append(
+                    Gap(max(place.first, one.first), min(place.last, one.last), samples, 0, DROPPED, place.exact)
+                )
+                left -= samples
+        return [*parts, place._replace(samples=left, why=why, exact=place.exact and not parts)] if left else parts
+
+
+def of_job(job: int, times: Times, gaps: Iterable[Gap], first: int, last: int) -> list[Gap]:
+    """What is missing of a job, of which a row is due at each sample, from its first row to its last.
+
+    Args:
+        job: its id.
+        times: of its rows in the table, sorted.
+        gaps: of the table.
+        first: time of its first row in any table.
+        last: of its last one.
+    """
+    own = holes_of_job(times)
+    found = []
+    for gap in gaps:
+        if gap.last < first or gap.first > last or gap.job not in (-1, job):
+            continue
+        if gap.exact:
+            samples = within(gap, first, last)
+        else:
+            samples = min(gap.samples, sum(within(hole, gap.first - 1, gap.last + 1) for hole in own))
+        if samples:
+            found.append(
+                gap._replace(first=max(gap.first, first), last=min(gap.last, last), samples=samples, rows=samples)
+            )
+    return found

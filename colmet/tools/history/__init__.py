@@ -1,0 +1,1 @@
+"""What has been stored of jobs and nodes, read from where it is: HDF5 files or a database."""

@@ -1,0 +1,103 @@
+"""Rows that have been stored, as columns, and the interface to whatever stores them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NODE = 0  # the job whose rows are the node's own
+
+
+@dataclass(frozen=True)
+class Series:
+    """Rows of one table on one host, of one job, by time.
+
+    Attributes:
+        table: its name, such as ``taskstats_default``.
+        host: where they were measured.
+        job: whose they are; `NODE` for the node itself.
+        times: seconds since 1970, shape (n,), ascending; one time may have several rows (GPUs, zones).
+        columns: shape (n,) each, by name: int64, float64 or bytes, with -1, NaN or b"" where a value is missing.
+    """
+
+    table: str
+    host: str
+    job: int
+    times: npt.NDArray[np.int64]
+    columns: Mapping[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def values(self, name: str) -> npt.NDArray[np.float64]:
+        """A column of numbers, NaN where a value is missing or the column is not there; shape (n,)."""
+        column = self.columns.get(name)
+        if column is None or column.dtype.kind not in "iuf":
+            return np.full(len(self), np.nan)
+        values = column.astype(np.float64)
+        values[column == -1] = np.nan  # 0.6 and HDF5 files have -1 in columns of any type
+        return values
+
+    def increase(self, name: str) -> float:
+        """By how much a counter grew from the first row that has it to the last; NaN where fewer than two have it."""
+        values = self.values(name)
+        values = values[~np.isnan(values)]
+        return float(values[-1] - values[0]) if len(values) > 1 else float("nan")
+
+
+class History(ABC):
+    """What has been stored. Also a context manager that closes it.
+
+    Attributes:
+        warnings: what could not be read where the rest could, a line each.
+
+    Every method raises `colmet.common.errors.ColmetError`, with what to do, where the store cannot be read.
+    """
+
+    warnings: Sequence[str] = ()
+
+    @abstractmethod
+    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
+        """The tables that have rows of a job, and the columns of each but time, host and job; empty for none.
+
+        Args:
+            job: `NODE` for rows of the nodes themselves.
+            since: seconds since 1970: files are left alone that can have no rows from then on.
+            until: seconds since 1970: files are left alone that can have no rows up to then.
+        """
+
+    @abstractmethod
+    def read(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        hosts: Collection[str] | None = None,
+    ) -> list[Series]:
+        """The rows of a job in a table, a series for each host, sorted by host.
+
+        Args:
+            job: `NODE` for rows of the nodes themselves.
+            table: its name; one that is not there has no rows.
+            columns: those that are wanted and there; all by default.
+            since: seconds since 1970, itself included.
+            until: seconds since 1970, itself included.
+            hosts: these only.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds; also twice."""
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()

@@ -1,0 +1,83 @@
+"""Which store a command reads: the one that its options name, else that of the collector of this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from colmet.collector import elastic
+from colmet.common import cli
+from colmet.common.errors import ConfigError
+from colmet.tools.history.series import History
+
+CONFIG = "/etc/colmet/collector.toml"
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare where the rows are.
+
+    Args:
+        parser: of the command.
+    """
+    group = parser.add_argument_group("where the rows are (by default where the collector's --config file says)")
+    group.add_argument(
+        "--hdf5",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="HDF5 file of the collector, or its --hdf5-filepath: all PATH.<10 digits>.hdf5 (repeatable)",
+    )
+    elastic.add_options(group, "read from")
+    group.add_argument(
+        "--config", metavar="FILE", default=CONFIG, help="configuration of the collector (default: %(default)s)"
+    )
+
+
+def open_history(options: argparse.Namespace) -> History:
+    """The store that the options name.
+
+    Raises:
+        ConfigError: none is named and none is configured, or it cannot be read.
+    """
+    if options.hdf5 and options.elastic_host:
+        raise ConfigError("--hdf5 and --elastic-host: give one of them")
+    if options.hdf5:
+        return _files(options.hdf5)
+    if options.elastic_host:
+        return _database(options)
+    configured = _configured(options.config)
+    if configured.hdf5_filepath:
+        return _files([configured.hdf5_filepath])
+    if configured.elastic_host:
+        return _database(configured)
+    raise ConfigError(
+        f"{options.config} names neither hdf5-filepath nor elastic-host: give --hdf5 PATH or --elastic-host URL"
+    )
+
+
+def _files(paths: Sequence[str]) -> History:
+    from colmet.tools.history.hdf5 import Hdf5History  # each takes a library that the other does without
+
+    return Hdf5History(paths)
+
+
+def _database(options: argparse.Namespace) -> History:
+    from colmet.tools.history.elastic import ElasticHistory
+
+    return ElasticHistory.from_options(options)
+
+
+def _configured(path: str) -> argparse.Namespace:
+    """The options of the collector of this machine, which takes all that the collector is made of.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be used.
+    """
+    from colmet.collector import main as collector
+    from colmet.collector.backends import NAMES
+    from colmet.common.configuration import Configuration
+
+    try:
+        return Configuration(lambda: collector.build_parser(cli.load(NAMES)), ["--config", path]).read()
+    except ConfigError as err:
+        raise ConfigError(f"{err}; give --hdf5 PATH, --elastic-host URL, or the collector's file as --config") from err

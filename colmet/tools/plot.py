@@ -1,0 +1,325 @@
+"""Draw what a job did over time, a line for each host: a picture (PNG or SVG) with a chart for each metric.
+
+Counters are shown by how fast they grow: CPU time as the cores that ran, bytes as bytes per second. Where samples are
+missing the line has a gap. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
+tables have (power, temperatures, InfiniBand) is drawn of the job's hosts, while the job was there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from colmet.common import cli
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.schema import Field
+from colmet.tools import metrics
+from colmet.tools.completeness import moment
+from colmet.tools.curves import Line, Quantity, is_rate, lines, quantity, shown
+from colmet.tools.history import sources
+from colmet.tools.history.series import NODE, History, Series
+
+KINDS = ("png", "svg")
+PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
+MAX_HEIGHT, MAX_METRICS = 8000, 36
+_SUFFIX = "_default"
+_UNDECLARED = Field("unknown", "none", "gauge")  # what is known of a column that no table of this version has
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the job, the metrics, and the picture."""
+    parser.epilog = "example: colmet plot 4242 cpu_usage memory_current --since 2026-11-21T12:00:00 --output job.svg"
+    parser.add_argument("job", metavar="JOB", type=cli.whole_number(0, (1 << 63) - 1), help="its number; 0: the nodes")
+    parser.add_argument(
+        "metrics", metavar="METRIC", nargs="+", help="a column, or TABLE.COLUMN where several tables have it"
+    )
+    for name, text in (("since", "from this time on"), ("until", "up to this time")):
+        parser.add_argument(
+            f"--{name}",
+            metavar="TIME",
+            type=moment,
+            help=f"only {text}: seconds since 1970, or UTC as 2026-11-21T12:00:00",
+        )
+    parser.add_argument("--host", metavar="HOST", action="append", help="of this node only (repeatable)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--rate", action="store_true", help="how fast values grow, of all metrics")
+    how.add_argument("--absolute", action="store_true", help="values as they are, of counters too")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="where to: a name that ends in .png or .svg, or - (default: job-JOB-....png)",
+    )
+    parser.add_argument("--format", choices=KINDS, help="of the picture (default: what its name ends in, else png)")
+    parser.add_argument(
+        "--width", metavar="PIXELS", type=cli.whole_number(200, 4000), default=900, help="(default: 900)"
+    )
+    parser.add_argument(
+        "--height",
+        metavar="PIXELS",
+        type=cli.whole_number(100, MAX_HEIGHT),
+        help=f"of all charts together (default: {PANEL_HEIGHT} for each)",
+    )
+    parser.add_argument("--utc", action="store_true", help="times in UTC, not in this machine's time zone")
+    parser.add_argument("--json", action="store_true", help="print the values, as JSON; a picture only with --output")
+    sources.add_options(parser)
+
+
+Limits = tuple[Optional[float], Optional[float], Optional[Collection[str]]]  # since, until, and on which hosts
+
+
+class Choice(NamedTuple):
+    """A column that was asked for; `job` is `NODE` where it is the nodes' own."""
+
+    job: int
+    table: str
+    column: str
+    field: Field
+
+
+class Plotted(NamedTuple):
+    """A chart: what it shows of a column, and the lines."""
+
+    choice: Choice
+    rate: bool
+    quantity: Quantity
+    lines: Sequence[Line]
+
+    @property
+    def title(self) -> str:
+        """What it shows, in a line."""
+        about = self.choice.field.help.partition(" Source: ")[0].partition(". ")[0].rstrip(".;")
+        return f"{self.choice.column}: {about}" if about else self.choice.column
+
+
+def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]]]) -> list[Choice]:
+    """The columns that texts name.
+
+    Args:
+        texts: ``column``, ``table.column``, or that without _default.
+        tables: columns by table, those of the job before those of the nodes.
+
+    Raises:
+        ConfigError: there is no such column, or more than one; the error names what is near.
+    """
+    declared = {schema.name: {field.name: field for field in schema.fields} for schema in metrics.declared()}
+    names: dict[str, list[tuple[int, str, str]]] = {}
+    for job, found in tables.items():
+        for table, columns in found.items():
+            short = table.removesuffix(_SUFFIX)
+            for column in columns:
+                for name in dict.fromkeys([column, f"{table}.{column}", f"{short}.{column}"]):
+                    names.setdefault(name, []).append((job, table, column))
+    chosen = []
+    for text in texts:
+        candidates = names.get(text, [])
+        candidates = [one for one in candidates if one[0] == candidates[0][0]]
+        if not candidates:
+            near = difflib.get_close_matches(text[:200], names, n=5, cutoff=0.5)
+            there = f"near it: {', '.join(map(shown, near))}" if near else "docs/metrics.md has all of them"
+            raise ConfigError(f"no metric {shown(text)!r} is stored of this job; {there}")
+        if len(candidates) > 1:
+            each = ", ".join([shown(f"{table}.{column}", 100) for _, table, column in candidates])
+            raise ConfigError(f"{text!r} is a column of several tables; name one of {each}")
+        job, table, column = candidates[0]
+        field = declared.get(table, {}).get(column, _UNDECLARED)
+        if field.kind == "label":
+            raise ConfigError(f"{text!r} is text, which cannot be drawn")
+        chosen.append(Choice(job, table, column, field))
+    return chosen
+
+
+def _label(table: str) -> str | None:
+    """The column that says what a row is about."""
+    fields = next((schema.fields for schema in metrics.declared() if schema.name == table), ())
+    return next((field.name for field in fields if field.kind == "label"), None)
+
+
+def gather(
+    history: History,
+    job: int,
+    texts: Sequence[str],
+    since: float | None = None,
+    until: float | None = None,
+    hosts: Collection[str] | None = None,
+    rates: bool | None = None,
+) -> list[Plotted]:
+    """The charts of what is asked for, in the order of the texts.
+
+    Args:
+        history: where it is stored.
+        job: `NODE` for the nodes.
+        texts: see `choose`.
+        since: seconds since 1970.
+        until: seconds since 1970.
+        hosts: these only.
+        rates: whether values are shown by how fast they grow; None: counters are.
+
+    Raises:
+        ColmetError: nothing is stored of the job, or not what is asked for.
+    """
+    tables = {job: history.tables(job)}
+    if not tables[job]:
+        raise ColmetError(f"nothing is stored of job {job} there")
+    if job != NODE:
+        tables[NODE] = history.tables(NODE)
+    chosen = choose(texts, tables)
+    found: dict[tuple[int, str], list[Series]] = {}
+    for choice in chosen:
+        key = choice.job, choice.table
+        if key not in found:
+            wanted = [one.column for one in chosen if one[:2] == key]
+            label = _label(choice.table)
+            limits: Limits = since, until, hosts
+            if choice.job != job:
+                limits = _presence(history, job, list(tables[job]), *limits)
+            found[key] = history.read(choice.job, choice.table, [*wanted, label] if label else wanted, *limits)
+    plotted = []
+    for choice in chosen:
+        rate = is_rate(choice.field) if rates is None else rates
+        of_it = quantity(choice.field, rate)
+        series = found[choice.job, choice.table]
+        made = lines(series, choice.column, _label(choice.table), rate, of_it.factor)
+        plotted.append(Plotted(choice, rate, of_it, made))
+    if not any(one.lines for one in plotted):
+        limited = since is not None or until is not None or hosts is not None
+        where = "there in this time and on these hosts" if limited else "there"
+        raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn; a rate takes two samples")
+    return plotted
+
+
+def _presence(
+    history: History,
+    job: int,
+    tables: Sequence[str],
+    since: float | None,
+    until: float | None,
+    hosts: Collection[str] | None,
+) -> tuple[float | None, float | None, Collection[str]]:
+    """From when to when a job was there, and where; not every table has rows of all of its hosts."""
+    rows = [one for table in tables for one in history.read(job, table, (), since, until, hosts) if len(one)]
+    if not rows:
+        return since, until, ()
+    ends = min(one.times[0] for one in rows), max(one.times[-1] for one in rows)
+    return float(ends[0]), float(ends[1]), {one.host for one in rows}
+
+
+def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
+    """What is drawn, for programs: a value that is missing is null."""
+    return {
+        "job": job,
+        "metrics": [
+            {
+                "table": one.choice.table,
+                "column": one.choice.column,
+                "node": one.choice.job == NODE,
+                "rate": one.rate,
+                "unit": one.quantity.unit,
+                "series": [
+                    {
+                        "host": line.host,
+                        "label": line.label,
+                        "times": line.times.tolist(),
+                        "values": [None if np.isnan(value) else value for value in line.values.tolist()],
+                    }
+                    for line in one.lines
+                ],
+            }
+            for one in plotted
+        ],
+    }
+
+
+def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height: int | None, utc: bool) -> bytes:
+    """The picture.
+
+    Args:
+        job: whose it is.
+        plotted: its charts.
+        kind: one of `KINDS`.
+        width: in pixels.
+        height: in pixels.
+        utc: whether its times are in UTC.
+    """
+    from colmet.tools import charts  # takes matplotlib, and a second
+
+    panels = [charts.Panel(one.title, one.quantity, one.lines) for one in plotted]
+    hosts = {line.host for one in plotted for line in one.lines}
+    where = f"on {shown(min(hosts), 100)}" if len(hosts) == 1 else f"on {len(hosts)} nodes"
+    height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
+    figure = charts.draw(panels, width, height, utc, f"Job {job} {where}" if job != NODE else f"Measured {where}")
+    return charts.png(figure) if kind == "png" else charts.svg(figure)
+
+
+def target(options: argparse.Namespace) -> tuple[str, str]:
+    """Where the picture goes, and its format.
+
+    Raises:
+        ConfigError: the file's name tells no format, or a picture would go to a terminal.
+    """
+    output = options.output
+    if output is None:
+        of = f"-{options.metrics[0]}" if len(options.metrics) == 1 else ""
+        kind = options.format or KINDS[0]
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"job-{options.job}{of}")[:100] + f".{kind}", kind
+    if output == "-":
+        if sys.stdout.isatty():
+            raise ConfigError("--output -: the picture would go to this terminal; name a file, or send it elsewhere")
+        return output, options.format or KINDS[0]
+    kind = options.format or os.path.splitext(output)[1][1:].lower()
+    if kind not in KINDS:
+        raise ConfigError(f"--output {output}: give a name that ends in .png or .svg, or --format")
+    return output, kind
+
+
+def _print(data: bytes) -> None:
+    """Write to standard output; who reads it may have gone."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the picture; the exit status: 1 where there is nothing to draw.
+
+    Raises:
+        ColmetError: it cannot be made.
+    """
+    if len(options.metrics) > MAX_METRICS:
+        raise ConfigError(f"{len(options.metrics)} metrics: a picture has up to {MAX_METRICS}")
+    if options.since is not None and options.until is not None and options.since > options.until:
+        raise ConfigError("--since is later than --until")
+    wanted = options.output is not None or not options.json
+    if options.json and options.output == "-":
+        raise ConfigError("--json and --output - both go to standard output; name a file")
+    path, kind = target(options) if wanted else ("", "")
+    rates = True if options.rate else False if options.absolute else None
+    with sources.open_history(options) as history:
+        plotted = gather(history, options.job, options.metrics, options.since, options.until, options.host, rates)
+        for text in history.warnings:
+            print(f"colmet plot: {text}", file=sys.stderr)
+    if wanted:
+        data = picture(options.job, plotted, kind, options.width, options.height, options.utc)
+        if path == "-":
+            _print(data)
+        else:
+            try:
+                with open(path, "wb") as file:
+                    file.write(data)
+            except OSError as err:
+                raise ColmetError(f"{path}: cannot be written: {err.strerror}") from err
+            if not options.json:
+                _print(f"{path}\n".encode("utf-8", "surrogateescape"))
+    if options.json:
+        _print((json.dumps(document(options.job, plotted), allow_nan=False) + "\n").encode())
+    return 0

@@ -1,0 +1,345 @@
+"""Tell how a running daemon is: as text, as JSON (docs/health.md), or as a check for Nagios and its like."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet.common import cli
+from colmet.common.control import add_client_options, ask, client_of
+from colmet.common.errors import ColmetError, ConfigError, Unreachable
+from colmet.tools.units import size
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+LEVELS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+WORST = 10
+# What is told of in the last hour without a warning: very short jobs have no rows, and CPUs may be taken away.
+HARMLESS = frozenset({"jobs_without_rows", "placement_failures"})
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare the options."""
+    parser.add_argument("daemon", choices=("node", "collector"), help="which of them to ask")
+    add_client_options(parser)
+    parser.add_argument("--json", action="store_true", help="print all that it says, as JSON")
+    parser.add_argument("--all", action="store_true", help=f"every sender of a collector, not only the {WORST} worst")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="print one line and exit with 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN), as Nagios wants it",
+    )
+    parser.add_argument(
+        "--max-age",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=60.0,
+        help="seconds without a sample, without a word of a node, or without an output, that are too long "
+        "(default: %(default)g)",
+    )
+    parser.add_argument(
+        "--max-behind",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=300.0,
+        help="seconds that what was received may wait for an output, or what was measured for a collector, before "
+        "--check warns (default: %(default)g)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and print; the exit status."""
+    request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
+    try:
+        status = ask(options.control_socket, options.daemon, request, client=client_of(options))
+    except ColmetError as err:
+        if not options.check:
+            raise
+        cannot_ask = isinstance(err, ConfigError) or (isinstance(err, Unreachable) and err.why == "denied")
+        level = UNKNOWN if cannot_ask else CRITICAL
+        print(f"COLMET {options.daemon.upper()} {LEVELS[level]} - {err}")
+        return level
+    if options.check:
+        verdict = judge(status, options.max_age, options.max_behind)
+        print(verdict.line(options.daemon))
+        return verdict.level
+    print(json.dumps(status, indent=2) if options.json else "\n".join(describe(status)))
+    return 0
+
+
+# -- text --
+
+
+def describe(status: Mapping[str, Any]) -> list[str]:
+    """The status for people, line by line."""
+    first = (
+        f"colmet-{status['daemon']} {status['version']} on {status['host']}, process {status['pid']}, "
+        f"up {duration(status['uptime_s'])}"
+    )
+    return [first, *(_node(status) if status["daemon"] == "node" else _collector(status))]
+
+
+def _node(status: Mapping[str, Any]) -> list[str]:
+    if status["last_tick_age_s"] is None:
+        return ["no sample yet"]
+    agent, ticks = status["agent"], max(1, status["agent"]["ticks"])
+    age, cpu_share = duration(status["last_tick_age_s"]), status["cpu_s"] / max(1.0, status["uptime_s"])
+    every = f"{status['period_s']:g} s, {count(ticks)} so far, {count(agent['overruns'])} skipped"
+    jobs = f"{count(agent['jobs'])} jobs now, {count(agent['jobs_started'])} since the start"
+    lines = [
+        f"last sample {age} ago, took {status['tick_s'] * 1000:.1f} ms; one every {every}",
+        f"{jobs}; {cpu_share * 100:.2f} % of a CPU",
+        "",
+    ]
+    rows = [("backend", "state", "rows", "last rows", "failures", "CPU a sample")]
+    for backend in status["backends"]:
+        age_s = backend["last_rows_age_s"]
+        rows.append(
+            (
+                backend["name"],
+                "on" if backend["on"] else "OFF",
+                count(backend["rows"]),
+                "-" if age_s is None else f"{duration(age_s)} ago",
+                count(backend["failures"]),
+                f"{backend['cpu_s'] / ticks * 1000:.2f} ms",
+            )
+        )
+    lines += table(rows)
+    for backend in status["backends"]:
+        if backend["why"]:
+            lines.append(f"  {backend['name']} is off: {backend['why']}")
+        if backend["error"]:
+            lines.append(f"  {backend['name']} failed last with: {backend['error']}")
+    lines.append("")
+    lines += table(
+        [
+            ("collector", "state", "since", "version"),
+            *[
+                (one["uri"], one["state"], duration(one["since_s"]), one["version"] or "-")
+                for one in status["collectors"]
+            ],
+        ]
+    )
+    spool = status["spool"]
+    lines.append(
+        f"batches: {count(spool['sent'])} sent, {count(spool['acknowledged'])} acknowledged, {count(spool['held'])} "
+        f"waiting, the oldest for {duration(status['behind_s'])}; {count(agent['batches_dropped'])} dropped"
+    )
+    return [*lines, *_rest(status)]
+
+
+def _collector(status: Mapping[str, Any]) -> list[str]:
+    received, senders, journal = status["received"], status["senders"], status["journal"]
+    nodes = f"nodes: {count(senders['heard'])} heard, {count(senders['silent'])} silent"
+    if senders["gone"]:
+        nodes += f", {count(senders['gone'])} gone for more than a day"
+    if senders["lag_median_s"] is not None:
+        median, most = duration(senders["lag_median_s"]), duration(senders["lag_max_s"])
+        nodes += f"; what comes is {median} old (median), at most {most}"
+    missing, twice, limited = [count(received[key]) for key in ("missing", "duplicates", "limited")]
+    refused = _refused(received)
+    kept = f"journal: {journal['directory'] or 'in memory'}, {size(journal['bytes'])}"
+    if journal["why"]:
+        kept += f"; CANNOT BE WRITTEN TO: {journal['why']}"
+    if journal["full"]:
+        kept += "; FULL, nothing is received"
+    came = f"{count(received['batches'])} batches, {count(received['rows'])} rows"
+    lines = [
+        nodes,
+        f"received: {came}; {missing} missing, {twice} twice, {refused} refused, {limited} limited",
+        kept,
+        "",
+    ]
+    rows = [("output", "state", "rows written", "messages waiting", "behind", "failures", "lost", "dropped")]
+    rows += [
+        (
+            output["name"],
+            "ok" if output["available"] else f"AWAY for {duration(output['away_s'])}",
+            count(output["written"]),
+            count(output["waiting"]),
+            duration(output["behind_s"]),
+            count(output["all_failures"]),
+            count(output["lost"]),
+            count(output["dropped"]),
+        )
+        for output in status["outputs"]
+    ]
+    lines += table(rows)
+    lines += [f"  {output['name']} is away: {output['why']}" for output in status["outputs"] if output["why"]]
+    lines.append("")
+    if senders["worst"]:
+        heads = ("sender", "heard", "lag", "batches", "missing", "twice", "refused", "limited", "version")
+        told = [
+            (
+                sender["name"],
+                f"{'GONE, ' * sender['gone']}{'SILENT, ' * sender['silent']}{_ago(sender['seen_age_s'])}",
+                duration(sender["lag_s"]) if sender["batches"] else "-",
+                count(sender["batches"]),
+                count(sender["missing"]),
+                count(sender["duplicates"]),
+                _refused(sender),
+                count(sender["limited"]),
+                sender["version"] or sender["dialect"] or "-",
+            )
+            for sender in senders["worst"]
+        ]
+        lines += table([heads, *told])
+        others = senders["count"] - len(senders["worst"])
+        if others:
+            lines.append(f"and {count(others)} others; --all shows them")
+    return [*lines, *_rest(status)]
+
+
+def _refused(counts: Mapping[str, Any]) -> str:
+    """Messages that were not understood, and those of another host than their key is for."""
+    return count(counts["rejects"] + counts["foreign"])
+
+
+def _ago(age_s: float | None) -> str:
+    return "-" if age_s is None else f"{duration(age_s)} ago"
+
+
+# What has a place of its own in the text; each other map is a part's counters.
+_TOLD = frozenset({"agent", "received", "senders", "journal", "spool", "last_hour"})
+
+
+def _rest(status: Mapping[str, Any]) -> list[str]:
+    """A line for each part that has only counters, and what went wrong within the last hour."""
+    lines = [""]
+    for name, values in status.items():
+        if name not in _TOLD and isinstance(values, dict):
+            said = ", ".join([f"{plain(key.removeprefix(f'{name}_'))} {count(value)}" for key, value in values.items()])
+            lines.append(f"{plain(name)}: {said}")
+    wrong = [f"{count(value)} {plain(name)}" for name, value in status.get("last_hour", {}).items() if value]
+    lines.append(f"in the last hour: {', '.join(wrong) or 'nothing went wrong'}")
+    return lines
+
+
+def plain(name: str) -> str:
+    """A key as words."""
+    return name.replace("_", " ")
+
+
+def count(value: int) -> str:
+    """A number with separators."""
+    return f"{value:,}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, for people."""
+    if abs(seconds) < 90:
+        return f"{seconds:.1f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns under each other; the first to the left, what begins with a digit to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    right = [n > 0 and all(row[n][:1].isdigit() or row[n] == "-" for row in rows[1:]) for n in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [cell.rjust(width) if at_right else cell.ljust(width) for cell, width, at_right in zip(row, widths, right)]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# -- the check --
+
+
+class Verdict(NamedTuple):
+    """What a check says.
+
+    Attributes:
+        level: its exit status.
+        texts: what is wrong, the worst first; what is well where nothing is.
+        figures: name, value, unit.
+    """
+
+    level: int
+    texts: list[str]
+    figures: list[tuple[str, float, str]]
+
+    def line(self, daemon: str) -> str:
+        """As Nagios and its like want it: text, then figures behind a bar."""
+        figures = " ".join([f"{name}={value:g}{unit}" for name, value, unit in self.figures])
+        text = "; ".join(self.texts).replace("|", "/").replace("\n", " ")
+        return f"COLMET {daemon.upper()} {LEVELS[self.level]} - {text} | {figures}"
+
+
+def judge(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> Verdict:
+    """How bad it is.
+
+    Args:
+        status: of either daemon.
+        max_age_s: without a sample, a word of a node, or an output.
+        max_behind_s: that rows may wait.
+    """
+    if status["daemon"] == "node":
+        found, well, figures = _judge_node(status, max_age_s, max_behind_s)
+    else:
+        found, well, figures = _judge_collector(status, max_age_s, max_behind_s)
+    found += [
+        (WARNING, f"{count(value)} {plain(name)} in the last hour")
+        for name, value in status.get("last_hour", {}).items()
+        if value and name not in HARMLESS
+    ]
+    found.sort(key=lambda one: -one[0])
+    return Verdict(max([level for level, _ in found], default=OK), [text for _, text in found] or [well], figures)
+
+
+Found = list[tuple[int, str]]
+Figures = list[tuple[str, float, str]]
+
+
+def _judge_node(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
+    found: Found = []
+    age_s = status["last_tick_age_s"]
+    if age_s is None:
+        if status["uptime_s"] > max_age_s:
+            found.append((CRITICAL, f"no sample in the {duration(status['uptime_s'])} since the start"))
+        return found, "started, no sample yet", []
+    if age_s > max(max_age_s, 3 * status["period_s"]):
+        found.append((CRITICAL, f"no sample for {duration(age_s)}"))
+    off = [backend["name"] for backend in status["backends"] if not backend["on"]]
+    if off:
+        found.append((WARNING, f"off: {', '.join(off)}"))
+    if status["behind_s"] > max_behind_s:
+        found.append((WARNING, f"batches wait to be acknowledged for {duration(status['behind_s'])}"))
+    collectors = status["collectors"]
+    if collectors and all(not one["there"] and one["since_s"] > max_age_s for one in collectors):
+        found.append((WARNING, f"no collector for {duration(min(one['since_s'] for one in collectors))}"))
+    agent = status["agent"]
+    figures: Figures = [("age", age_s, "s"), ("tick", status["tick_s"], "s"), ("jobs", agent["jobs"], "")]
+    return found, f"last sample {duration(age_s)} ago, {count(agent['jobs'])} jobs", figures
+
+
+def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
+    found: Found = []
+    senders, journal = status["senders"], status["journal"]
+    if journal["why"]:
+        found.append((CRITICAL, f"journal cannot be written to: {journal['why']}"))
+    if journal["full"]:
+        found.append((CRITICAL, "nothing is received, the journal is full"))
+    for output in status["outputs"]:
+        if not output["available"]:
+            level = CRITICAL if output["away_s"] > max_age_s else WARNING
+            found.append((level, f"{output['name']} away for {duration(output['away_s'])}: {output['why']}"))
+        elif output["behind_s"] > max_behind_s:
+            found.append((WARNING, f"{output['name']} is {duration(output['behind_s'])} behind"))
+    if senders["silent"]:
+        names = ", ".join([sender["name"] for sender in senders["worst"] if sender["silent"]][:5])
+        level = WARNING if senders["heard"] else CRITICAL
+        found.append((level, f"{count(senders['silent'])} of {count(_known(senders))} nodes silent, such as {names}"))
+    figures: Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
+    figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
+    return found, f"{count(senders['heard'])} nodes heard", figures
+
+
+def _known(senders: Mapping[str, Any]) -> int:
+    return int(senders["heard"] + senders["silent"])

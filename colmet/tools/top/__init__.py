@@ -1,0 +1,1 @@
+"""What jobs and nodes use now, live in the terminal: `colmet top`."""

@@ -1,0 +1,341 @@
+"""What `colmet top` shows, as lines of text: no terminal is needed for it."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Row = Mapping[str, Any]
+NONE = "-"
+NEAR = 0.95  # of the memory's limit, from where on it is marked
+BARS = " ▁▂▃▄▅▆▇█"
+PLAIN_BARS = " .:-=+*#@"
+GAP = " "
+
+# Styles, as rich names them.
+TITLE, DIM, HEAD, SELECTED, BAD, KEY = "bold", "dim", "reverse", "reverse bold", "bold red", "bold cyan"
+
+
+class Part(NamedTuple):
+    """Text of one style."""
+
+    text: str
+    style: str = ""
+
+
+Line = Sequence[Part]
+
+
+def plain(line: Line) -> str:
+    """The text of a line."""
+    return "".join([part.text for part in line]).rstrip()
+
+
+def cut(line: Line, width: int) -> list[Part]:
+    """The line, at most so wide."""
+    kept = []
+    for part in line:
+        kept.append(Part(part.text[:width], part.style))
+        width -= len(part.text)
+        if width <= 0:
+            break
+    return kept
+
+
+def clean(text: object) -> str:
+    """Text from elsewhere as it may reach a terminal: each character one cell wide, none that controls anything."""
+    return "".join(
+        [
+            c
+            if c.isprintable() and not unicodedata.combining(c) and unicodedata.east_asian_width(c) not in "WF"
+            else "?"
+            for c in str(text)
+        ]
+    )
+
+
+# -- values --
+
+
+def many(count: int, what: str) -> str:
+    """A number of things."""
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
+
+
+def number(value: float | None) -> str:
+    """A count, in at most five characters up to ten million."""
+    if value is None:
+        return NONE
+    return f"{value:.0f}" if value < 99_999.5 else f"{value / 1000:.0f}k"
+
+
+def decimal(value: float | None) -> str:
+    """A number of CPUs or of tasks, on average."""
+    return number(value) if value is None or value >= 999.95 else f"{value:.1f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes, or bytes a second, in at most five characters."""
+    if value is None:
+        return NONE
+    unit = 0
+    while unit < 6 and value >= (1000 if unit == 0 else 999.5):
+        value, unit = value / 1024, unit + 1
+    if unit == 0:
+        return f"{value:.0f}"
+    return f"{value:.1f}{'KMGTPE'[unit - 1]}" if value < 99.95 else f"{value:.0f}{'KMGTPE'[unit - 1]}"
+
+
+def share(value: float | None) -> str:
+    """A share of one as percent."""
+    return NONE if value is None else f"{100 * value:.0f}%"
+
+
+def memory_share(value: float | None) -> str:
+    """The same of a limit; marked where it is near."""
+    return share(value) + ("!" if value is not None and value >= NEAR else "")
+
+
+def age(value: float | None) -> str:
+    """Seconds, in at most five characters."""
+    if value is None:
+        return NONE
+    if abs(value) < 9.95:
+        return f"{value:.1f}s"
+    for limit, seconds, unit in ((99.5, 1, "s"), (99.5 * 60, 60, "m"), (99.5 * 3600, 3600, "h")):
+        if value < limit:
+            return f"{value / seconds:.0f}{unit}"
+    return f"{value / 86400:.0f}d"
+
+
+def spark(values: Iterable[float | None], width: int, bars: str = BARS) -> str:
+    """The latest values as bars, from 0 to the largest; blank where one is not known."""
+    latest = list(values)[-width:]
+    most = max([value for value in latest if value is not None], default=0.0)
+    steps = len(bars) - 1
+    text = [
+        bars[0] if value is None else bars[1 if most <= 0 else max(1, min(steps, round(value / most * steps)))]
+        for value in latest
+    ]
+    return "".join(text)
+
+
+# -- tables --
+
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes:
+        key: of the answer's rows.
+        title: above it.
+        width: in characters.
+        show: its value as text.
+        rank: the lower, the more willingly it is left out where there is no room; 0 is shown only where there are such
+            values at all.
+        left: whether it is text, which begins at the left.
+    """
+
+    key: str
+    title: str
+    width: int
+    show: Callable[[Any], str]
+    rank: int
+    left: bool = False
+
+
+JOB_COLUMNS = (
+    Column("job", "JOB", 9, str, 99),
+    Column("user", "USER", 9, clean, 90, left=True),
+    Column("nodes", "NODES", 5, number, 60),
+    Column("cpu", "CPU", 6, decimal, 98),
+    Column("cpus", "OF", 6, number, 40),
+    Column("cpu_share", "CPU%", 5, share, 95),
+    Column("memory", "MEM", 6, size, 97),
+    Column("memory_share", "MEM%", 5, memory_share, 94),
+    Column("memory_peak", "PEAK", 6, size, 20),
+    Column("memory_swap", "SWAP", 6, size, 10),
+    Column("read", "READ/s", 6, size, 80),
+    Column("write", "WRIT/s", 6, size, 80),
+    Column("wait", "WAIT", 5, decimal, 50),
+    Column("tasks", "TASKS", 5, number, 45),
+    Column("gpus", "GPUS", 4, number, 85),
+    Column("gpu", "GPU%", 4, share, 86),
+    Column("gpu_memory", "GMEM", 6, size, 15),
+    Column("age", "AGE", 4, age, 70),
+    Column("on", "ON", 16, clean, 5, left=True),
+)
+DETAIL_COLUMNS = (
+    Column("node", "NODE", 16, clean, 99, left=True),
+    *[column for column in JOB_COLUMNS if column.key not in ("job", "user", "nodes", "on")],
+)
+NODE_COLUMNS = (
+    Column("node", "NODE", 16, clean, 99, left=True),
+    Column("jobs", "JOBS", 5, number, 90),
+    Column("cpu", "CPU%", 5, share, 98),
+    Column("iowait", "IOW%", 5, share, 60),
+    Column("steal", "STL%", 5, share, 10),
+    Column("load", "LOAD", 6, decimal, 80),
+    Column("memory", "MEM", 6, size, 85),
+    Column("memory_total", "OF", 6, size, 50),
+    Column("memory_share", "MEM%", 5, memory_share, 95),
+    Column("swap", "SWAP", 6, size, 40),
+    Column("read", "READ/s", 6, size, 30),
+    Column("write", "WRIT/s", 6, size, 30),
+    Column("seen_age", "SEEN", 5, age, 97),
+    Column("lag", "LAG", 5, age, 70),
+)
+COLUMNS = {"jobs": JOB_COLUMNS, "nodes": NODE_COLUMNS, "job": DETAIL_COLUMNS}
+# What has no place where no row has a value.
+OPTIONAL = frozenset({"gpus", "gpu", "gpu_memory", "memory_swap", "swap", "steal"})
+
+
+def chosen(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Column]:
+    """The columns for which there is room, the first one's included."""
+    there = [column for column in columns if column.key not in OPTIONAL or any(row.get(column.key) for row in rows)]
+    room, kept = width - 1, set()
+    for column in sorted(there, key=lambda one: -one.rank):
+        if column.width + len(GAP) > room:
+            break
+        kept.add(column.key)
+        room -= column.width + len(GAP)
+    return [column for column in there if column.key in kept]
+
+
+def _cell(column: Column, text: str, sized: int) -> str:
+    text = text if len(text) <= sized or not column.left else text[: sized - 1] + "~"
+    return text.ljust(sized) if column.left else text.rjust(sized)
+
+
+def table(
+    view: str, rows: Sequence[Row], width: int, sort: str = "", selected: int = -1, shown: Sequence[Row] | None = None
+) -> list[list[Part]]:
+    """A line of titles, and one for each row.
+
+    Args:
+        view: whose columns.
+        rows: all there are, for the choice of columns.
+        width: in characters.
+        sort: the key of the column that is marked.
+        selected: which of the shown rows is, if any.
+        shown: those that are told; all by default.
+    """
+    columns = chosen(COLUMNS[view], rows, width)
+    spare = width - 1 - sum([column.width + len(GAP) for column in columns])
+    grows = next((column.key for column in columns if column.left), "")
+    sizes = {column.key: column.width + (min(spare, 24) if column.key == grows else 0) for column in columns}
+    head = [Part(GAP, HEAD)]
+    for column in columns:
+        marked = column.key == sort or (sort == "io" and column.key in ("read", "write"))
+        head.append(Part(_cell(column, column.title, sizes[column.key]) + GAP, f"{HEAD} bold" if marked else HEAD))
+    lines = [_padded(head, width, HEAD)]
+    for n, row in enumerate(rows if shown is None else shown):
+        base = SELECTED if n == selected else DIM if row.get("silent") else ""
+        line = [Part(">" if n == selected else " ", base)]
+        for column in columns:
+            text = _cell(column, column.show(row.get(column.key)), sizes[column.key])
+            bad = column.key == "memory_share" and (row.get("memory_share") or 0) >= NEAR
+            bad |= column.key == "seen_age" and bool(row.get("silent"))
+            line.append(Part(text + GAP, f"{base} {BAD}".strip() if bad else base))
+        lines.append(_padded(line, width, base) if n == selected else line)
+    return lines
+
+
+def _padded(line: list[Part], width: int, style: str) -> list[Part]:
+    return [*line, Part(" " * (width - sum([len(part.text) for part in line])), style)]
+
+
+# -- what is above the table --
+
+
+def where(answer: Row) -> str:
+    """Which daemon it is."""
+    return f"{clean(answer.get('daemon', '?'))} {clean(answer.get('host', '?'))}"
+
+
+def summary(answer: Row) -> list[str]:
+    """How much there is, and how much of it is used: two lines."""
+    heard, measured = answer.get("nodes_heard") or 0, answer.get("nodes_measured") or 0
+    shown = len(answer.get("rows") or ())
+    what = "job" if answer.get("view") == "jobs" else "node"
+    count = many(answer.get("count") or 0, what)
+    if shown < (answer.get("count") or 0):
+        count = f"the first {shown:,} of {count}"
+    first = f"{count}, {many(heard, 'node')} heard"
+    if measured < heard:
+        first += f"; the rates of {many(heard - measured, 'node')} come with the next sample"
+    if answer.get("left_out"):
+        first += f"; {answer['left_out']:,} TABLES LEFT OUT, there are too many jobs"
+    totals = answer.get("totals")
+    if not totals:
+        return [first, ""]
+    if what == "node":
+        silent = f"{many(totals['silent'], 'node')} SILENT, " if totals.get("silent") else ""
+        of = f"{size(totals.get('memory'))} of {size(totals.get('memory_total'))}"
+        return [first, f"{silent}CPUs {share(totals.get('cpu'))} busy (mean of the nodes), memory {of}"]
+    used = f"{decimal(totals.get('cpu'))} of {number(totals.get('cpus'))} CPUs"
+    if totals.get("cpu_share") is not None:
+        used += f" ({share(totals['cpu_share'])})"
+    rates = f"read {size(totals.get('read'))}/s, write {size(totals.get('write'))}/s"
+    gpus = f", {number(totals['gpus'])} GPUs" if totals.get("gpus") else ""
+    second = f"in all: {used}, memory {size(totals.get('memory'))}, {rates}{gpus}"
+    return [first, second]
+
+
+def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, bars: str = BARS) -> list[list[Part]]:
+    """What one job uses, with what it used while this was watched."""
+    if job is None:
+        return [[Part(f"Job {number_} has no rows now: it has ended, or is not measured here.", BAD)]]
+    user = clean(job.get("user") or "")
+    age_s = job.get("age")
+    head = f"Job {number_}" + (f" of {user}" if user else "") + f" on {many(job.get('nodes') or 0, 'node')}"
+    lines = [[Part(head, TITLE), Part(f", its oldest task {age(age_s)} old" if age_s is not None else "")]]
+
+    def bar(title: str, key: str, text: str, show: Callable[[float | None], str]) -> None:
+        values = [row.get(key) for row in history]
+        if not history:
+            lines.append([Part(f"  {title:<7}", DIM), Part(text)])
+            return
+        most = max([value for value in values if value is not None], default=None)
+        room = max(8, width - 48)
+        lines.append(
+            [
+                Part(f"  {title:<7}", DIM),
+                Part(f"{text:<26.26} "),
+                Part(f"{spark(values, room, bars):<{room}}", "cyan"),
+                Part(f" max {show(most)}", DIM),
+            ]
+        )
+
+    limit = f" of {size(job.get('memory_limit'))} ({memory_share(job.get('memory_share'))})"
+    bar(
+        "CPUs",
+        "cpu",
+        f"{decimal(job.get('cpu'))} of {number(job.get('cpus'))} ({share(job.get('cpu_share'))})",
+        decimal,
+    )
+    bar("memory", "memory", size(job.get("memory")) + (limit if job.get("memory_limit") else ""), size)
+    bar("read", "read", f"{size(job.get('read'))}/s", size)
+    bar("write", "write", f"{size(job.get('write'))}/s", size)
+    if job.get("gpus"):
+        text = f"{share(job.get('gpu'))} of {number(job.get('gpus'))}, {size(job.get('gpu_memory'))}"
+        bar("GPUs", "gpu", text, share)
+    waits = [
+        f"{decimal(job.get(key))} {what}"
+        for key, what in (("wait_cpu", "a CPU"), ("wait_io", "I/O"), ("wait_swap", "swap"), ("wait_reclaim", "memory"))
+    ]
+    lines.append([Part(f"  {'tasks':<7}", DIM), Part(f"{number(job.get('tasks'))}; waiting for: {', '.join(waits)}")])
+    peak = f"  {'memory':<7}"
+    more = f"anonymous {size(job.get('memory_anon'))}, peak {size(job.get('memory_peak'))}"
+    kills = job.get("oom_kills")
+    lines.append([Part(peak, DIM), Part(more + f", swap {size(job.get('memory_swap'))}")])
+    if kills:
+        lines[-1].append(Part(f"; {number(kills)} PROCESSES KILLED for want of memory", BAD))
+    return lines
+
+
+def clock(then: float) -> str:
+    """A time of the wall clock, of today."""
+    return time.strftime("%H:%M:%S", time.localtime(then))

@@ -1,0 +1,77 @@
+# What the scripts that run tests share: several runs of pytest, some at once, and what they came to. Sourced by bash.
+#
+# A run has a NAME: what pytest says is in .venvs/NAME.log, its cache in .venvs/NAME.cache.
+
+at_once=${AT_ONCE:-$(($(nproc) > 1 ? 2 : 1))}
+limit_s=${TEST_TIMEOUT:-1800}  # for a run: a test that hangs must not hang the CI
+most_again=5                   # so many failures may be the machine's
+
+mkdir -p .venvs
+
+# start NAME PYTHON PYTEST_ARGUMENT...: run it now.
+start() {
+    local name=$1 python=$2 status=0
+    shift 2
+    echo "---- $name: pytest ${*@Q} > .venvs/$name.log"
+    echo "$python" >".venvs/$name.python"
+    rm -rf ".venvs/$name.cache"
+    run_pytest "$name" "$@" >".venvs/$name.log" 2>&1 || status=$?
+    echo "$status" >".venvs/$name.status"
+}
+
+run_pytest() {
+    local name=$1
+    shift
+    timeout --foreground --kill-after=30 "$limit_s" \
+        "$(<".venvs/$name.python")" -m pytest -o cache_dir=".venvs/$name.cache" "$@"
+}
+
+# beside COMMAND...: in the background; waits first where enough is running.
+beside() {
+    while [[ $(jobs -rp | wc -l) -ge $at_once ]]; do wait -n || true; done
+    "$@" &
+}
+
+# again NAME: a few tests that failed, once more, alone, which it says: what goes by a live machine may fail where others
+# use that machine, too. A defect fails twice.
+again() {
+    local name=$1 status failed
+    status=$(<".venvs/$name.status")
+    [[ $status -eq 1 ]] || return 0 # 1: tests failed
+    failed=$("$(<".venvs/$name.python")" -c \
+        'import json, sys; print(len(json.load(open(sys.argv[1]))))' ".venvs/$name.cache/v/cache/lastfailed")
+    [[ $failed -le $most_again ]] || return 0
+    echo "---- $name: $failed of the tests failed, and run once more"
+    status=0
+    run_pytest "$name" --last-failed "${@:2}" >>".venvs/$name.log" 2>&1 || status=$?
+    echo "$status" >".venvs/$name.status"
+}
+
+# What pytest says of failures, or the end of what it said where it did not come that far.
+show_failures() {
+    sed -nE '/^=+ (FAILURES|ERRORS) =+$/,$p' "$1" | grep . || tail -n 100 "$1"
+}
+
+# sum_up NAME...: what failed, and a line for each run. Status 1 where anything failed.
+sum_up() {
+    local name status result closing lines=() failed=0
+    for name; do
+        status=$(cat ".venvs/$name.status" 2>/dev/null || echo 99)
+        result=passed
+        # 5: of what was asked for, none is among these
+        if [[ $status -ne 0 && ($status -ne 5 || $asked_for -eq 0) ]]; then
+            failed=1 result=FAILED
+            echo
+            echo "---- $name failed"
+            show_failures ".venvs/$name.log"
+        fi
+        # pytest's closing line without its rule: "12 passed, 1 skipped in 3.45s"; a library may have its say after it.
+        # Two of them, where some tests ran once more.
+        closing=$(sed -nE 's/^(=+ )?([0-9].* in [0-9.]+s( \([0-9:]+\))?)( =+)?$/\2/p' ".venvs/$name.log" | paste -s -d ';')
+        [[ $status -ne 124 ]] || closing="stopped after $limit_s s"
+        lines+=("$(printf '%-14s %-7s %s' "$name" "$result" "$closing")")
+    done
+    echo
+    printf '%s\n' "${lines[@]}"
+    return "$failed"
+}

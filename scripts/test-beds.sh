@@ -1,0 +1,27 @@
+#!/bin/bash
+# Runs the tests beside real batch systems, databases, tools and simulated hardware, in two halves at once: databases
+# compute, the others mostly wait. What pytest said is in .venvs/computing.log and .venvs/waiting.log.
+#
+# usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1
+shift
+[[ $# -eq 0 ]] || exec "$python" -m pytest -v tests/beds "$@"
+source scripts/running.sh
+asked_for=0
+
+computing=()
+waiting=()
+for path in tests/beds/test_*.py; do
+    case $path in
+    *_database.py | */test_elasticsearch.py | */test_grafana.py | */test_scale_out.py)
+        computing+=("$path") ;;
+    *) waiting+=("$path") ;;
+    esac
+done
+beside start computing "$python" -v "${computing[@]}"
+beside start waiting "$python" -v "${waiting[@]}"
+wait
+for name in computing waiting; do again "$name" "tests/beds"; done
+sum_up computing waiting

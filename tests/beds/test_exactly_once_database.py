@@ -1,0 +1,67 @@
+"""What the collector has acknowledged is in HDF5 and in a real database once, whichever of the two is killed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+from search import KINDS, Server, available
+from test_exactly_once import PLACES, World, eventually, passes, seed
+
+pytestmark = pytest.mark.live
+
+
+# one of each vendor: what differs between their versions, test_elasticsearch.py looks at
+@pytest.fixture(scope="module", params={KINDS[kind].vendor: kind for kind in available()}.values())
+def server(request):
+    with Server(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def world(server, tmp_path):
+    server.clear()
+    world = World(tmp_path, random.Random(seed()), server)
+    yield world
+    world.close()
+
+
+def assert_all_there(world, server):
+    world.finish()
+    sent = world.check([(hit["_index"], hit["_source"]) for hit in server.documents("colmet_*")])
+    print(f"{len(sent)} rows, each once")
+
+
+def test_the_collector_is_killed(world, server):
+    """Most often while it waits for an answer or has just had one."""
+    places = [place for some in PLACES for place in some if len(some) == 1 and place.startswith("elasticsearch")]
+    reached = 0
+    for _ in range(3):
+        reached += sum(world.round(place.format(n=passes(place, world.rng))) for place in places)
+        world.round("")
+    assert reached > 2 * len(places)
+    assert_all_there(world, server)
+
+
+def test_the_database_is_killed(world, server):
+    """While it takes bulks; the collector goes on as soon as it is there again."""
+    world.collector.start()
+    for _ in range(4):
+        before = world.collector.log.read_text().count("output available again output=elasticsearch")
+        time.sleep(world.rng.uniform(0.2, 2))
+        server.kill()
+        acknowledged = world.fleet.acknowledged
+        eventually(lambda acknowledged=acknowledged: world.fleet.acknowledged > acknowledged + 50)  # it minds not
+        server.start()
+        eventually(
+            lambda before=before: (
+                world.collector.log.read_text().count("output available again output=elasticsearch") > before
+            ),
+            180,
+        )
+    assert not world.collector.ended()
+    world.collector.signal(signal.SIGTERM)
+    assert world.collector.wait(120) == 0
+    assert_all_there(world, server)

@@ -1,0 +1,137 @@
+"""docs/operations.md, to the letter, in a Debian of its own: packages, units, pip, removal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from machine import Machine, tell
+
+ROOT = Path(__file__).parents[2]
+# The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
+BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/operations.md").read_text(), re.M | re.S))
+# What a container lacks, and what is said without keys.
+KNOWN = ("no exit records", "no fork events", "sent in clear", "nodes need no keys", "kernel.task_delayacct is 0")
+CONTAINED = ("container", "task ends", "cgroups")
+# exit status 0 where a file has rows of this node
+HAS_ROWS = """python3 - <<'END'
+import glob, socket, sys
+sys.path += glob.glob("/opt/colmet/lib/python3*/site-packages")
+import tables
+rows = 0
+for name in glob.glob("/var/lib/colmet/*.hdf5"):
+    with tables.open_file(name) as file:
+        for table in file.walk_nodes("/job_0", "Table") if "/job_0" in file else ():
+            rows += sum(row["hostname"].decode() == socket.gethostname() for row in table)
+print("rows", rows)
+sys.exit(rows < 10)
+END"""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory, request):
+    """With the source in /root, as git has it."""
+    directory = tmp_path_factory.mktemp("packages")
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    made = Machine(directory, "python3-venv", "ca-certificates")
+    try:
+        with capture.global_and_fixture_disabled():
+            tell("\npackages bed: making a Debian")
+            made.make()
+        source = made.root / "root"
+        names = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
+        for name in names.splitlines():
+            if (ROOT / name).exists() and not name.startswith("tests/"):
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, source / name)
+        made.boot()
+        with capture.global_and_fixture_disabled():
+            tell("packages bed: up")
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dist")
+    assert BLOCKS["build"].strip() == "make deb" and "scripts/build-debs.sh dist" in (ROOT / "Makefile").read_text()
+    done = subprocess.run(
+        [ROOT / "scripts/build-debs.sh", directory], capture_output=True, text=True, check=False, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return sorted(directory.glob("*.deb"))
+
+
+def assert_measures(machine):
+    """Both daemons run from their units, what was measured is stored, and nobody has failed."""
+    for unit in ("colmet-node", "colmet-collector"):
+        machine.wait_for(f"systemctl is-active --quiet {unit}")
+        assert machine.run(f"systemctl show -P NRestarts {unit}").strip() == "0", machine.logs()
+    machine.wait_for(HAS_ROWS)
+    told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u 'colmet-*'"))
+    # a collector that is started last, or again, is away for a moment
+    assert told and not [text for text in told if not text.startswith((*KNOWN, "collector is "))]
+    pid = machine.run("systemctl show -P MainPID colmet-collector").strip()
+    status = machine.run(f"cat /proc/{pid}/status")
+    assert re.search(r"^CapEff:\t0+$", status, re.M) and not re.search(r"^Uid:\t0", status, re.M)
+    # as OAR's REST API asks, under a user who is nobody to the collector's
+    prefix, arguments = "/var/lib/colmet/colmet", "0 0 9999999999 loadavg_1min,meminfo_memtotal"
+    said = machine.run(f"runuser -u nobody -- $(command -v colmet-extract) {prefix} {arguments} | gunzip")
+    told = json.loads(said)
+    assert len(told["timestamp"]) == len(told["meminfo_memtotal"]) > 0 and min(told["meminfo_memtotal"]) > 0
+
+
+def assert_nothing_to_cure(machine):
+    """The doctor has nothing against either daemon, but what it has against a container."""
+    told = json.loads(machine.run("colmet doctor --json", check=False))["findings"]
+    by_name = {(one["daemon"], one["check"]): one for one in told}
+    assert by_name["collector", "unit"]["found"] == "colmet-collector.service: active, enabled"
+    assert any("pyzmq 2" in one["found"] for one in told if one["check"] == "python modules")
+    assert not [one for one in told if one["level"] == "fail" and one["check"] not in CONTAINED], told
+    assert {side for side, _ in by_name} == {"node", "collector"}
+
+
+def assert_gone(machine):
+    assert not machine.run("ls -d /run/systemd/units/invocation:colmet* 2>/dev/null || true").strip()
+    assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector")
+
+
+def test_the_packages_start_both_daemons_and_go_again(machine, packages):
+    (machine.root / "root/dist").mkdir()
+    for package in packages:
+        shutil.copy(package, machine.root / "root/dist")
+    machine.run("apt-get update", fetch=True)
+    machine.run(BLOCKS["node"] + BLOCKS["collector"], fetch=True)
+    machine.run(BLOCKS["first-node"])
+    machine.run(BLOCKS["first-check"])
+    assert_measures(machine)
+    assert_nothing_to_cure(machine)
+
+    machine.run("systemctl reload colmet-collector colmet-node")
+    machine.wait_for("test $(ls /var/lib/colmet/*.hdf5 | wc -l) -ge 2")  # SIGHUP starts the next file
+    machine.run("systemctl is-active colmet-node colmet-collector")
+
+    for unit, most in (("colmet-node", 3.5), ("colmet-collector", 1.5)):
+        assert not machine.run(f"systemd-analyze verify --man=no {unit}.service")
+        line = re.search(rf"{unit}.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
+        assert float(line[1]) <= most
+
+    machine.run(BLOCKS["remove"])
+    assert_gone(machine)
+    assert machine.run("ls /var/lib/colmet/*.hdf5"), "what was measured is gone"
+
+
+def test_pip_and_the_units_start_both_daemons_and_go_again(machine):
+    machine.run("rm -rf /var/lib/colmet /run/colmet", check=False)
+    machine.run(BLOCKS["pip"], fetch=True)
+    machine.run(BLOCKS["pip-units"])
+    machine.run(BLOCKS["first-node"])
+    machine.run(BLOCKS["first-check"])
+    assert_measures(machine)
+    machine.run(BLOCKS["pip-remove"])
+    assert_gone(machine)

@@ -1,0 +1,262 @@
+"""Lines over time and their charts: rates, units, gaps, bands, and names that mean something elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from colmet.common.schema import UNITS, Field
+from colmet.tools import charts, curves
+from colmet.tools.charts import Panel
+from colmet.tools.curves import Line, Quantity, is_rate, lines, quantity
+from colmet.tools.history.series import Series
+
+START = 1_700_000_000
+CPU = Field("cpu_usage", "nsec", "counter", "CPU time.")
+NASTY = '$x^2$ <script>alert(1)</script> \x1b[31m"&\ud800'
+
+
+def series(times, host="node-1", **columns):
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return Series("table", host, 1, np.array(times, np.int64), arrays)
+
+
+def line(values, host="node-1", step=5):
+    return Line(host, "", START + step * np.arange(len(values), dtype=float), np.array(values, float))
+
+
+def drawn(*panels, **options):
+    return charts.draw(panels, 500, 200, utc=True, **options)
+
+
+def data(axes):
+    """What the lines of a chart show, by name; without the dots of lone samples."""
+    return {one.get_label(): one.get_xydata() for one in axes.lines if one.get_linestyle() != "None"}
+
+
+def test_a_counter_is_a_rate_in_the_unit_of_its_quantity():
+    found = [series([0, 5, 10], cpu=[10 * 10**9, 15 * 10**9, 25 * 10**9])]
+    of_it = quantity(CPU, rate=True)
+    (one,) = lines(found, "cpu", None, True, of_it.factor)
+    assert of_it.unit == "cores" and one.times.tolist() == [5, 10]
+    assert one.values.tolist() == pytest.approx([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("unit", "kind", "text", "shown"),
+    [
+        ("bytes", "counter", "", "B/s"),
+        ("bytes", "gauge", "", "B"),
+        ("ujoules", "counter", "", "W"),
+        ("usec", "counter", "Time in which some task waited.", "s/s"),
+        ("jiffies", "counter", "CPU time of all CPUs idle.", "cores"),
+        ("count", "counter", "", "/s"),
+        ("celsius", "gauge", "", "°C"),
+        ("ts_date", "counter", "", "s since 1970"),
+    ],
+)
+def test_units(unit, kind, text, shown):
+    field = Field("name", unit, kind, text)
+    assert quantity(field, is_rate(field)).unit == shown
+
+
+def test_every_unit_of_the_schemas_is_known():
+    assert set(curves.QUANTITIES) == UNITS
+
+
+@pytest.mark.parametrize(
+    ("unit", "largest", "divisor", "shown"),
+    [
+        ("bytes", 3 * 2**30, 2**30, "GiB"),
+        ("bytes", 1000, 1, "B"),
+        ("nsec", 0.002, 1e-3, "ms"),
+        ("nsec", 5000, 1, "s"),
+        ("nsec", 0, 1, "s"),
+        ("count", 2e6, 1e6, "M"),
+        ("percent", 1e9, 1, "%"),
+        ("count", 1e30, 1e18, "E"),
+    ],
+)
+def test_the_unit_of_an_axis_fits_its_largest_value(unit, largest, divisor, shown):
+    assert curves.QUANTITIES[unit].scale(largest) == (pytest.approx(divisor), shown)
+
+
+def test_a_counter_that_begins_anew_and_one_that_is_missing_have_no_rate():
+    (one,) = lines([series([0, 5, 10, 15, 20], n=[10, 20, 5, -1, 15])], "n", None, True, 1.0)
+    assert one.times.tolist() == [5, 10, 20]
+    assert np.array_equal(one.values, [2, np.nan, 1], equal_nan=True)
+
+
+def test_no_line_goes_over_a_gap():
+    times = [0, 5, 10, 100, 105, 110]
+    (gauge,) = lines([series(times, n=[1, 1, 1, 2, 2, 2])], "n", None, False, 1.0)
+    assert gauge.times.tolist() == [0, 5, 10, 55, 100, 105, 110] and np.isnan(gauge.values[3])
+    (rate,) = lines([series(times, n=[0, 5, 10, 500, 505, 510])], "n", None, True, 1.0)
+    assert np.array_equal(rate.values, [1, 1, np.nan, 1, 1], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([5, 5, 5, 16, 5, 5], [3]),
+        ([5, 5, 5, 15, 5, 5], []),
+        ([5, 5, 5, 60, 60, 60], []),  # another period from here on
+        ([5, 5, 300, 60, 60], [2]),
+        ([5, 300], [1]),
+        ([300], []),
+        ([], []),
+    ],
+)
+def test_gaps_go_by_the_period_around_them(steps, expected):
+    assert np.flatnonzero(curves.gaps(np.cumsum([0.0, *steps]))).tolist() == expected
+
+
+def test_rows_of_several_things_at_one_time_are_a_line_each():
+    found = [series([0, 0, 5, 5], zone=[b"core", b"dram"] * 2, energy=[1, 2, 3, 6])]
+    made = lines(found, "energy", "zone", True, 1.0)
+    assert {one.name: one.values.tolist() for one in made} == {"node-1 core": [0.4], "node-1 dram": [0.8]}
+
+
+def test_two_samples_in_a_second_are_no_several_things():
+    found = [series([0, 5, 9, 9], user=[b"alice"] * 4, memory=[1, 2, 3, 4])]
+    (made,) = lines(found, "memory", "user", False, 1.0)
+    assert (made.name, made.times.tolist(), made.values.tolist()) == ("node-1", [0, 5, 9], [1, 2, 4])
+
+
+def test_rows_of_one_second_may_come_in_any_order():
+    (made,) = lines([series([0, 5, 9, 9, 14], cpu=[0, 5, 13, 9, 18])], "cpu", None, True, 1.0)
+    assert made.values.tolist() == [1, 1, 1.8]
+
+
+def test_the_last_row_of_a_job_in_the_second_of_the_one_before_makes_no_peak():
+    (made,) = lines([series([0, 1, 2, 2], cpu=[0, 10, 20, 29])], "cpu", None, True, 1.0)
+    assert (made.times.tolist(), made.values.tolist()) == ([1, 2], [10, 10])
+
+
+def test_a_long_line_keeps_its_peaks_and_gaps():
+    values = np.zeros(10_000)
+    values[1234], values[7000], values[5000:5100] = 9, -9, np.nan
+    thin = curves.thinned(line(values), 100)
+    assert len(thin.times) < 200 and np.nanmax(thin.values) == 9 and np.nanmin(thin.values) == -9
+    assert np.isnan(thin.values).any() and (np.diff(thin.times) > 0).all()
+
+
+def test_the_chart_shows_the_values_in_its_unit_and_a_lone_sample_as_a_dot():
+    figure = drawn(Panel("memory", curves.QUANTITIES["bytes"], [line([2**30, np.nan, 2**31, 2**31])]))
+    (axes,) = figure.axes
+    shown = data(axes)["node-1"]
+    assert np.array_equal(shown[:, 1], [1, np.nan, 2, 2], equal_nan=True)
+    assert shown[0, 0] * 86400 == pytest.approx(START)
+    assert [one.get_ydata().tolist() for one in axes.lines if one.get_linestyle() == "None"] == [[1]]
+    assert "2 GiB" in [text.get_text() for text in axes.get_yticklabels()] and axes.get_ylim()[0] == 0
+    assert axes.get_xlabel() == "2023-11-14, UTC"
+
+
+def test_many_lines_become_a_band_that_says_so():
+    many = [line([n, np.nan if n else 5, n], f"node-{n}") for n in range(21)]
+    figure = drawn(Panel("load", Quantity(""), many))
+    (axes,) = figure.axes
+    middle = data(axes)["median"][:, 1]
+    assert middle.tolist() == [10, 5, 10]
+    (area,) = axes.collections
+    assert {0.0, 20.0, 5.0} == set(area.get_paths()[0].vertices[:, 1])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["median", "lowest to highest of 21"]
+
+
+def test_a_band_keeps_gaps():
+    many = [
+        Line(f"node-{n}", "", *curves.broken(np.array([0.0, 5, 10, 100, 105, 110]), np.arange(6.0))) for n in range(3)
+    ]
+    found = curves.band(many, 100)
+    assert np.isnan(found.low).sum() == np.isnan(found.middle).sum() == np.isnan(found.high).sum() == 1
+
+
+def test_a_host_has_one_colour_in_all_charts_and_is_told_once():
+    a, b = line([1, 2], "a"), line([2, 3], "b")
+    first, second, third = drawn(*[Panel("x", Quantity(""), some) for some in ([a, b], [b], [a, b])]).axes
+    assert [one.get_label() for one in second.lines[:1]] == ["b"]
+    assert second.lines[0].get_color() == charts.COLOURS[1] == first.lines[2].get_color()
+    assert first.get_legend() is not None and third.get_legend() is None
+
+
+def test_a_bound_is_shown_where_it_is_near():
+    for bound, top in ((4.0, 4), (64.0, 2)):
+        (axes,) = drawn(Panel("CPU", Quantity("cores"), [line([1, 2])], bound=bound)).axes
+        assert axes.get_ylim()[1] == pytest.approx(1.06 * top)
+
+
+@pytest.mark.parametrize("seconds", [0, 90, 9000, 200_000, 10**9])
+def test_a_time_axis_has_some_ticks_and_not_too_many(seconds):
+    ends = (START + 77.0, START + 77.0 + seconds)
+    (axes,) = charts.draw([Panel("", Quantity(""), [])], 360, 190, True, ends=ends).axes
+    low, high = axes.get_xlim()
+    assert 2 <= len([tick for tick in axes.get_xticks() if low <= tick <= high]) <= 6
+
+
+def test_ticks_are_at_round_times_of_the_zone(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Kolkata")  # half an hour off
+    time.tzset()
+    try:
+        (axes,) = charts.draw([Panel("", Quantity(""), [])], 900, 190, ends=(START, START + 20_000)).axes
+        assert [text.get_text() for text in axes.get_xticklabels()][:4] == ["04:00", "05:00", "06:00", "07:00"]
+        assert axes.get_xlabel() == "2023-11-15, IST"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_nothing_to_draw_says_so():
+    (axes,) = drawn(Panel("none", Quantity("B"), [])).axes
+    assert [text.get_text() for text in axes.texts] == ["no values"]
+
+
+def test_names_mean_nothing_in_pictures():
+    """TeX, XML and control characters in names are text."""
+    figure = drawn(Panel(NASTY, Quantity("B"), [line([1, 2], NASTY), line([1, 2])]), title=NASTY)
+    assert charts.png(figure).startswith(b"\x89PNG")
+    text = charts.svg(figure)
+    root = ElementTree.fromstring(text)
+    assert not [node for node in root.iter() if node.tag.endswith("script")]
+    assert "$x^2$ <script>alert(1)</script>" in "".join(root.itertext())
+    assert "\x1b" not in charts.inline_svg(figure, "c1", NASTY, NASTY)
+
+
+def test_the_same_picture_is_the_same_file():
+    one, other = [drawn(Panel("x", Quantity("B"), [line([1, 2])])) for _ in range(2)]
+    text = charts.svg(one)
+    assert text == charts.svg(other) and b"<dc:date>" not in text
+
+
+def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
+    figure = drawn(Panel("x", Quantity("B"), [line([1, 2, 3])]))
+    text = charts.inline_svg(figure, "c7", "CPU", "of a job")
+    root = ElementTree.fromstring(text)
+    assert root.tag == "svg" and [node.text for node in root[:2]] == ["CPU", "of a job"]
+    assert not [node for node in root.iter() if "style" in node.attrib or node.tag in ("style", "metadata")]
+    ids = [node.attrib["id"] for node in root.iter() if "id" in node.attrib]
+    assert ids and all(name.startswith("c7-") for name in ids)
+    for node in root.iter():
+        clip = node.attrib.get("clip-path")
+        assert clip is None or clip[5:-1] in ids
+    assert charts.INK not in text and "currentColor" in text
+    assert len(text) < 20_000
+
+
+@pytest.mark.slow
+def test_it_is_silent_for_a_user_without_a_home(tmp_path):
+    script = (
+        "from colmet.tools import charts; from colmet.tools.curves import Quantity\n"
+        "print(len(charts.png(charts.draw([charts.Panel('\u4e16', Quantity('B'), [])], 300, 200))))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "XDG"))}
+    environment.update(HOME="/proc/nowhere", PYTHONPATH=os.getcwd())
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and int(done.stdout) > 100 and done.stderr == ""

@@ -1,0 +1,117 @@
+"""The colmet command: its subcommands, and what is said of a wrong command line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from colmet.common import control
+from colmet.tools import colmet
+
+
+def test_the_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        colmet.main(["--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    for name, command in colmet.COMMANDS.items():
+        assert f"  {name}" in out and command.help in out
+
+
+@pytest.mark.parametrize("name", colmet.COMMANDS)
+def test_every_command_has_a_module_with_a_help(name, capsys):
+    module = importlib.import_module(colmet.COMMANDS[name].module)
+    with pytest.raises(SystemExit) as end:
+        colmet.main([name, "--help"])
+    assert end.value.code == 0
+    assert module.__doc__.strip().split()[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["status"], ["status", "cook"], ["status", "node", "--nonsense"]])
+def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
+    with pytest.raises(SystemExit) as end:
+        colmet.main(argv)
+    err = capsys.readouterr().err
+    assert end.value.code == 2
+    assert err.count("\n") == 1 and "--help" in err
+
+
+def test_an_absent_daemon_is_one_line_and_status_1(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert colmet.main(["status", "node"]) == 1
+    assert capsys.readouterr().err == f"colmet status: no colmet-node listens on {tmp_path}/node.sock; is it running?\n"
+
+
+def test_a_command_whose_library_is_not_installed_is_one_line(capsys):
+    commands = {"lacking": colmet.Command("no_such_library", "what a node cannot do")}
+    assert colmet.main(["lacking"], commands) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith("colmet lacking: it takes the Python module no_such_library")
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("requests", ["extract", "--help"]),
+        ("tables", ["extract", "--job", "7", "--hdf5", "x"]),
+        ("tables", ["extract", "x", "7", "0", "1", "m"]),
+    ],
+)
+def test_so_is_one_that_needs_a_library_only_when_it_runs(name, argv):
+    code = f"import sys; sys.modules[{name!r}] = None; from colmet.tools import colmet; sys.exit(colmet.main({argv}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"colmet {argv[0]}: it takes the Python module {name}, which is not installed here")
+
+
+def test_it_is_a_module_to_run_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "colmet.tools.colmet", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("colmet ")
+
+
+def ended(body, tmp_path, out, **variables):
+    """Exit status and standard error of a command with this body, whose output goes there."""
+    (tmp_path / "probe.py").write_text(f"import os, signal\n\ndef add_options(parser): pass\n\n{body}\n")
+    program = (
+        "import sys; from colmet.tools import colmet; "
+        "sys.exit(colmet.main(sys.argv[1:], {'probe': colmet.Command('probe', 'tells something')}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONUNBUFFERED": ""}
+    environment.update(variables)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "probe"], stdout=out, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    return done.returncode, done.stderr
+
+
+def test_ctrl_c_ends_a_command_in_silence(tmp_path):
+    body = "def run(options): os.kill(os.getpid(), signal.SIGINT); signal.pause()"
+    assert ended(body, tmp_path, subprocess.DEVNULL) == (130, "")
+
+
+@pytest.mark.parametrize("words", [1, 10**6], ids=["at-its-end", "meanwhile"])
+def test_a_reader_that_goes_away_ends_a_command_in_silence(tmp_path, words):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as pipe:
+        assert ended(f"def run(options): print('word ' * {words}); return 0", tmp_path, pipe) == (141, "")
+
+
+def test_output_that_finds_no_room_is_one_line_and_status_1(tmp_path):
+    with open("/dev/full", "wb") as full:
+        status, err = ended("def run(options): print('word'); return 0", tmp_path, full)
+    assert (status, err) == (1, "colmet: standard output: No space left on device\n")
+
+
+def test_what_a_terminal_has_no_character_for_is_a_question_mark(tmp_path):
+    body = "def run(options): print('zo\\u00e9 \\udcff'); return 0"
+    with open(tmp_path / "out", "wb") as out:
+        assert ended(body, tmp_path, out, PYTHONIOENCODING="ascii") == (0, "")
+    assert (tmp_path / "out").read_bytes() == b"zo? ?\n"

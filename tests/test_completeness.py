@@ -1,0 +1,357 @@
+"""What the ledger and the tool say is missing is what is missing."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import NamedTuple
+
+import pytest
+from outputs import write
+
+from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.node.ledger import FAILED, LATE, Fate, Ledger
+from colmet.tools import completeness, gaps
+
+NS = 10**9
+START = 1_700_000_000
+PERIOD = 5
+JOBS = Schema("taskstats_default", "job", [Field("cpu_time", "nsec", "counter")])
+NODE = Schema("procstats_default", "node", [Field("load", "none", "gauge")])
+
+
+class Dropped(NamedTuple):
+    epoch: int
+    first: int
+    last: int
+    since_ns: int
+    until_ns: int
+
+
+class Node:
+    """An agent that ticks on a made-up clock; what arrives of its batches is up to the test."""
+
+    def __init__(self, host="node-1", ledger_s=60, period=PERIOD):
+        self.host = host
+        self.period = period
+        self.now = START * 10
+        self.arrived = []
+        self.missing = []  # (table, job, time) of rows that were due
+        self.start(ledger_s)
+
+    def start(self, ledger_s=60):
+        """A new agent."""
+        self.epoch = self.now * NS // 10
+        self.seq = 0
+        self.dropped = []
+        self.ledger = Ledger(self.fate, ledger_s, monotonic=lambda: self.now / 10)
+
+    def fate(self):
+        return Fate({}, {}, tuple(self.dropped), 0)
+
+    def tick(self, jobs=(1, 2), lost="", missed="", ends=False):
+        """One tick: its batch is `lost` without a word or "dropped"; its table of the node is missed for a reason."""
+        time_ns = self.now * NS // 10
+        self.ledger.begin_tick(time_ns)
+        tables = [Table.from_samples(JOBS, time_ns, [Sample(job, {"cpu_time": 1}) for job in jobs])] if jobs else []
+        if missed:
+            self.ledger.missed(missed, [NODE], bool(jobs), True)
+            self.missing.append((NODE.name, 0, self.now // 10))
+        else:
+            tables.append(Table.from_samples(NODE, time_ns, [Sample(0, {"load": 1})]))
+        self.seq += 1
+        batch = Batch(self.host, self.epoch, self.seq, time_ns, tuple(jobs), tuple(tables))
+        batch = self.ledger.add(batch, self.period, ends)
+        if lost:
+            for table in batch.tables:
+                self.missing += [(table.schema.name, row.job_id, self.now // 10) for row in table.samples()]
+        else:
+            self.arrived.append(batch)
+        if lost == "dropped":
+            before = self.dropped[-1] if self.dropped else None
+            if before is not None and before.last == self.seq - 1:
+                self.dropped[-1] = before._replace(last=self.seq, until_ns=time_ns)
+            else:
+                self.dropped.append(Dropped(self.epoch, self.seq, self.seq, time_ns, time_ns))
+        self.now += round(self.period * 10)
+
+    def ticks(self, count, **how):
+        for _ in range(count):
+            self.tick(**how)
+
+    def lines(self, tmp_path, **asked):
+        """What the tool finds in a file of what arrived."""
+        path = tmp_path / "x.hdf5"
+        if not path.exists():
+            write(Hdf5Output(str(path)), self.arrived)
+        asked = {"job": None, "since": None, "until": None, **asked}
+        return {line.table: line for line in completeness.look(completeness.read([str(path)]), **asked)}
+
+    def missing_of(self, table, job=None):
+        return sorted([time for name, one, time in self.missing if name == table and job in (None, one)])
+
+
+def spans(line):
+    return [(gap.first - START, gap.last - START, gap.samples, gap.rows, gap.why) for gap in line.found.gaps]
+
+
+def test_nothing_is_missing_where_all_has_come(tmp_path):
+    node = Node()
+    node.ticks(50)
+    lines = node.lines(tmp_path)
+    assert set(lines) == {JOBS.name, NODE.name, "completeness_default"}
+    assert all(line.found.missing == 0 and not line.found.twice and line.found.until for line in lines.values())
+    assert (lines[JOBS.name].found.here, lines[NODE.name].found.here) == (100, 50)
+
+
+def test_no_job_no_row_and_nothing_missing(tmp_path):
+    node = Node()
+    node.ticks(20)
+    node.ticks(40, jobs=())
+    node.ticks(20, jobs=(3,))
+    lines = node.lines(tmp_path)
+    assert lines[JOBS.name].found[:3] == (60, 0, ())
+
+
+def test_batches_dropped_beyond_the_bound_are_told_with_their_times(tmp_path):
+    node = Node()
+    node.ticks(30)
+    node.ticks(100, lost="dropped")
+    node.ticks(30)
+    lines = node.lines(tmp_path)
+    gap = (150, 645, 100, 200, gaps.DROPPED)
+    assert spans(lines[JOBS.name]) == [gap]
+    assert spans(lines[NODE.name]) == [(*gap[:3], 100, gaps.DROPPED)]
+    assert (node.missing_of(NODE.name)[0] - START, node.missing_of(NODE.name)[-1] - START) == gap[:2]
+
+
+def test_a_job_has_its_share_of_a_gap(tmp_path):
+    node = Node()
+    node.ticks(30, jobs=(1,))
+    node.ticks(100, jobs=(1, 2), lost="dropped")
+    node.ticks(30, jobs=(1, 2))
+    lines = node.lines(tmp_path, job=1)
+    assert set(lines) == {JOBS.name}
+    assert lines[JOBS.name].found.here == 60
+    assert spans(lines[JOBS.name]) == [(150, 645, 100, 100, gaps.DROPPED)]
+    # that the other one was there before is in no batch that came
+    lines = node.lines(tmp_path, job=2)
+    assert lines[JOBS.name].found[:2] == (30, 0)
+
+
+def test_an_account_that_was_dropped_is_told_again(tmp_path):
+    node = Node()
+    node.ticks(20)
+    node.ticks(3, missed=FAILED)
+    node.ticks(20)
+    node.arrived, lost = node.arrived[:23], node.arrived[23:]  # the account that tells of it, and others
+    for batch in lost:
+        node.missing += [(t.schema.name, r.job_id, t.time_ns // NS) for t in batch.tables for r in t.samples()]
+    node.dropped.append(Dropped(node.epoch, 24, 43, lost[0].time_ns, lost[-1].time_ns))
+    node.ticks(20)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [
+        (100, 110, 3, 3, gaps.FAILED),
+        (115, 210, 20, 20, gaps.DROPPED),
+    ]
+
+
+@pytest.mark.parametrize(("why", "said"), [(FAILED, gaps.FAILED), (LATE, gaps.LATE)])
+def test_what_was_not_measured_is_told(tmp_path, why, said):
+    node = Node()
+    node.ticks(20)
+    node.ticks(30, missed=why)
+    node.ticks(20)
+    node.tick(missed=why)
+    node.ticks(20)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(100, 245, 30, 30, said), (350, 350, 1, 1, said)]
+    assert lines[JOBS.name].found.missing == 0
+
+
+def test_skipped_ticks_are_told_of_each_table(tmp_path):
+    node = Node()
+    node.ticks(20)
+    node.ledger.skipped(4, PERIOD)
+    node.now += 4 * PERIOD * 10
+    node.ticks(20)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(100, 115, 4, 4, gaps.LATE)]
+    assert spans(lines[JOBS.name]) == [(100, 115, 4, 8, gaps.LATE)]
+    assert lines["completeness_default"].found.missing == 0
+
+
+def test_what_was_taken_and_has_not_come_is_found_without_a_word(tmp_path):
+    node = Node()
+    node.ticks(20)
+    node.ticks(3, lost="silently")
+    node.ticks(30)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(100, 110, 3, 3, gaps.NOT_HERE)]
+    (gap,) = lines[JOBS.name].found.gaps
+    assert (gap.samples, gap.rows, gap.why) == (3, 6, gaps.NOT_HERE)
+    assert gap.first - START <= 100 and gap.last - START >= 110
+    of_one = node.lines(tmp_path, job=2)[JOBS.name].found
+    assert (of_one.here, of_one.missing) == (50, 3)
+
+
+def test_a_node_that_was_killed_leaves_a_gap_up_to_its_next_start(tmp_path):
+    node = Node()
+    node.ticks(30)
+    node.ticks(10, lost="with the process")
+    node.now += 20 * PERIOD * 10
+    node.start()
+    node.ticks(30)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(150, 295, 30, 30, gaps.KILLED)]
+    assert lines[JOBS.name].found.missing == 60
+    of_one = node.lines(tmp_path, job=2)[JOBS.name]
+    assert spans(of_one) == [(150, 295, 30, 30, gaps.KILLED)]
+
+
+@pytest.mark.parametrize("later", [0, 1, 4])
+def test_a_node_that_is_started_again_at_once_begins_anew(tmp_path, later):
+    """In the same second, or in the next one."""
+    node = Node(period=0.1)
+    node.ticks(205)
+    node.tick(ends=True)
+    node.now += later
+    node.start()
+    node.ticks(100)
+    node.ticks(30, lost="silently")
+    node.ticks(700)
+    (found,) = [line.found for name, line in node.lines(tmp_path).items() if name == NODE.name]
+    assert found.twice == 0
+    assert sum(gap.rows for gap in found.gaps if gap.why == gaps.NOT_HERE) == 30
+
+
+def test_a_node_that_was_stopped_is_told_from_one_that_was_killed(tmp_path):
+    node = Node()
+    node.ticks(30)
+    node.tick(ends=True)
+    node.now += 19 * PERIOD * 10
+    node.start()
+    node.ticks(30, jobs=(7,))
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(155, 245, 19, 19, gaps.STOPPED)]
+    assert lines[JOBS.name].found.missing == 0  # no job was there before and after
+
+
+def test_what_an_earlier_start_had_in_its_spool_and_was_dropped_later_is_told(tmp_path):
+    node = Node()
+    node.ticks(30)
+    first = node.seq + 1, node.now
+    node.ticks(10, lost="dropped")
+    epoch, dropped = node.epoch, node.dropped
+    node.start()
+    node.dropped = dropped
+    node.ticks(30)
+    assert (epoch, first[0]) == node.dropped[0][:2]
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(150, 195, 10, 10, gaps.DROPPED)]
+
+
+def test_what_was_dropped_and_had_come_is_not_missing(tmp_path):
+    node = Node()
+    node.ticks(30)
+    node.ticks(100, lost="dropped")
+    node.ticks(30)
+    node.dropped[0] = node.dropped[0]._replace(last=150, until_ns=node.arrived[49].time_ns)
+    node.ticks(30)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(150, 645, 100, 100, gaps.DROPPED)]
+
+
+def test_rows_of_an_older_file_are_not_missed_in_a_newer_one(tmp_path):
+    node = Node()
+    node.ticks(300)
+    node.arrived = node.arrived[200:]
+    lines = node.lines(tmp_path)
+    assert all(line.found.missing == 0 for line in lines.values())
+
+
+def test_rows_that_two_files_have_count_once(tmp_path):
+    node = Node()
+    node.ticks(60)
+    paths = [str(tmp_path / name) for name in ("a.hdf5", "b.hdf5")]
+    write(Hdf5Output(paths[0]), node.arrived[:40])
+    write(Hdf5Output(paths[1]), node.arrived[30:])
+    found = {line.table: line.found for line in completeness.look(completeness.read(paths), None, None, None)}
+    assert (found[JOBS.name].here, found[JOBS.name].missing, found[JOBS.name].twice) == (120, 0, 0)
+
+
+def test_ticks_of_a_fraction_of_a_second_are_counted(tmp_path):
+    node = Node(period=0.2, ledger_s=7)
+    node.ticks(300)
+    node.ticks(57, lost="dropped")
+    node.ticks(200)
+    lines = node.lines(tmp_path)
+    assert (lines[NODE.name].found.here, lines[NODE.name].found.missing) == (500, 57)
+    assert [gap[2:] for gap in spans(lines[JOBS.name])] == [(57, 114, gaps.DROPPED)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_as_many_rows_are_missing_as_are_told(tmp_path, seed):
+    rng = random.Random(seed)
+    node = Node()
+    node.ticks(3)
+    for _ in range(30):
+        what = rng.choice(["", "", "dropped", "silently", "missed"])
+        count = rng.choice([1, 2, 5, 30])
+        jobs = tuple(rng.sample(range(1, 6), rng.randrange(4)))
+        if what == "missed":
+            node.ticks(count, jobs=jobs, missed=rng.choice([FAILED, LATE]))
+        else:
+            node.ticks(count, jobs=jobs, lost=what)
+    node.ticks(40)
+    for name, line in node.lines(tmp_path).items():
+        assert line.found.missing == len(node.missing_of(name)), name
+        assert line.found.twice == 0
+        for time in node.missing_of(name):  # an account of gaps comes now and then, and leaves no hole
+            assert name == "gaps_default" or any(gap.first <= time <= gap.last for gap in line.found.gaps), (
+                name,
+                time - START,
+                spans(line),
+            )
+
+
+def run(tmp_path, capsys, *arguments):
+    parser = completeness.cli.Parser()
+    completeness.add_options(parser)
+    status = completeness.run(parser.parse_args([str(tmp_path / "x.hdf5"), *arguments]))
+    return status, capsys.readouterr().out
+
+
+def test_the_command_says_it_in_words(tmp_path, capsys):
+    node = Node()
+    node.ticks(1000)
+    node.tick(lost="dropped")
+    node.ticks(20)
+    node.lines(tmp_path)
+    status, out = run(tmp_path, capsys, "--job", "2")
+    assert status == 1
+    assert "99.9021 % of the samples of job 2 are here: 1020 of 1021, 1 are missing" in out
+    assert "2023-11-14T23:36:40 .. 2023-11-14T23:36:40  dropped at the node" in out
+    status, out = run(tmp_path, capsys, "--job", "2", "--json", "--host", "node-1")
+    assert (json.loads(out)["here"], json.loads(out)["missing"]) == (1020, 1)
+    status, out = run(tmp_path, capsys, "--until", "2023-11-14T23:00:00")
+    assert status == 0 and out.startswith("100 % of the samples of all nodes are here")
+
+
+def test_the_command_refuses_what_it_cannot_read(tmp_path):
+    (tmp_path / "x.hdf5").write_bytes(b"something else")
+    with pytest.raises(completeness.ConfigError, match="cannot be read"):
+        completeness.read([str(tmp_path / "x.hdf5")])
+    with pytest.raises(completeness.ConfigError, match="cannot be read"):
+        completeness.read([str(tmp_path / "none.hdf5")])
+
+
+@pytest.mark.parametrize(("here", "due", "text"), [(10, 10, "100 %"), (9999999, 10**7, "99.9999 %"), (1, 2, "50 %")])
+def test_a_hundred_percent_is_all(here, due, text):
+    assert completeness.percent(here, due) == text
+
+
+@pytest.mark.parametrize("text", ["1700000000", "2023-11-14T22:13:20", "2023-11-15T00:13:20+02:00"])
+def test_a_time_is_in_utc_unless_it_says_otherwise(text):
+    assert completeness.moment(text) == 1_700_000_000

@@ -1,0 +1,988 @@
+"""colmet doctor: what it finds on machines that are broken on purpose, and the remedy that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmtp
+from test_daemons import Daemon, free_port
+from test_status import COLLECTOR, NODE, changed
+
+from colmet import __version__
+from colmet.common import control
+from colmet.common.control import Control, listen
+from colmet.common.keys import write_pair
+from colmet.common.transport import new_pair
+from colmet.tools import colmet, doctor
+from colmet.tools.doctor import clock, daemon, kernel, network, software, storage
+from colmet.tools.doctor.findings import Level, Unchecked, bounded, examine, fail, good, quiet, warn
+from colmet.tools.doctor.patient import Patient, User, arguments, find_sides
+from colmet.tools.doctor.table import CHECKS, Check
+
+PASS, WARN, FAIL = Level
+FULL = "0000003fffffffff"
+V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
+HEALTHY = {
+    "/proc/cgroups": CGROUPS
+    + "".join(f"{name}\t0\t1\t1\n" for name in ("cpu", "memory", "blkio", "pids", "perf_event")),
+    "/proc/self/mounts": V2,
+    "/proc/self/status": f"Name:\tx\nCapEff:\t{FULL}\nSeccomp:\t0\n",
+    "/proc/cmdline": "quiet\n",
+    "/proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    "/proc/sys/kernel/task_delayacct": "1\n",
+    "/proc/sys/kernel/osrelease": "6.1.0-18-amd64\n",
+    "/proc/sys/kernel/perf_event_paranoid": "2\n",
+    "/proc/sys/fs/inotify/max_user_watches": "65536\n",
+    "/proc/sys/fs/inotify/max_user_instances": "128\n",
+    "/etc/sysctl.d/colmet.conf": "kernel.task_delayacct = 1\n",
+    "/sys/devices/system/cpu/possible": "0\n",
+    "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n",
+    "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpuset cpu io memory pids\n",
+    "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.procs": "",
+    "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.threads": "",
+}
+
+
+OLD_KERNEL = {"/proc/sys/kernel/task_delayacct": None, "/proc/sys/kernel/osrelease": "4.18.0-553.el8_10.x86_64\n"}
+
+
+@pytest.fixture
+def machine(fake):
+    """A fake root in which all is well; `patient` examines a daemon there."""
+    for path, text in HEALTHY.items():
+        fake.write(path, text)
+    fake.link("/proc/self/ns/user", "user:[4026531837]")
+    fake.link("/proc/self/ns/pid", "pid:[4026531836]")
+    fake.mkdir("/var/spool/colmet").chmod(0o700)
+    fake.mkdir("/run/colmet").chmod(0o700)
+    fake.mkdir("/var/lib/colmet")
+
+    def patient(side="node", *argv, status=None, user=None, **known):
+        made = Patient(side, fake.host, argv)
+        made.status = status
+        made.__dict__.update(known)
+        if user is not None:
+            made.__dict__["user"] = user
+        return made
+
+    fake.patient = patient
+    return fake
+
+
+def find(check, patient):
+    with quiet():
+        return examine(lambda: check(patient))
+
+
+def problem(check, patient):
+    """The one finding that is no PASS."""
+    wrong = [finding for finding in find(check, patient) if finding.level != PASS]
+    assert len(wrong) == 1, wrong
+    return wrong[0]
+
+
+ASK_THE_KERNEL = (kernel.check_taskstats, kernel.check_ends, kernel.check_forks)  # and there is one alone
+OF_FILES = [
+    check
+    for check in CHECKS
+    if check.function.__module__ in (kernel.__name__, storage.__name__) and check.function not in ASK_THE_KERNEL
+]
+
+
+@pytest.mark.parametrize("check", OF_FILES, ids=lambda one: one.name)
+def test_nothing_is_wrong_on_a_machine_where_all_is_well(machine, check):
+    found = find(check.function, machine.patient())
+    assert found and {finding.level for finding in found} == {PASS}, found
+
+
+# check, options, files (None: removed), level, what is found, the remedy
+BROKEN = {
+    "delays are not counted": (
+        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/etc/sysctl.d/colmet.conf": None}),
+        *(WARN, "task_delayacct is 0", "sysctl -p /etc/sysctl.d/60-colmet.conf"),
+    ),
+    "delays are not counted, though they should be": (
+        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/run/systemd/system/x": ""}),
+        *(WARN, "task_delayacct is 0", "`systemctl restart systemd-sysctl`"),
+    ),
+    "delays are counted until the next boot": (
+        *(kernel.check_delays, (), {"/etc/sysctl.d/colmet.conf": "# kernel.task_delayacct = 1\n"}),
+        *(WARN, "nothing sets it at the next boot", "> /etc/sysctl.d/60-colmet.conf"),
+    ),
+    "delays are counted until the next boot, as a later file says": (
+        *(kernel.check_delays, (), {"/usr/lib/sysctl.d/d.conf": "-kernel/task_delayacct=0\n"}),
+        *(WARN, "/usr/lib/sysctl.d/d.conf sets it to 0 at the next boot", "take it out of /usr/lib/sysctl.d/d.conf"),
+    ),
+    "delays are counted until the next boot, as a file is masked": (
+        *(
+            kernel.check_delays,
+            (),
+            {"/etc/sysctl.d/colmet.conf": "", "/lib/sysctl.d/colmet.conf": "kernel.task_delayacct=1"},
+        ),
+        *(WARN, "nothing sets it at the next boot", "> /etc/sysctl.d/60-colmet.conf"),
+    ),
+    "delays are unknown to the kernel": (
+        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": None}),
+        *(WARN, "delays are not counted", "CONFIG_TASK_DELAY_ACCT=y"),
+    ),
+    "delays are switched off in an older kernel": (
+        kernel.check_delays,
+        (),
+        {**OLD_KERNEL, "/proc/cmdline": "quiet nodelayacct\n"},
+        *(WARN, "delays are not counted", "take nodelayacct from"),
+    ),
+    "perf_event is in a hierarchy that is mounted nowhere": (
+        *(kernel.check_perf, ("--enable-perfhw",), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
+        *(FAIL, "still holds perf_event", "mount -t cgroup -o perf_event held /run/held && umount /run/held`"),
+    ),
+    "perf_event is lost, and not asked for": (
+        *(kernel.check_perf, (), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
+        *(WARN, "still holds perf_event", "umount /run/held"),
+    ),
+    "perf events are paranoid": (
+        kernel.check_perf,
+        ("--enable-perfhw",),
+        {"/proc/self/status": "CapEff:\t0000000000001000\n", "/proc/sys/kernel/perf_event_paranoid": "3\n"},
+        *(FAIL, "perf_event_paranoid is 3", "`sysctl -w kernel.perf_event_paranoid=0`"),
+    ),
+    "the kernel has no perf events": (
+        *(kernel.check_perf, ("--enable-perfhw",), {"/proc/sys/kernel/perf_event_paranoid": None}),
+        *(FAIL, "no perf events", "CONFIG_CGROUP_PERF"),
+    ),
+    "the kernel tells no pressure": (
+        *(kernel.check_pressure, (), {"/proc/pressure/cpu": None}),
+        *(WARN, "(PSI)", "`psi=1` on the kernel's command line"),
+    ),
+    "few directories may be watched": (
+        *(kernel.check_inotify, (), {"/proc/sys/fs/inotify/max_user_watches": "8192\n"}),
+        *(WARN, "max_user_watches is 8192", "fs.inotify.max_user_watches = 65536"),
+    ),
+    "no cgroup is mounted": (
+        *(kernel.check_jobs, (), {"/proc/self/mounts": "proc /proc proc rw 0 0\n"}),
+        *(FAIL, "no cgroup is mounted", "`mount -t cgroup2 none /sys/fs/cgroup`"),
+    ),
+    "the root of the jobs is elsewhere": (
+        *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/oar"), {}),
+        *(WARN, "/dev/oar_cgroups_links/cpuset/oar does not exist", "leave the option out"),
+    ),
+    "no resource manager is here": (
+        *(kernel.check_jobs, (), {"/sys/fs/cgroup/oar.slice": None}),
+        *(WARN, "no job's directory", "--cpuset_rootpath"),
+    ),
+    "OAR's links lead nowhere": (
+        *(kernel.check_jobs, (), {"/dev/oar_cgroups_links/cpuset": "-> /nowhere"}),
+        *(WARN, "leads nowhere", "job_resource_manager"),
+    ),
+    "the memory controller is off": (
+        kernel.check_controllers,
+        (),
+        {
+            "/proc/cgroups": CGROUPS + "cpu\t0\t1\t1\nmemory\t0\t1\t0\nblkio\t0\t1\t1\npids\t0\t1\t1\n",
+            "/sys/fs/cgroup/cgroup.controllers": "cpu io pids\n",
+            "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu io pids\n",
+        },
+        *(WARN, "the memory controller is off", "cgroup_enable=memory"),
+    ),
+    "a controller is in a hierarchy that is mounted nowhere": (
+        kernel.check_controllers,
+        (),
+        {
+            "/proc/cgroups": HEALTHY["/proc/cgroups"].replace("pids\t0", "pids\t7"),
+            "/sys/fs/cgroup/cgroup.controllers": "cpu io memory\n",
+            "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu io memory\n",
+        },
+        *(WARN, "still holds pids", "mount -t cgroup -o pids"),
+    ),
+    "jobs are given no memory controller": (
+        kernel.check_controllers,
+        (),
+        {"/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu pids\n"},
+        *(WARN, "no memory, io controller", "`echo '+memory +io' > /sys/fs/cgroup/oar.slice/cgroup.subtree_control`"),
+    ),
+    "it is in a container": (
+        *(kernel.check_container, (), {"/proc/self/ns/pid": "-> pid:[4026532001]"}),
+        *(FAIL, "its pid namespace is not the machine's", "--pid=host"),
+    ),
+    "a filter of system calls is on": (
+        *(kernel.check_container, (), {"/proc/self/status": "Seccomp:\t2\n"}),
+        *(WARN, "seccomp", "seccomp=unconfined"),
+    ),
+    "0.6 starts with the machine": (
+        *(daemon.check_leftovers, (), {"/etc/init.d/colmet-node": "#!/bin/sh\n"}),
+        *(WARN, "/etc/init.d/colmet-node", "update-rc.d colmet-node remove"),
+    ),
+    "two daemons run": (
+        daemon.check_leftovers,
+        (),
+        {
+            "/proc/77/cmdline": "/usr/bin/python2\0/usr/local/bin/colmet-node\0-vv\0",
+            "/proc/78/cmdline": "/usr/bin/python3\0-m\0colmet.node.main\0",
+        },
+        *(WARN, "process 77 78", "`kill 77 78`"),
+    ),
+    "the spool's directory is missing, and the one above it": (
+        *(storage.check_disk, ("--spool-dir", "/data/colmet/spool"), {}),
+        *(FAIL, "/data/colmet/spool does not exist", "`install -d -o root -m 700 /data/colmet/spool`"),
+    ),
+    "the spool is in memory": (
+        *(storage.check_disk, (), {"/proc/self/mounts": V2 + "tmpfs /var/spool tmpfs rw 0 0\n"}),
+        *(WARN, "(tmpfs /var/spool)", "on a disk with --spool-dir"),
+    ),
+    "no spool": (
+        *(storage.check_disk, ("--spool-dir", ""), {}),
+        *(WARN, "no --spool-dir", 'spool-dir = "/var/spool/colmet"'),
+    ),
+    "more spool than disk": (
+        *(storage.check_disk, ("--spool-size", "900000T"), {}),
+        *(WARN, "may take", "or less with --spool-size"),
+    ),
+    "LIB_RAPL_PATH names a library of 0.6": (
+        *(software.check_libraries, (), {"/opt/colmet06/lib_rapl.so": "old\n"}),
+        *(WARN, "is refused", "take LIB_RAPL_PATH out of the environment"),
+    ),
+    "no energy counters": (
+        *(software.check_backends, ("--enable-RAPL", "--disable-procstats"), {}),
+        *(FAIL, "rapl: no RAPL zone in", "`modprobe intel_rapl_msr`"),
+    ),
+    "no tool asks the BMC": (
+        *(software.check_backends, ("--enable-ipmipower", "--disable-procstats"), {}),
+        *(FAIL, "ipmipower: nothing says the power", "install freeipmi-tools"),
+    ),
+    "no InfiniBand": (
+        *(software.check_backends, ("--enable-infiniband", "--disable-procstats"), {}),
+        *(FAIL, "infiniband: this node has no InfiniBand", "load the adapter's driver"),
+    ),
+    "the host of the collector has no such name": (
+        *(network.check_collectors, ("--zeromq-uri", "tcp://head.invalid:5556"), {}),
+        *(FAIL, "the name head.invalid is not known", "`getent hosts head.invalid`"),
+    ),
+    "no address": (
+        *(network.check_collectors, ("--zeromq-uri", "head:5556"), {}),
+        *(FAIL, "give tcp://HOST:PORT", "correct zeromq-uri"),
+    ),
+    "an option that there is none": (
+        *(daemon.check_configuration, ("--sample-perid", "5"), {}),
+        *(FAIL, "--sample-perid", "`colmet-node --check-config` checks it again"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
+def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
+    check, argv, files, level, found, remedy = case
+    monkeypatch.setenv("PATH", "/usr/bin")
+    for path, text in files.items():
+        place = machine.path / path.lstrip("/")
+        if place.is_dir() or text is None:
+            place.rename(machine.path / "away")
+        elif text.startswith("-> "):
+            with contextlib.suppress(FileNotFoundError):
+                place.unlink()
+            machine.link(path, text[3:])
+        else:
+            machine.write(path, text)
+    monkeypatch.setenv(
+        "LIB_RAPL_PATH", str(machine.path / "opt/colmet06") if "/opt/colmet06/lib_rapl.so" in files else ""
+    )
+    told = problem(check, machine.patient("node", *argv))
+    assert told.level == level and found in told.found and remedy in told.remedy, told
+
+
+def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):
+    machine.write("/proc/sys/kernel/osrelease", OLD_KERNEL["/proc/sys/kernel/osrelease"])
+    os.unlink(machine.host.path("/proc/sys/kernel/task_delayacct"))
+    (told,) = find(kernel.check_delays, machine.patient())
+    assert told.level == PASS
+
+
+def test_rights_that_are_missing_are_named(machine, root):
+    machine.write("/proc/7/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000080004\n")  # PTRACE and DAC_READ_SEARCH
+    told = problem(kernel.check_rights, machine.patient("node", status={**NODE, "pid": 7}))
+    assert told.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in told.found
+    assert "CapabilityBoundingSet=" in told.remedy and "--cap-add NET_ADMIN" in told.remedy
+
+
+def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
+    machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
+    (told,) = find(kernel.check_rights, machine.patient("node", "--enable-perfhw"))
+    assert told.level == PASS and "CAP_PERFMON" not in told.found, told
+
+
+# -- disk --
+
+SOMEBODY = User("somebody", 12345, frozenset((12345,)))
+LITTLE = SimpleNamespace(f_flag=0, f_bavail=10, f_frsize=4096, f_blocks=1 << 20, f_files=1000, f_favail=900)
+
+
+def test_a_spool_that_others_may_write_to_is_told_with_the_command(machine, root):
+    (machine.path / "var/spool/colmet").chmod(0o777)
+    told = problem(storage.check_disk, machine.patient())
+    assert told == fail(
+        "--spool-dir /var/spool/colmet: others may write in it; it is not used",
+        "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`",
+    )
+
+
+def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machine, root):
+    machine.path.chmod(0o755)
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
+    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    assert told.level == FAIL and "runs as somebody, who cannot write there" in told.found
+    assert told.remedy == "`chown somebody /var/lib/colmet`"
+    os.chown(machine.path / "var/lib/colmet", 0, 12345)
+    (machine.path / "var/lib/colmet").chmod(0o770)
+    assert find(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))[0].level == PASS
+    (machine.path / "var").chmod(0o700)
+    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    assert "/var does not let it" in told.found and "`chmod o+x /var`" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("system", "found", "remedy"),
+    [
+        ({}, "no bytes left", "make room in /"),
+        ({"f_bavail": 1 << 19, "f_favail": 2}, "no files (inodes) left", "make room in /"),
+        ({"f_bavail": 40000, "f_blocks": 1 << 20}, "nearly full", "`df -h /`"),
+        ({"f_flag": os.ST_RDONLY}, "read-only", "`mount -o remount,rw /`"),
+    ],
+)
+def test_a_file_system_without_room_is_told(machine, monkeypatch, system, found, remedy, root):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**vars(LITTLE), **system}))
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet/journal", "--journal-size", "1M")
+    told = problem(storage.check_disk, machine.patient("collector", *argv))
+    assert found in told.found and remedy in told.remedy
+
+
+# -- what runs --
+
+
+def test_the_version_on_the_socket_is_compared(machine, tmp_path):
+    place = str(tmp_path / "control.sock")
+    control = Control({"status": lambda request: {**NODE, "version": "0.9.1", "pid": os.getpid()}})
+    listen(place, "node", control)
+    try:
+        patient = Patient("node", machine.host, ["--control-socket", place])
+        patient.ask()
+        supposed = Patient("node", machine.host, ["--control-socket", place], supposed=True)
+        supposed.ask()
+    finally:
+        control.close()
+    assert supposed.status is None and "not asked" in find(daemon.check_running, supposed)[0].found
+    told = find(daemon.check_versions, patient)
+    assert told[0] == warn(
+        f"colmet-node runs as 0.9.1, and what is installed here is {__version__}", "`systemctl restart colmet-node`"
+    )
+    assert "tcp://head:5556 has 1.0" in told[1].found and "upgrade the older side" in told[1].remedy
+
+
+def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_path, monkeypatch):
+    one = {**COLLECTOR["senders"]["worst"][0], "batches": 9, "lag_s": 0.1, "version": __version__}
+    senders = [{**one, "name": f"n{n}"} for n in range(300)] + [{**one, "name": "last", "lag_s": -30, "version": "0.9"}]
+    senders.append({**senders[-1], "name": "gone", "gone": True})
+
+    def status(request):
+        most = request["senders"]
+        worst = senders[:most] if most >= 0 else senders
+        return {**COLLECTOR, "version": __version__, "senders": {**COLLECTOR["senders"], "worst": worst}}
+
+    control, place = Control({"status": status}), str(tmp_path / "control.sock")
+    listen(place, "collector", control)
+    try:
+        patient = Patient("collector", machine.host, control_socket=place)
+        patient.ask()
+    finally:
+        control.close()
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.Clock(True, 0.001))
+    assert "last by 30.0 s" in problem(clock.check_clock, patient).found
+    told = problem(daemon.check_versions, patient).found
+    assert "last has 0.9" in told and "gone" not in told
+
+
+@pytest.mark.parametrize("place", ["", "tcp://127.0.0.1:5560"])
+def test_a_daemon_without_a_path_to_ask_it_at_is_told(machine, place):
+    patient = Patient("node", machine.host, ["--control-socket", place])
+    patient.ask()
+    told = problem(daemon.check_running, patient)
+    assert told.level == WARN and f"--control-socket is '{place}'" in told.found
+
+
+@pytest.mark.parametrize(
+    ("unit", "level", "remedy"),
+    [
+        ({"ActiveState": "failed", "Result": "exit-code"}, FAIL, "`journalctl -u colmet-node -n 50`"),
+        ({"ActiveState": "inactive", "UnitFileState": "enabled"}, FAIL, "`systemctl start colmet-node`"),
+        ({"ActiveState": "active", "UnitFileState": "disabled"}, WARN, "`systemctl enable colmet-node`"),
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "7"}, WARN, "journalctl"),
+        ({"LoadState": "not-found"}, WARN, "install the package colmet-node"),
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0"}, PASS, ""),
+    ],
+)
+def test_the_unit_is_told(machine, unit, level, remedy):
+    patient = machine.patient("node", has_systemd=True, unit={"LoadState": "loaded", **unit})
+    (told,) = find(daemon.check_unit, patient)
+    assert told.level == level and remedy in told.remedy
+
+
+def test_a_backend_that_is_off_and_an_output_that_is_away_are_told(machine):
+    off = changed(changed(NODE, "backends.0.on", False), "backends.0.why", "no right")
+    told = find(daemon.check_health, machine.patient("node", status=off))
+    assert [finding.level for finding in told] == [WARN, WARN] and told[1].found == "taskstats is off: no right"
+    away = changed(changed(COLLECTOR, "outputs.0.available", False), "outputs.0.away_s", 500.0)
+    (told,) = find(daemon.check_health, machine.patient("collector", status=away))
+    assert told.level == FAIL and "hdf5 away" in told.found and "`colmet status collector`" in told.remedy
+
+
+def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_told(machine, monkeypatch):
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.Clock(False, 16.0))
+    told = problem(clock.check_clock, machine.patient())
+    assert "not synchronised" in told.found and "`timedatectl set-ntp true`" in told.remedy
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.Clock(True, 0.01))
+    ahead = changed(COLLECTOR, "senders.worst.0.lag_s", -7.25)
+    told = problem(clock.check_clock, machine.patient("collector", status=ahead))
+    assert "node-1 by 7.2 s" in told.found and "`chronyc makestep`" in told.remedy
+
+
+def test_the_clock_of_this_machine_is_read():
+    assert 0 <= clock.read_clock().max_error_s < 1e6
+
+
+def test_a_collector_that_may_open_few_files_is_told(machine):
+    machine.write("/proc/9/limits", "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n")
+    told = problem(daemon.check_open_files, machine.patient("collector", status={**COLLECTOR, "pid": 9}))
+    assert "1024 files" in told.found and "LimitNOFILE=65536" in told.remedy
+
+
+# -- configuration --
+
+
+@pytest.mark.parametrize(
+    ("side", "line", "found"),
+    [
+        ("node", "sample-perod = 5", ":2: sample-perod: no such option; did you mean sample-period?"),
+        ("node", "sample-period = [", ":2: not TOML"),
+        ("node", 'enable-perfhw = true\nperfhw-list = ["nonsense::"]', "perfhw-list"),
+        ("collector", "verbose = 2", "no output is chosen"),
+    ],
+)
+def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, found):
+    path = machine.write(f"/etc/colmet/{side}.toml", f"# comment\n{line}\n")
+    path.chmod(0o644)
+    patient = Patient(side, machine.host)
+    told = problem(daemon.check_configuration, patient)
+    assert told.level == FAIL and found in told.found and patient.argv == ["--config", str(path)]
+    assert find_sides(machine.host) == [side]
+
+
+def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch):
+    machine.write("/etc/colmet/node.toml", "")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    patient = machine.patient("node")
+    patient.is_told = False
+    monkeypatch.setattr(Patient, "problem", f"{patient.config}: Permission denied")
+    told = problem(daemon.check_configuration, patient)
+    assert told == warn(f"could not be checked: {patient.config}: Permission denied", "`sudo colmet doctor --node`")
+
+
+def test_what_the_options_need_is_not_checked_without_them(machine):
+    (told,) = find(kernel.check_forks, machine.patient("node", "--nonsense"))
+    assert told == warn("could not be checked: its configuration cannot be used", "")
+
+
+def test_options_of_the_units_environment_file_count(machine):
+    machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
+    assert Patient("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
+
+
+def test_the_command_line_of_a_running_daemon_counts(machine):
+    machine.write("/proc/31/cmdline", "/usr/bin/python3\0/usr/bin/colmet-node\0-s\x001\0")
+    patient = Patient("node", machine.host)
+    patient.status = {**NODE, "pid": 31}
+    assert patient.argv == ["-s", "1"] and patient.options.sample_period == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("/usr/bin/python3 /usr/bin/colmet-node -s 1", ["-s", "1"]),
+        ("/opt/v/bin/python3.11 -O -W error -m colmet.node.main -s 1", ["-s", "1"]),
+        ("python3 -u colmet/node/main.py", []),
+        ("/usr/bin/colmet-node", []),
+        *[
+            (command, None)
+            for command in (
+                *(
+                    "journalctl -fu colmet-node",
+                    "tail -f /var/log/colmet-node",
+                    "sudo colmet-node -s 1",
+                    "vi colmet-node",
+                ),
+                *("python3", "python3 -W", "python3 -c pass colmet-node", "python3 -m pdb colmet-node"),
+                *("/usr/bin/python3 /usr/bin/colmet-collector", "-m colmet.node.main"),
+            )
+        ],
+    ],
+)
+def test_what_only_names_a_daemon_is_none(machine, command, options):
+    machine.write("/proc/31/cmdline", "\0".join(command.split()) + "\0")
+    assert arguments(machine.host, 31, "node") == options
+
+
+def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    patient = machine.patient()
+    patient.denied, patient.unreachable = True, "/run/colmet/node.sock: permission denied"
+    told = problem(daemon.check_running, patient)
+    assert told.level == WARN and "`sudo colmet doctor --node`" in told.remedy and patient.user.uid == 0
+    for check in (daemon.check_health, daemon.check_versions, daemon.check_open_files):
+        told = problem(check, patient)
+        assert told.level == WARN and "could not be checked: this user may not ask it" in told.found
+    machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
+    told = problem(kernel.check_perf, machine.patient("node", "--enable-perfhw"))
+    assert told.level == WARN, "root may be able to"
+    told = problem(software.check_backends, machine.patient("node", "--enable-RAPL", "--disable-procstats"))
+    assert told.level == WARN, "root may be able to"
+
+
+# -- libraries --
+
+
+def test_a_module_that_is_missing_or_too_old_is_told_with_the_command(machine, monkeypatch):
+    versions = {"pyzmq": None, "msgpack": "0.9.9"}
+    real = software.version_of
+    monkeypatch.setattr(software, "version_of", lambda name: versions[name] if name in versions else real(name))
+    told = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.patient())}
+    assert {finding.level for finding in told.values()} == {FAIL}
+    texts = [finding.found for finding in told.values()]
+    assert "the Python module pyzmq is not installed" in texts and "msgpack 0.9.9 is older than >=1.0.3" in texts
+    assert any(re.search(r"-m pip install 'pyzmq>=24'", finding.remedy) for finding in told.values())
+
+
+@pytest.mark.parametrize(
+    "err", [ImportError("libhdf5.so: cannot open"), ValueError("numpy.dtype size changed"), ModuleNotFoundError("no h")]
+)
+@pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.control"])
+def test_a_library_that_is_there_and_cannot_be_loaded_is_told(machine, monkeypatch, tmp_path, err, broken):
+    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))  # this machine may have a daemon
+    load = importlib.import_module
+
+    def refuse(name, *others, **more):
+        if name == broken:
+            raise err
+        return load(name, *others, **more)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    monkeypatch.setitem(sys.modules, broken, None)  # as it is for `import`
+    results = doctor.examine_all(
+        machine.patient(), [check for check in CHECKS if check.group in ("libraries", "daemon")]
+    )
+    by_check = {result.check.name: result.finding for result in results}
+    if broken == "colmet.node.main":
+        assert by_check["python modules"].level == FAIL and str(err) in by_check["python modules"].found
+        assert by_check["configuration"] == warn(by_check["configuration"].found, "see under libraries")
+        assert by_check["running"].remedy == "see under libraries"
+    else:
+        assert "cannot be loaded" in by_check["running"].found
+    assert not any("defect" in result.finding.found for result in results)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pyzmq>=24", ("pyzmq", (24,))),
+        ('numpy>=1.24,<2; python_version < "3.0"', None),
+        ("numpy (>=1.24) ; python_version >= '3.9'", ("numpy", (1, 24))),
+        ("rich>=13.3; extra == 'tools'", ("rich", (13, 3))),
+        ("pyasyncore", ("pyasyncore", ())),
+        ("-r other.txt", None),
+    ],
+)
+def test_requirements_are_read_as_pip_writes_them(line, expected):
+    found = software.parse_requirement(line)
+    assert (found and found[:2]) == expected
+    assert found is None or found.extra == ("tools" if "extra" in line else "")
+
+
+# -- network --
+
+
+@contextlib.contextmanager
+def listener(answer):
+    """Somebody on a port who says this to everybody; the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(answer)
+                        connection.settimeout(10)
+                        connection.recv(100)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def reach(machine, port, *argv):
+    argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", "", *argv)
+    (found,) = find(network.check_collectors, machine.patient("node", *argv))
+    return found
+
+
+def test_nobody_at_the_collectors_port(machine):
+    told = reach(machine, free_port())
+    assert told.level == FAIL and "refused" in told.found and "start colmet-collector here" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("answer", "argv", "level", "found", "remedy"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", (), FAIL, "does not speak ZeroMQ", "ss -ltnp"),
+        (zmtp.greeting(), (), PASS, "a collector answers, without keys", ""),
+        (zmtp.greeting(b"CURVE"), (), FAIL, "known keys only", "`colmet keygen node`"),
+        (zmtp.greeting(), ("--zeromq-curve-secret", "x"), FAIL, "takes none", "--zeromq-curve-nodes"),
+        (zmtp.greeting(b"CURVE"), ("--zeromq-curve-secret", "x"), PASS, "with keys", ""),
+    ],
+    ids=["a web server", "no keys", "keys on its side alone", "keys on our side alone", "keys"],
+)
+def test_who_listens_at_the_collectors_port(machine, answer, argv, level, found, remedy):
+    with listener(answer) as port:
+        told = reach(machine, port, *argv)
+    assert told.level == level and found in told.found and remedy in told.remedy
+
+
+def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
+    with listener(zmtp.greeting()) as port:
+        argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
+        told = problem(network.check_collectors, machine.patient("node", *argv))
+    assert told.level == WARN and "acknowledgements" in told.found and "open that port, too" in told.remedy
+
+
+def test_a_port_that_somebody_else_has_is_told_with_who_it_is(machine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        uri = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        patient = Patient("collector", doctor.Host(), ["--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", ""])
+        told = problem(network.check_ports, patient)
+    assert told.level == FAIL and f"taken by process {os.getpid()}" in told.found and "`ss -ltnp" in told.remedy
+
+
+def test_a_control_socket_over_tcp_is_listened_on_too(machine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = problem(network.check_ports, machine.patient("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
+    assert told.level == FAIL and told.found.startswith(f"--control-socket tcp://127.0.0.1:{port}: taken by ")
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on(machine):
+    uri = "tcp://192.0.2.7:5556"
+    told = problem(
+        network.check_ports, machine.patient("collector", "--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
+    )
+    assert told.level == FAIL and "no address of this machine" in told.found and "`ip -brief address`" in told.remedy
+
+
+def test_a_database_that_is_away_is_told(machine):
+    url = f"http://127.0.0.1:{free_port()}"
+    told = problem(network.check_databases, machine.patient("collector", "--elastic-host", url))
+    assert told.level == FAIL and "refused" in told.found and "waits in the journal" in told.remedy
+
+
+# -- keys --
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Pairs of a node and of the collector, and the options that use them."""
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    pair, secrets = new_pair(), {}
+    secrets["node"] = write_pair(str(tmp_path), "node-1", pair)[1]
+    public, secrets["collector"] = write_pair(str(tmp_path), "collector", new_pair())
+    (folder / "node-1.key").write_bytes((tmp_path / "node-1.key").read_bytes())
+    return SimpleNamespace(
+        folder=folder,
+        secrets={side: Path(path) for side, path in secrets.items()},
+        node=("--zeromq-curve-secret", secrets["node"], "--zeromq-curve-collector", public),
+        collector=("--zeromq-curve-secret", secrets["collector"], "--zeromq-curve-nodes", str(folder)),
+    )
+
+
+@pytest.mark.parametrize("side", ["node", "collector"])
+def test_keys_of_which_all_is_well(machine, keys, side):
+    assert {one.level for one in find(network.check_keys, machine.patient(side, *getattr(keys, side)))} == {PASS}
+
+
+@pytest.mark.parametrize("side", ["node", "collector"])
+def test_a_secret_that_others_can_read_is_told_with_the_command(machine, keys, side):
+    keys.secrets[side].chmod(0o644)
+    told = problem(network.check_keys, machine.patient(side, *getattr(keys, side)))
+    assert told.level == FAIL and "others can read it" in told.found
+    assert f"chmod 600 {keys.secrets[side]}" in f"{told.found} {told.remedy}"
+
+
+def test_a_secret_that_the_daemons_user_cannot_read_is_told(machine, keys, root):
+    told = problem(network.check_keys, machine.patient("collector", *keys.collector, user=SOMEBODY))
+    assert told.level == FAIL and "runs as somebody, who cannot read" in told.found
+    assert f"`chown somebody {keys.secrets['collector']}" in told.remedy
+
+
+def test_keys_that_do_not_fit_together(machine, keys):
+    text = keys.secrets["node"].read_text()
+    keys.secrets["node"].write_text(re.sub(r'public-key = "[^"]*"', f'public-key = "{new_pair().public}"', text))
+    told = problem(network.check_keys, machine.patient("node", *keys.node))
+    assert told.level == FAIL and "does not belong" in told.found and "make a new pair" in told.remedy
+
+
+def test_a_key_of_a_node_that_is_damaged_and_a_folder_without_keys(machine, keys):
+    (keys.folder / "node-2.key").write_text("damaged\n")
+    told = problem(network.check_keys, machine.patient("collector", *keys.collector))
+    assert told.level == WARN and "node-2.key" in told.found and "copy the file from its node again" in told.remedy
+    for path in keys.folder.iterdir():
+        path.unlink()
+    told = problem(network.check_keys, machine.patient("collector", *keys.collector))
+    assert told.level == FAIL and "no node is let in" in told.found and "/NAME.key" in told.remedy
+
+
+def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
+    with listener(zmtp.greeting(b"CURVE")) as port:
+        status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.state", "away")
+        told = problem(
+            network.check_keys, machine.patient("node", *keys.node, status=status, user=User.of(os.geteuid()))
+        )
+    assert told.level == FAIL and "does not let this node in" in told.found
+    assert f"{socket.gethostname()}.key" in told.remedy
+
+
+def test_nodes_whose_keys_the_collector_does_not_know(machine, keys):
+    status = {**COLLECTOR, "connections": {"unknown_key": 3}}
+    told = problem(network.check_keys, machine.patient("collector", *keys.collector, status=status, user=User.of(0)))
+    assert (
+        told.level == WARN and "3 connections" in told.found and "-g why=unknown_key` tells from where" in told.remedy
+    )
+
+
+def test_half_of_the_keys(machine, keys):
+    told = problem(network.check_keys, machine.patient("node", *keys.node[:2]))
+    assert told.level == FAIL and "--zeromq-curve-collector is missing" in told.found
+
+
+# -- how checks are carried out --
+
+
+def test_a_check_that_hangs_is_left_alone(monkeypatch):
+    asleep = threading.Event()
+    (told,) = examine(lambda: asleep.wait(60) and [], 0.05)
+    asleep.set()
+    assert told == warn("could not be checked: no answer within 0.05 s", "")
+
+
+@pytest.mark.parametrize(
+    ("err", "found"),
+    [
+        (ZeroDivisionError("oops"), "could not be checked, a defect of colmet doctor: ZeroDivisionError: oops"),
+        (
+            PermissionError(13, "Permission denied", "/proc/x"),
+            "could not be checked: [Errno 13] Permission denied: '/proc/x'",
+        ),
+        (ModuleNotFoundError(name="zmq"), "could not be checked: the Python module zmq is missing"),
+        (Unchecked("why"), "could not be checked: why"),
+    ],
+)
+def test_a_check_with_a_defect_stops_no_other(machine, err, found):
+    def broken(patient):
+        raise err
+        yield
+
+    checks = [Check("a", "one", ("node",), broken), Check("a", "two", ("node",), lambda patient: iter([good("fine")]))]
+    with quiet():
+        results = doctor.examine_all(machine.patient(), checks)
+    assert [(result.finding.level, result.finding.found) for result in results] == [(WARN, found), (PASS, "fine")]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda: time.sleep(30), "the rest could not be checked: no answer within 0.3 s"),
+        (lambda: os.stat("/none"), "the rest could not be checked: [Errno 2] No such file or directory: '/none'"),
+    ],
+)
+def test_what_a_check_has_found_before_it_hangs_or_fails_is_told(end, told):
+    def check():
+        yield fail("found", "remedy")
+        end()
+
+    assert examine(check, 0.3) == [fail("found", "remedy"), warn(told, "")]
+
+
+def test_a_backend_that_hangs_is_told_and_the_others_go_on(machine, monkeypatch):
+    class Backend:
+        def __init__(self, name, seconds):
+            self.name, self.seconds = name, seconds
+
+        @classmethod
+        def switches(cls):
+            return "--enable-x", ""
+
+        def open(self):
+            time.sleep(self.seconds)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(software, "BACKEND_S", 0.2)
+    stuck, fast = find(software.check_backends, machine.patient(backends=[Backend("stuck", 3), Backend("fast", 0)]))
+    assert stuck.level == FAIL and "stuck: no answer" in stuck.found and "start without --enable-x" in stuck.remedy
+    assert fast == good("fast: can measure")
+
+
+# -- the command --
+
+RESULTS = [
+    doctor.Result("node", Check("kernel", "taskstats", ("node",), kernel.check_taskstats), good("the kernel answers")),
+    doctor.Result(
+        "node",
+        Check("network", "collectors", ("node",), network.check_collectors),
+        fail(
+            "\033[31mname\nof a \u202ehostile host " + 12 * "long ",
+            "`a command of many words that has to stay on one line, however long that line is`",
+        ),
+    ),
+]
+
+
+def test_text_is_narrow_and_plain_and_commands_stay_whole():
+    lines = list(doctor.as_text(RESULTS, only_wrong=False, width=80, colours=False))
+    text = "\n".join(lines)
+    assert text.isascii() and "\033" not in text and r"\x1b[31mname\nof a \u202ehostile" in text
+    assert any(
+        "`a command of many words that has to stay on one line, however long that line is`" in line for line in lines
+    )
+    assert max(len(line) for line in lines if "`" not in line) <= 80
+    assert lines[-1] == "1 pass, 0 WARN, 1 FAIL"
+
+
+def test_only_what_is_wrong_is_shown_and_colours_on_request():
+    text = "\n".join(doctor.as_text(RESULTS, only_wrong=True, width=80, colours=True))
+    assert "taskstats" not in text and "\033[31mFAIL\033[0m" in text and "pass" not in text
+
+
+def run(capsys, *argv):
+    status = colmet.main(["doctor", *argv])
+    return status, capsys.readouterr()
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Only these checks."""
+    monkeypatch.setattr(doctor, "examine_all", lambda patient: RESULTS)
+
+
+def test_json_has_every_finding(few, capsys):
+    status, said = run(capsys, "--node", "--json")
+    told = json.loads(said.out)
+    assert status == 2 and told["level"] == "fail" and told["version"] == __version__ and not said.err
+    assert told["findings"][0] == {
+        **{"daemon": "node", "group": "kernel", "check": "taskstats", "level": "pass"},
+        **{"found": "the kernel answers", "remedy": ""},
+    }
+
+
+@pytest.mark.parametrize(("results", "status"), [(RESULTS[:1], 0), ([RESULTS[0]._replace(finding=warn("a", "b"))], 1)])
+def test_the_exit_status_is_the_worst_level(monkeypatch, capsys, results, status):
+    monkeypatch.setattr(doctor, "examine_all", lambda patient: results)
+    assert run(capsys, "--collector", "-q")[0] == status
+
+
+def test_whose_configuration_it_is_has_to_be_said(capsys):
+    status, said = run(capsys, "--config", "/etc/colmet/node.toml")
+    assert (
+        status == 2 and said.err == "colmet doctor: say --node or --collector: whose configuration or socket is it?\n"
+    )
+
+
+def test_a_reader_that_goes_away_ends_it_in_silence(few, monkeypatch, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert colmet.main(["doctor", "--node"]) == 2
+
+
+def test_ctrl_c_ends_the_programs_that_were_asked(monkeypatch):
+    main, ended = threading.main_thread().ident, threading.Event()
+
+    def ask(patient):
+        threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
+        try:
+            patient.host.command(["sleep", "50"], 60.0).run()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(doctor, "examine_all", lambda patient: bounded(lambda: ask(patient), 60.0))
+    assert colmet.main(["doctor", "--node"]) == 130
+    assert ended.wait(30), "it goes on"
+
+
+def test_the_page_has_the_table_of_checks():
+    page = (Path(__file__).resolve().parents[1] / "docs/tools/doctor.md").read_text()
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in page.splitlines()
+        if line.startswith("| ")
+    ]
+    table = [row for row in rows if len(row) == 4 and row[0] not in ("group", "---")]
+    assert table == [(check.group, check.name, ", ".join(check.sides), check.about) for check in CHECKS]
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_nothing_fails_where_both_daemons_run(tmp_path, capsys, root):
+    uri, places = (
+        f"tcp://127.0.0.1:{free_port()}",
+        {side: str(tmp_path / f"{side}.sock") for side in ("node", "collector")},
+    )
+    spool = tmp_path / "spool"
+    collector = Daemon(
+        *("colmet.collector.main", tmp_path / "collector.log", "--control-socket", places["collector"]),
+        *("--zeromq-bind-uri", uri, "--hdf5-filepath", str(tmp_path / "h")),
+    )
+    node = Daemon(
+        *("colmet.node.main", tmp_path / "node.log", "--control-socket", places["node"], "--zeromq-uri", uri),
+        *("-s", "0.2", "--state-dir", "", "--spool-dir", str(spool), "-p", str(os.getpid())),
+    )
+    try:
+        collector.said("listening")
+        node.said("backend on")
+        for side, place in places.items():
+            status, said = run(capsys, f"--{side}", "--control-socket", place, "--json")
+            told = json.loads(said.out)
+            assert status < 2 and not [one for one in told["findings"] if one["level"] == "fail"], said.out
+            (running,) = [one for one in told["findings"] if one["check"] == "running"]
+            assert running["level"] == "pass" and not said.err
+            unchecked = [one for one in told["findings"] if "could not be checked" in one["found"]]
+            assert not unchecked, unchecked
+        ports = [one["found"] for one in told["findings"] if one["check"] == "ports"]
+        assert ports[0] == f"--zeromq-bind-uri {uri}: process {collector.process.pid}, colmet-collector"
+    finally:
+        assert (node.stop()[0], collector.stop()[0]) == (0, 0)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert colmet.main(["doctor", "--node", "-q", "--", "--zeromq-uri", uri, "--spool-dir", str(spool)]) == 2
+    assert f"FAIL  collectors        {uri}: Connection refused" in out.getvalue()

@@ -1,0 +1,60 @@
+"""The main thread of the collector: what it takes in, and when it does not."""
+
+from __future__ import annotations
+
+from colmet.collector import journal as module
+from colmet.collector import main
+from colmet.collector.journal import Journal
+from colmet.collector.main import Collector
+from colmet.common.control import Errands
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.common.service import Service
+from colmet.common.transport import Received
+from colmet.common.wire import v1
+
+SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
+
+
+class Queue:
+    """Messages of one node without an end."""
+
+    def __init__(self):
+        self.taken = 0
+
+    def receive(self):
+        self.taken += 1
+        table = Table.from_samples(SCHEMA, 1, [Sample(n, {"cpu": n}) for n in range(1000)])
+        return Received(v1.encode(Batch("h", 1, self.taken, 1, (), (table,))), "10.0.0.1")
+
+
+def test_nothing_is_taken_in_beyond_what_may_wait_for_the_journal(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_PENDING_BYTES", 200_000)
+    queue = Queue()
+    journal = Journal(str(tmp_path / "j"), 1 << 30)  # nothing goes to disk before it is started
+    with Errands() as errands:
+        assert Collector(queue, journal, [], errands, Service())._receive(), "there may be more"
+    assert 200_000 <= journal.pending_bytes < 300_000 and queue.taken < 20
+    journal.close()
+
+
+class Unheard:
+    """A link on which nobody says Hello."""
+
+    def took(self, fresh, again):
+        pass
+
+    def counters(self):
+        return {}
+
+
+def test_nodes_that_take_no_acknowledgements_are_told_of_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(main, "ACQUAINTED_S", 0)
+    monkeypatch.setattr(main, "BURST", 3)
+    journal = Journal(str(tmp_path / "j"), 1 << 30)
+    with Errands() as errands:
+        collector = Collector(Queue(), journal, [], errands, Service(), link=Unheard())
+        collector._receive()
+        for _ in range(3):
+            collector._tell()
+    journal.close()
+    assert caplog.text.count("nodes=1 take no acknowledgements") == 1

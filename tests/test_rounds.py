@@ -1,0 +1,132 @@
+"""A request to many nodes through the collector, and what is told of their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from colmet.collector import rounds as module
+from colmet.collector.rounds import Rounds, handler, summary
+from colmet.common.control import Errands
+from colmet.common.errors import Refused
+from colmet.common.wire.control import decode_request, encode
+
+DONE = encode({"ok": True, "changed": {"sample_period": [5.0, 1.0]}, "unchanged": []})
+SAME = encode({"ok": True, "changed": {}, "unchanged": ["sample_period"]})
+
+
+class Link:
+    """Nodes that answer as a test says, at once; None: not at all."""
+
+    def __init__(self, answers, rounds):
+        self.answers = answers
+        self.rounds = rounds
+        self.asked = []
+
+    @property
+    def callers(self):
+        return self.answers.keys()
+
+    def ask(self, host, number, content):
+        if host not in self.answers:
+            return False
+        self.asked.append((host, number, content))
+        return True
+
+    def deliver(self):
+        for host, number, _ in self.asked:
+            if self.answers[host] is not None:
+                self.rounds.answered(host, number, self.answers[host])
+
+
+def test_what_nodes_say_is_told_by_kind():
+    rounds = Rounds()
+    link = Link(
+        {"a": DONE, "b": SAME, "c": encode({"error": "no \x1b[31mperf"}), "d": None, "e": b"\xc1", "f": DONE}, rounds
+    )
+    begun = rounds.begin(link, b"question", None)
+    assert [(host, content) for host, _, content in link.asked] == [(host, b"question") for host in "abcdef"]
+    link.deliver()
+    assert not begun.is_done.is_set()
+    told = summary(rounds.end(begun))
+    assert told["changed"] == ["a", "f"] and told["unchanged"] == ["b"] and told["silent"] == ["d"]
+    assert told["refused"].pop("no ?[31mperf") == ["c"]
+    ((why, hosts),) = told["refused"].items()
+    assert hosts == ["e"] and why.startswith("its answer cannot be read: answer: ")
+    assert told["ok"] is False and told["away"] == []
+
+
+def test_some_nodes_are_asked_alone_and_one_that_is_not_there_is_told():
+    rounds = Rounds()
+    link = Link({"a": DONE, "b": DONE}, rounds)
+    begun = rounds.begin(link, b"", ["b", "x", "b"])
+    link.deliver()
+    assert begun.is_done.is_set()
+    told = summary(rounds.end(begun))
+    assert told["changed"] == ["b"] and told["away"] == ["x"] and told["ok"] is False
+
+
+def test_where_no_node_is_there_nothing_is_waited_for():
+    rounds = Rounds()
+    begun = rounds.begin(Link({}, rounds), b"", None)
+    assert begun.is_done.is_set() and summary(rounds.end(begun))["ok"] is True
+
+
+def test_answers_that_nobody_waits_for_are_counted_and_nothing_else():
+    rounds = Rounds()
+    link = Link({"a": None, "b": None}, rounds)
+    first = rounds.begin(link, b"", None)
+    rounds.answered("a", first.number, DONE)
+    rounds.answered("a", first.number, SAME)  # again
+    rounds.answered("x", first.number, DONE)  # was not asked
+    rounds.answered("b", first.number + 1, DONE)
+    assert Rounds().begin(link, b"", []).number > first.number, "of a collector that is started anew"
+    rounds.end(first)
+    rounds.answered("b", first.number, DONE)
+    assert rounds.late == 4 and first.answers == {"a": DONE} and first.waiting == {"b"}
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MAX_ROUNDS", 3)
+    rounds = Rounds()
+    link = Link({"a": None}, rounds)
+    begun = [rounds.begin(link, b"", None) for _ in range(10)]
+    rounds.answered("a", begun[0].number, DONE)
+    assert rounds.late == 1
+    rounds.answered("a", begun[-1].number, b"x" * (module.MAX_ANSWER_BYTES + 1))
+    assert begun[-1].answers == {"a": b""} and list(summary(begun[-1])["refused"].values()) == [["a"]]
+
+
+@contextlib.contextmanager
+def main_thread(errands, work):
+    """Serves errands as the collector's main thread does, and works in between."""
+    ended = threading.Event()
+
+    def run():
+        while not ended.wait(0.002):
+            errands.serve()
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_the_handler_asks_from_its_own_thread_and_waits_for_the_answers():
+    rounds = Rounds()
+    link = Link({"a": DONE, "b": SAME, "c": None}, rounds)
+    with Errands() as errands, main_thread(errands, lambda: link.deliver() if link.asked else None):
+        configure = handler(rounds, link, errands, wait_s=20)
+        told = configure({"sample_period": "1", "hosts": "a,b"})
+        assert (told["changed"], told["unchanged"], told["ok"]) == (["a"], ["b"], True)
+        assert decode_request(link.asked[0][2]) == {"sample_period": "1"}
+        configure = handler(rounds, link, errands, wait_s=0.1)
+        assert configure({"metrics": "x"})["silent"] == ["c"]
+        with pytest.raises(Refused, match="hosts: not a text"):
+            configure({"hosts": 3})

@@ -1,0 +1,242 @@
+"""colmet status: the text, the check and its thresholds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from colmet.common.control import Control, listen
+from colmet.tools import colmet
+from colmet.tools.status import CRITICAL, OK, WARNING, describe, duration, judge, table
+
+BACKEND = {
+    **{"name": "taskstats", "on": True, "why": "", "rows": 1234, "failures": 0, "error": "", "overruns": 0},
+    **{"cpu_s": 1.5, "wall_s": 2.0, "counters": {}, "last_rows_age_s": 1.2},
+}
+NODE = {
+    **{"daemon": "node", "version": "1.0", "host": "node-7", "pid": 12, "uptime_s": 7200.0, "last_tick_age_s": 1.2},
+    **{"period_s": 5.0, "tick_s": 0.012, "cpu_s": 36.0},
+    "agent": {"ticks": 1440, "overruns": 0, "jobs": 3, "jobs_started": 1200, "batches_dropped": 0},
+    "backends": [BACKEND],
+    "behind_s": 0.0,
+    "collectors": [
+        {
+            "uri": "tcp://head:5556",
+            "there": True,
+            "state": "there",
+            "since_s": 7199.0,
+            "version": "1.0",
+            "durable": True,
+        }
+    ],
+    "spool": {"sent": 1440, "acknowledged": 1439, "held": 1, "dropped": 0},
+    "control": {"requests": 7},
+    "last_hour": {"overruns": 0, "dropped": 0, "jobs_without_rows": 2},
+}
+SENDER = {
+    **{"name": "node-1", "batches": 5, "rows": 9, "missing": 0, "duplicates": 0, "rejects": 0, "skipped": 0},
+    **{"seen_age_s": 1.0, "lag_s": 0.01, "dialect": "v1", "version": "", "silent": False, "gone": False},
+    **{"foreign": 0, "limited": 0},
+}
+OUTPUT = {
+    **{"name": "hdf5", "available": True, "why": "", "away_s": 0.0, "behind_s": 10.0, "written": 123456, "waiting": 3},
+    **{"lost": 0, "dropped": 0, "failures": 0, "all_failures": 0},
+}
+COLLECTOR = {
+    **{"daemon": "collector", "version": "1.0", "host": "head", "pid": 12, "uptime_s": 90000.0},
+    "received": {
+        **{"batches": 5000, "rows": 9, "missing": 0, "duplicates": 0, "rejects": 0, "skipped": 0, "dialects": {}},
+        **{"foreign": 0, "limited": 0},
+    },
+    "senders": {
+        **{"count": 800, "heard": 800, "silent": 0, "gone": 0, "lag_median_s": 0.01, "lag_max_s": 1.0},
+        "worst": [SENDER],
+    },
+    "outputs": [OUTPUT],
+    "journal": {"directory": "/var/j", "why": "", "full": False, "bytes": 3 << 20},
+    "last_hour": {"missing_batches": 0},
+}
+
+
+def changed(status, path, value):
+    """A copy with one value changed: "outputs.0.why"."""
+    copy = json.loads(json.dumps(status))
+    *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    place = copy
+    for key in way:
+        place = place[key]
+    place[last] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "level", "text"),
+    [
+        (NODE, {}, OK, "last sample 1.2 s ago, 3 jobs"),
+        (NODE, {"last_tick_age_s": 59}, OK, "last sample 59.0 s ago"),
+        (NODE, {"last_tick_age_s": 61}, CRITICAL, "no sample for 61.0 s"),
+        (NODE, {"last_tick_age_s": 61, "period_s": 30.0}, OK, "last sample"),
+        (NODE, {"last_tick_age_s": None}, CRITICAL, "no sample in the 2.0 h since the start"),
+        (NODE, {"last_tick_age_s": None, "uptime_s": 3.0}, OK, "started, no sample yet"),
+        (NODE, {"backends.0.on": False}, WARNING, "off: taskstats"),
+        (NODE, {"last_hour.dropped": 7}, WARNING, "7 dropped in the last hour"),
+        (NODE, {"last_hour.jobs_without_rows": 700}, OK, "last sample"),
+        (NODE, {"last_hour.dropped": 7, "last_tick_age_s": 100}, CRITICAL, "no sample for 2 min; 7 dropped"),
+        (NODE, {"behind_s": 299}, OK, "last sample"),
+        (NODE, {"collectors.0.there": False, "collectors.0.since_s": 59}, OK, "last sample"),
+        (NODE, {"collectors.0.there": False, "collectors.0.since_s": 61}, WARNING, "no collector for 61.0 s"),
+        (NODE, {"behind_s": 301}, WARNING, "batches wait to be acknowledged for 5 min"),
+        (COLLECTOR, {}, OK, "800 nodes heard"),
+        (
+            COLLECTOR,
+            {"senders.silent": 3, "senders.worst.0.silent": True},
+            WARNING,
+            "3 of 803 nodes silent, such as node-1",
+        ),
+        (COLLECTOR, {"senders.silent": 3, "senders.heard": 0}, CRITICAL, "3 of 3 nodes silent"),
+        (COLLECTOR, {"outputs.0.behind_s": 301}, WARNING, "hdf5 is 5 min behind"),
+        (
+            COLLECTOR,
+            {"outputs.0.available": False, "outputs.0.away_s": 5, "outputs.0.why": "no | space\nleft"},
+            WARNING,
+            "hdf5 away for 5.0 s: no / space left",
+        ),
+        (COLLECTOR, {"outputs.0.available": False, "outputs.0.away_s": 500}, CRITICAL, "hdf5 away for 8 min"),
+        (COLLECTOR, {"journal.why": "No space left on device"}, CRITICAL, "journal cannot be written to: No space"),
+        (COLLECTOR, {"journal.full": True}, CRITICAL, "nothing is received, the journal is full"),
+        (COLLECTOR, {"last_hour.missing_batches": 1200}, WARNING, "1,200 missing batches in the last hour"),
+    ],
+)
+def test_the_check_warns_of(status, changes, level, text):
+    for path, value in changes.items():
+        status = changed(status, path, value)
+    verdict = judge(status, 60, 300)
+    line = verdict.line(status["daemon"])
+    assert verdict.level == level, line
+    assert any(option in line for option in text.split("|")), line
+    assert line.count("|") == 1 and "\n" not in line
+
+
+def test_the_thresholds_count():
+    assert judge(changed(NODE, "last_tick_age_s", 61), 120, 300).level == OK
+    assert judge(changed(COLLECTOR, "outputs.0.behind_s", 301), 60, 400).level == OK
+
+
+def test_the_check_has_figures_behind_a_bar():
+    assert judge(NODE, 60, 300).line("node") == (
+        "COLMET NODE OK - last sample 1.2 s ago, 3 jobs | age=1.2s tick=0.012s jobs=3"
+    )
+
+
+def test_the_nodes_text():
+    lines = describe(changed(changed(NODE, "backends.0.on", False), "backends.0.why", "not root; be it"))
+    assert lines == [
+        "colmet-node 1.0 on node-7, process 12, up 2.0 h",
+        "last sample 1.2 s ago, took 12.0 ms; one every 5 s, 1,440 so far, 0 skipped",
+        "3 jobs now, 1,200 since the start; 0.50 % of a CPU",
+        "",
+        "backend    state   rows  last rows  failures  CPU a sample",
+        "taskstats  OFF    1,234  1.2 s ago         0       1.04 ms",
+        "  taskstats is off: not root; be it",
+        "",
+        "collector        state  since  version",
+        "tcp://head:5556  there  2.0 h      1.0",
+        "batches: 1,440 sent, 1,439 acknowledged, 1 waiting, the oldest for 0.0 s; 0 dropped",
+        "",
+        "control: requests 7",
+        "in the last hour: 2 jobs without rows",
+    ]
+
+
+def test_the_collectors_text():
+    lines = describe(COLLECTOR)
+    assert lines == [
+        "colmet-collector 1.0 on head, process 12, up 25.0 h",
+        "nodes: 800 heard, 0 silent; what comes is 0.0 s old (median), at most 1.0 s",
+        "received: 5,000 batches, 9 rows; 0 missing, 0 twice, 0 refused, 0 limited",
+        "journal: /var/j, 3.00 MiB",
+        "",
+        "output  state  rows written  messages waiting  behind  failures  lost  dropped",
+        "hdf5    ok          123,456                 3  10.0 s         0     0        0",
+        "",
+        "sender      heard    lag  batches  missing  twice  refused  limited  version",
+        "node-1  1.0 s ago  0.0 s        5        0      0        0        0  v1",
+        "and 799 others; --all shows them",
+        "",
+        "in the last hour: nothing went wrong",
+    ]
+
+
+def test_messages_of_another_host_are_refused_ones():
+    status = changed(changed(COLLECTOR, "senders.worst.0.rejects", 2), "senders.worst.0.foreign", 3)
+    status = changed(changed(status, "received.foreign", 3), "senders.worst.0.limited", 70)
+    text = describe(status)
+    assert "0 twice, 3 refused" in text[2]
+    assert [line.split()[-3:] for line in text if line.startswith("node-1")] == [["5", "70", "v1"]]
+
+
+def test_a_text_without_a_sample_and_with_everything_wrong():
+    assert describe(changed(NODE, "last_tick_age_s", None))[1:] == ["no sample yet"]
+    status = COLLECTOR
+    changes = {
+        **{"journal.why": "disk full", "journal.full": True, "senders.gone": 2, "senders.lag_median_s": None},
+        **{"outputs.0.available": False, "outputs.0.why": "disk full", "outputs.0.away_s": 10_000},
+        **{"senders.worst.0.silent": True, "senders.worst.0.seen_age_s": None},
+    }
+    for path, value in changes.items():
+        status = changed(status, path, value)
+    text = "\n".join(describe(status))
+    for part in (
+        "2 gone for more than a day",
+        "CANNOT BE WRITTEN TO: disk full; FULL",
+        "AWAY for 2.8 h",
+        "hdf5 is away: disk full",
+        "SILENT, -",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (89.9, "89.9 s"), (90, "2 min"), (7200, "2.0 h"), (10**6, "11.6 days")]
+)
+def test_durations_are_for_people(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_numbers_stand_under_each_other():
+    assert table([("a", "b"), ("x", "1"), ("yy", "100")]) == ["a     b", "x     1", "yy  100"]
+
+
+# -- the command --
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """The place of a control socket that tells a made-up status."""
+    control = Control({"status": lambda request: {**NODE, "asked": request["max_age_s"]}})
+    place = str(tmp_path / "node.sock")
+    listen(place, "node", control)
+    yield place
+    control.close()
+
+
+def test_the_command_prints_text_json_or_a_check(daemon, capsys):
+    assert colmet.main(["status", "node", "--control-socket", daemon]) == 0
+    assert capsys.readouterr().out.startswith("colmet-node 1.0 on node-7")
+    assert colmet.main(["status", "node", "--control-socket", daemon, "--json", "--max-age", "7"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**NODE, "asked": 7}
+    assert colmet.main(["status", "node", "--control-socket", daemon, "--check", "--max-age", "1"]) == 0
+    assert capsys.readouterr().out.startswith("COLMET NODE OK - ")
+
+
+def test_a_check_that_cannot_ask_as_its_options_are_is_unknown(tmp_path, capsys):
+    keys = ["--curve-secret", str(tmp_path / "no.secret"), "--curve-daemon", str(tmp_path / "no.key")]
+    assert colmet.main(["status", "node", "--control-socket", "tcp://127.0.0.1:1", *keys, "--check"]) == 3
+    assert capsys.readouterr().out.startswith("COLMET NODE UNKNOWN - --curve-secret ")
+
+
+def test_a_check_of_a_daemon_that_is_away_is_critical_and_one_line(tmp_path, capsys):
+    assert colmet.main(["status", "node", "--control-socket", str(tmp_path / "no.sock"), "--check"]) == 2
+    out, err = capsys.readouterr()
+    assert out == f"COLMET NODE CRITICAL - no daemon listens on {tmp_path}/no.sock\n" and not err
