@@ -2,8 +2,8 @@
 
 usage: spooling_node.py HOST SPOOL_DIR NOTES SPOOL_BYTES FACTOR URI...
 
-After each batch that the spool has in its files, a line `epoch seq` is in NOTES. At the end, `dropped EPOCH FIRST LAST`
-lines follow.
+After each batch that the spool has in its files, a line `epoch seq` is in NOTES. At SIGTERM it takes no more, and ends
+when all are acknowledged; `dropped EPOCH FIRST LAST` lines follow.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from colmet.node.spool import Spool
 from colmet.node.spoolfiles import LOCK, SpoolFiles
 
 PERIOD_S = 0.1
+AT_MOST_S = 90.0  # until all is acknowledged
 SEGMENT_BYTES = 8 << 10  # at most, and an eighth of the room
 SCHEMA = Schema("made_default", "job", (Field("epoch", "count", "gauge"), Field("seq", "count", "gauge")))
 
@@ -94,7 +95,7 @@ class Noting(Held):
 
 def main(host_name, directory, notes, spool_bytes, factor, *uris):
     cli.set_up_logging(1)
-    times = Times().faster(float(factor))._replace(farewell_s=5.0)  # all of it is to be sent before the node ends
+    times = Times().faster(float(factor))._replace(farewell_s=5.0)
     private = Host().private_directory(directory)
     private.lock(LOCK)
     epoch = max(time.time_ns(), SpoolFiles.last_epoch(private) + 1)
@@ -111,6 +112,9 @@ def main(host_name, directory, notes, spool_bytes, factor, *uris):
     with cli.Signals((signal.SIGTERM,)) as signals:
         link.start()
         agent.run(signals)
+    until = time.monotonic() + AT_MOST_S
+    while (spool.waiting or len(held)) and time.monotonic() < until:
+        time.sleep(0.02)
     assert link.stop(spool.wake)
     for dropped in spool.dropped_ranges():
         os.write(held.notes, f"dropped {dropped.epoch} {dropped.first} {dropped.last}\n".encode())

@@ -37,9 +37,11 @@ class Node:
         self.notes = world.directory / f"{name}.notes"
         self.log = world.directory / f"{name}.log"
         self.process = None
+        self._log_start = 0
 
     def start(self):
         directory = self._world.directory / f"{self.name}.spool"
+        self._log_start = len(self.log.read_text()) if self.log.exists() else 0
         command = [sys.executable, NODE, self.name, directory, self.notes, self._room, self._world.factor]
         command += [collector.uri for collector in self._world.collectors]
         with self.log.open("ab") as log:
@@ -52,8 +54,15 @@ class Node:
         self.process.wait(20)
 
     def stop(self):
+        """Take no more rows, and end once all are acknowledged."""
+        until = time.monotonic() + 60
+        while "backend on" not in self.log.read_text()[self._log_start :]:  # before, a signal would just end it
+            assert self.process.poll() is None and time.monotonic() < until, self._world.text()
+            time.sleep(0.05)
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0, self.log.read_text()[-4000:]
+
+    def end(self):
+        assert self.process.wait(150) == 0, self._world.text()
 
     def told(self):
         """(epoch, seq) of what it had in its files, and ranges of what it dropped."""
@@ -156,6 +165,8 @@ class World:
     def stop(self):
         for node in self.nodes.values():
             node.stop()
+        for node in self.nodes.values():
+            node.end()
         for collector in self.collectors:
             collector.stop()
 
