@@ -226,6 +226,25 @@ def test_a_node_that_is_started_again_at_once_begins_anew(tmp_path, later):
     assert sum(gap.rows for gap in found.gaps if gap.why == gaps.NOT_HERE) == 30
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_agents_that_follow_each_other_within_seconds_are_told_apart(tmp_path, seed):
+    """Accounts come at any time of the second in which the one ends and the next one starts."""
+    rng = random.Random(seed)
+    ledger_s = rng.choice([0.1, 0.3, 1, 60])
+    node = Node(period=0.1, ledger_s=ledger_s)
+    for _ in range(4):
+        node.ticks(rng.randrange(3, 40))
+        node.tick(ends=True)
+        node.now += rng.randrange(6)
+        node.start(ledger_s)
+    node.ticks(50)
+    node.ticks(30, lost="silently")
+    node.ticks(700)
+    found = node.lines(tmp_path)[NODE.name].found
+    assert found.twice == 0
+    assert sum(gap.rows for gap in found.gaps if gap.why == gaps.NOT_HERE) == 30
+
+
 def test_a_node_that_was_stopped_is_told_from_one_that_was_killed(tmp_path):
     node = Node()
     node.ticks(30)

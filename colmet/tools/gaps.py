@@ -210,11 +210,11 @@ class Reckoning:
         Args:
             epoch: of the agent.
             accounts: of it.
-            former: rows of the second in which it started that are of the agent before.
+            former: rows of the second in which it started that are of agents before.
             following: when the next agent started, in seconds since 1970.
 
         Returns:
-            How many rows of that second are this agent's.
+            How many rows of that second are of agents up to this one.
         """
         start = epoch // NS
         before = Account(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
@@ -228,8 +228,10 @@ class Reckoning:
             taken = account.rows - before.rows
             # of the second of an account, it counts the rows that came with it: others of that second were taken later
             after = before.time - 1 if before.taken else before.time
-            here = between(self._times, after, account.time - 1) - before.rows_now - former
-            former = 0
+            here = between(self._times, after, account.time - 1) - before.rows_now
+            if account.time > start or account.is_last:  # what was stored for the second of the start is counted now
+                here -= former
+                former = 0
             now = account.rows_now
             if account.is_last:
                 now = between(self._times, account.time - 1, account.time)
