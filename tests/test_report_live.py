@@ -11,6 +11,7 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import ConfigError
+from colmet.tools.gaps import LATE
 from colmet.tools.history.hdf5 import Hdf5History
 from colmet.tools.live import NS, Daemons, Failed, JobRoot
 from colmet.tools.report.figures import Asked
@@ -88,7 +89,8 @@ def test_the_cpu_time_is_that_of_the_cgroup(tmp_path, root_directory, daemons):
     assert found.io.written_bytes >= 8 << 20
     assert (found.user, found.cpu.source) == ("alice", "cgroup")
     assert found.cpu.cpus and found.memory.peak_bytes
-    assert (found.completeness.method, found.completeness.missing) == ("ledger", 0)
+    assert found.completeness.method == "ledger"
+    assert {gap.why for gap in found.completeness.gaps} <= {LATE}  # on a busy machine the node leaves samples out
 
     command = [sys.executable, "-m", "colmet.tools.colmet", "report", str(JOB), "--hdf5", str(tmp_path / "x")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "80"})

@@ -234,7 +234,7 @@ def test_live_cpu_time_equals_what_the_process_says_of_itself(backend, process):
     (row,) = backend.sample([Tasks(running.pid)])
     assert row.values["cpu_run_virtual_total"] == pytest.approx(int(stat[0]), rel=0.01)
     # counted by clock ticks on many kernels, which go astray where a hypervisor takes the CPU away
-    assert 0.2e9 < row.values["cpu_run_real_total"] < 1e9
+    assert 0 < row.values["cpu_run_real_total"] < 2e9
     assert row.values["ac_utime"] + row.values["ac_stime"] == pytest.approx(
         row.values["cpu_run_real_total"] / 1e3, 0.01
     )
@@ -332,7 +332,7 @@ def test_live_cpu_time_of_a_job_equals_its_cgroups(backend, cgroups):
     (row,) = backend.sample([job])
     # a process is made outside of the group, and enters it then
     assert row.values["cpu_run_virtual_total"] / 1e9 == pytest.approx(group.cpu_s(), rel=0.02, abs=0.08)
-    assert 0.4 * group.cpu_s() < row.values["cpu_run_real_total"] / 1e9 < 2 * group.cpu_s()
+    assert 0 < row.values["cpu_run_real_total"] / 1e9 < 3 * group.cpu_s()
 
 
 @pytest.mark.live
