@@ -404,6 +404,16 @@ def test_requests_are_answered_beside_the_sending_and_not_without_bound():
     assert nobody.refused == 1
 
 
+def test_a_request_whose_answer_fails_is_counted_and_the_next_one_is_answered(caplog):
+    requests = Requests(lambda content: b"%d" % (1 // int(content)))
+    world = World(requests=requests)
+    for content in (b"0", b"1"):
+        requests.ask(int(content), content, world.routes[0])
+    assert select.select([requests.fd], [], [], 20)[0]
+    assert [answer for _, answer, _ in requests.answers()] == [b"1"]
+    assert world.link.counters()["defects"] == 1 and "failures=1" in caplog.text
+
+
 def test_an_answer_is_taken_before_it_is_told_of_and_wakes_nobody_twice(monkeypatch):
     requests, write, go = Requests(lambda content: content), os.write, threading.Event()
     monkeypatch.setattr(os, "write", lambda *args: go.wait(20) and write(*args))

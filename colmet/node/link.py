@@ -230,7 +230,7 @@ class Link:
             "duplicates": sum([route.duplicates for route in self._routes]),
             "requests": self._requests.answered,
             "requests_refused": self._requests.refused,
-            "defects": self._failures,
+            "defects": self._failures + self._requests.failures,
         }
 
     # -- the thread --

@@ -27,6 +27,7 @@ class Requests:
         fd: readable when there are answers.
         answered: requests.
         refused: requests that nobody could answer, or too many at once.
+        failures: requests whose answer failed by a defect.
     """
 
     def __init__(self, handle: Callable[[bytes], bytes] | None) -> None:
@@ -36,7 +37,7 @@ class Requests:
         self._answers: deque[tuple[int, bytes, Any]] = deque()
         self._thread: threading.Thread | None = None
         self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.answered = self.refused = 0
+        self.answered = self.refused = self.failures = 0
 
     def ask(self, number: int, content: bytes, asker: Any) -> None:
         """Have a request answered; `asker` comes back with the answer."""
@@ -61,7 +62,9 @@ class Requests:
             try:
                 answer = self._handle(content)
             except Exception:  # a defect there must not leave the others unanswered
-                log.exception("link: defect in answering a request")
+                self.failures += 1
+                if powers_of_ten(self.failures):
+                    log.exception("link: defect in answering a request failures=%d", self.failures)
                 continue
             self._answers.append((number, answer, asker))
             self.answered += 1
