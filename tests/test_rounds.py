@@ -130,3 +130,8 @@ def test_the_handler_asks_from_its_own_thread_and_waits_for_the_answers():
         assert configure({"metrics": "x"})["silent"] == ["c"]
         with pytest.raises(Refused, match="hosts: not a text"):
             configure({"hosts": 3})
+
+
+def test_a_collector_without_a_link_says_that_it_can_ask_nobody():
+    with Errands() as errands, pytest.raises(Refused, match="--zeromq-link-bind-uri"):
+        handler(Rounds(), None, errands)({"sample_period": "1"})

@@ -400,8 +400,7 @@ def run(
             )
             asked.handlers["status"] = collector.health.status
             asked.handlers["top"] = collector.health.top.answer
-            if link is not None:
-                asked.handlers["configure"] = handler(rounds, link, errands)
+            asked.handlers["configure"] = handler(rounds, link, errands)
             control.listen(options.control_socket, "collector", asked, control.door_of(options))
             if options.metrics_listen:
                 page = endpoint.Endpoint(options.metrics_listen, collector.health.families)

@@ -120,10 +120,17 @@ def summary(ended: Round) -> dict[str, Any]:
     }
 
 
-def handler(rounds: Rounds, link: Asked, errands: Errands, wait_s: float = WAIT_S) -> Handler:
-    """Answers `configure` for all nodes, or for those in `hosts`, with commas; not in the main thread."""
+def handler(rounds: Rounds, link: Asked | None, errands: Errands, wait_s: float = WAIT_S) -> Handler:
+    """Answers `configure` for all nodes, or for those in `hosts`, with commas; not in the main thread.
+
+    Without a link no node can be asked, which the answer says.
+    """
 
     def configure(request: Request) -> dict[str, Any]:
+        if link is None:
+            raise Refused(
+                "this collector has no port where it speaks with nodes: see its log, and --zeromq-link-bind-uri"
+            )
         names = request.get("hosts")
         if names is not None and not isinstance(names, str):
             raise Refused("hosts: not a text")
