@@ -37,6 +37,7 @@ static const struct perf_hw_event INVALID = {.type = PERF_TYPE_BREAKPOINT}; /* o
 static int *cpus;
 static size_t cpu_count;
 static char root_path[4096], group_path[4200];
+static char own_mount[] = "/tmp/colmet-test-XXXXXX";
 
 static size_t descriptors(void)
 {
@@ -74,22 +75,9 @@ static int perf_hierarchy(void)
     return number;
 }
 
-/* A v1 hierarchy that was unmounted while one of its groups was not yet gone for good keeps perf_event, with no mount
- * point: nothing can be counted. Mounted and unmounted once more, it gives it back to v2. */
-static void free_unmounted_hierarchy(void)
-{
-    char point[] = "/tmp/colmet-test-XXXXXX";
-    CHECK(mkdtemp(point) != NULL);
-    for (int n = 0; n < 100 && perf_hierarchy() != 0; n++) {
-        CHECK(mount("colmet-test", point, "cgroup", 0, "perf_event") == 0);
-        CHECK(umount(point) == 0);
-        usleep(50000); /* it goes a little later */
-    }
-    CHECK(rmdir(point) == 0);
-}
-
-/* Finds where perf_event counts: a v1 hierarchy that has it, else v2. True for v1. */
-static bool find_root(void)
+/* Finds where perf_event counts: a v1 hierarchy that has it, else v2. A v1 hierarchy that was unmounted while somebody
+ * was still in one of its groups keeps perf_event, with no mount point: it is mounted for the time of these tests. */
+static void find_root(void)
 {
     char line[8192], point[4096], kind[64], options[2048];
     bool v1 = false;
@@ -103,14 +91,16 @@ static bool find_root(void)
             memcpy(root_path, point, sizeof root_path);
     }
     fclose(mounts);
-    return v1;
+    if (!v1 && perf_hierarchy() != 0 && mkdtemp(own_mount) != NULL) {
+        CHECK(mount("colmet-test", own_mount, "cgroup", 0, "perf_event") == 0);
+        memcpy(root_path, own_mount, sizeof own_mount);
+    }
 }
 
 /* Makes a group where perf_event counts. False where there is no such place. */
 static bool make_group(void)
 {
-    if (!find_root())
-        free_unmounted_hierarchy();
+    find_root();
     snprintf(group_path, sizeof group_path, "%s/colmet-test-%d", root_path, (int)getpid());
     return root_path[0] != '\0' && mkdir(group_path, 0755) == 0;
 }
@@ -134,6 +124,16 @@ static void enter(const char *group)
 static void remove_group(void)
 {
     CHECK(rmdir(group_path) == 0);
+}
+
+/* Also where a test fails. */
+static void clean_up(void)
+{
+    rmdir(group_path);
+    if (strcmp(root_path, own_mount) == 0) {
+        umount(own_mount);
+        rmdir(own_mount);
+    }
 }
 
 static struct perf_hw *open_events(int fd, const struct perf_hw_event *events, size_t count, int *errors)
@@ -301,6 +301,7 @@ int main(void)
     CHECK(cpus != NULL);
     for (size_t n = 0; n < cpu_count; n++)
         cpus[n] = (int)n;
+    atexit(clean_up);
     if (geteuid() != 0 || !make_group()) {
         fprintf(stderr, "test_perf_hw: not run: it needs root and a cgroup hierarchy that has perf_event\n");
         free(cpus);
@@ -313,7 +314,6 @@ int main(void)
     test_what_is_no_group_fails_as_a_whole();
     test_too_few_descriptors_leave_none_open();
     test_starts_leave_nothing_behind();
-    remove_group();
     free(cpus);
     printf("test_perf_hw: all passed, %d starts\n", STARTS);
     return 0;
