@@ -107,7 +107,7 @@ def _v1():
 
 def _give_back():
     """See to it that v2 has perf_event again: a hierarchy stays, unmounted, where a group was not yet gone for good."""
-    for _ in range(20):
+    for _ in range(60):
         for _ in range(50):
             hierarchies = dict(line.split()[:2] for line in Path("/proc/cgroups").read_text().splitlines()[1:])
             if hierarchies["perf_event"] == "0":
