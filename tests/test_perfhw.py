@@ -627,15 +627,27 @@ def assert_counted(values, counted, what):
 
 
 def closely(tries, attempt):
-    """Whether two CPU times are as good as equal in one of some attempts: interrupts come to one, and to no other."""
+    """Whether two CPU times are as good as equal in one of some attempts.
+
+    Interrupts, and what a hypervisor takes away, come to an event's count and not to a process's own time: so much
+    more it may be, and is in no more than some of the attempts.
+    """
     seen = []
     for _ in range(tries):
+        before_ns = taken_away_ns()
         value, expected = attempt()
-        seen.append((value, expected))
-        if value == pytest.approx(expected, rel=0.01, abs=2e6):
+        more = taken_away_ns() - before_ns
+        seen.append((value, expected, more))
+        if 0.99 * expected - 2e6 <= value <= 1.01 * expected + 2e6 + more:
             return True
     pytest.fail(f"never equal to 1 %: {seen}")
     return False
+
+
+def taken_away_ns():
+    """CPU time since the boot in interrupts, and of other virtual machines."""
+    irq, softirq, steal = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[6:9])
+    return (irq + softirq + steal) * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.slow
