@@ -2,8 +2,8 @@
 # Runs the tests on every supported Python that this machine has, each in its own .venvs/VERSION, and prints what went
 # wrong and a line for each run; all that pytest said is in .venvs/VERSION.alone.log and .venvs/VERSION.log.
 #
-# Tests marked live go by this machine's clock and kernel: they run alone, on the first and the second Python. The others
-# run on all, two Pythons at a time. Those marked slow run on the first alone: what differs between the newest and the
+# Tests marked live go by this machine's clock and kernel: they run alone, on the first Python, and those of whole
+# programs on the second, too. The others run on all, two Pythons at a time. Those marked slow run on the first alone: what differs between the newest and the
 # oldest Python shows on the first two, and the rest of the code on each one between.
 #
 # usage: [VERSIONS="3.13 3.9"] [AT_ONCE=1] test-all.sh [PYTEST ARGUMENT...]
@@ -12,6 +12,7 @@ shopt -s extglob nullglob
 cd "$(dirname "$0")/.."
 source scripts/running.sh
 
+programs=(tests/test_daemons.py tests/test_link_daemons.py tests/test_once.py tests/test_reload.py)
 read -ra versions <<<"${VERSIONS:-3.13 3.9 3.10 3.11 3.12}"
 asked_for=$#
 
@@ -57,7 +58,8 @@ first=${found[0]} names=("${found[0]}.alone")
 tests live "$first" "$first.alone" "$@"
 for version in "${found[@]:1:1}"; do
     names+=("$version.alone")
-    tests "live and not slow" "$version" "$version.alone" "$@"
+    [[ $# -gt 0 ]] && chosen=("$@") || chosen=("${programs[@]}")
+    tests "live and not slow" "$version" "$version.alone" "${chosen[@]}"
 done
 beside tests "not live" "$first" "$first" "$@"
 for version in "${found[@]:1}"; do
