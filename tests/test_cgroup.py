@@ -217,6 +217,27 @@ def test_the_user_is_cut_to_its_column_and_missing_where_not_known(fake, backend
         assert values.get("user") == (expected and expected.encode())
 
 
+@pytest.mark.usefixtures("root")
+def test_where_no_path_says_whose_a_job_is_its_processes_do(fake, backend):
+    """As with Slurm on cgroup v2, where some of root's are in the job, too."""
+    job = make_v2(fake)
+    job.user = ""
+    job.pids = lambda: [7, 8, 9]
+    for pid, uid in ((7, 0), (9, 1042)):  # 8 has ended meanwhile
+        os.chown(fake.mkdir(f"/proc/{pid}"), uid, uid)
+    assert values_of(backend, job)["user"] == b"1042"
+    assert job.user == "1042"
+
+
+def test_a_job_of_root_is_nobodys_and_is_not_looked_at_for_ever(fake, backend):
+    job = make_v2(fake)
+    job.user, looks = "", []
+    job.pids = lambda: looks.append(1) or [7]
+    for _ in range(50):
+        assert "user" not in values_of(backend, job)
+    assert 0 < len(looks) < 30
+
+
 def test_it_runs_after_taskstats_whose_cpu_time_it_compares():
     names = list(NAMES)
     assert names.index("cgroup") > names.index("taskstats")

@@ -70,6 +70,7 @@ def test_steal_is_named_as_what_it_is(fake, captured):
     values = sample(captured.host)
     columns = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
     assert [values[f"stat_cpu_{name}"] for name in columns] == list(range(1, 11))
+    assert values["stat_cpus"] == 1
     counts = ("stat_intr", "stat_ctxt", "stat_processes", "stat_procs_blocked")
     assert [values[name] for name in counts] == [11, 12, 13, 14]
 
@@ -78,7 +79,7 @@ def test_what_an_old_kernel_does_not_tell_is_missing_not_zero(captured):
     captured.write("/proc/stat", "cpu  1 2 3 4 5 6 7\nintr 11\n")
     captured.write("/proc/meminfo", "MemTotal: 100 kB\n")
     values = sample(captured.host)
-    assert "stat_cpu_steal" not in values and "meminfo_memfree" not in values
+    assert "stat_cpu_steal" not in values and "stat_cpus" not in values and "meminfo_memfree" not in values
     assert values["meminfo_memtotal"] == 100
 
 
@@ -132,5 +133,6 @@ def test_live_cpu_time_and_uptime_grow_as_the_clock_does():
     busy_or_idle = [f.name for f in SCHEMA.fields if f.unit == "jiffies" and "guest" not in f.name]
     ticks = sum(after.values[name] - before.values[name] for name in busy_or_idle)
     cpus = os.sysconf("SC_NPROCESSORS_ONLN")
+    assert after.values["stat_cpus"] == cpus
     assert ticks / os.sysconf("SC_CLK_TCK") == pytest.approx(cpus * elapsed, rel=0.3)
     assert 0 <= after.values["uptime_total"] - before.values["uptime_total"] <= 2

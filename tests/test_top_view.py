@@ -289,7 +289,7 @@ def test_it_waits_for_the_second_sample_but_not_for_ever(monkeypatch):
     assert command.settled(lambda request: {"nodes_heard": 2, "nodes_measured": 0}, {}, 0.01)["nodes_measured"] == 0
 
 
-@pytest.mark.parametrize("argv", [["--sort", "nonsense"], ["--nodes", "--sort", "cpus"], ["--nodes", "--job", "7"], []])
+@pytest.mark.parametrize("argv", [["--sort", "nonsense"], ["--nodes", "--sort", "gpus"], ["--nodes", "--job", "7"], []])
 def test_what_cannot_be_done_is_status_2(argv, daemon, capsys):
     more = [] if not argv else ["--once"]
     assert colmet.main(["top", "--control-socket", daemon, *argv, *more]) == 2

@@ -101,6 +101,7 @@ _MEMORY = ("memtotal", "memfree", "buffers", "cached", "sreclaimable", "shmem", 
 NODE_MEASURES = (
     *[Measure(name, [("procstats_default", f"stat_cpu_{name}")]) for name in _CPU_STATES],
     *[Measure(name, [("procstats_default", f"meminfo_{name}")]) for name in _MEMORY],
+    Measure("cpus", [("procstats_default", "stat_cpus")]),
     Measure("load", [("procstats_default", "loadavg_1min")]),
     Measure("read", [("procstats_default", "vmstat_pgpgin")]),
     Measure("write", [("procstats_default", "vmstat_pgpgout")]),
@@ -121,7 +122,7 @@ JOB_KEYS = (
     *[measure.key for measure in JOB_MEASURES],
 )
 NODE_KEYS = (
-    *("node", "jobs", "cpu", "iowait", "steal", "load", "memory", "memory_total", "memory_share"),
+    *("node", "jobs", "cpus", "cpu", "iowait", "steal", "load", "memory", "memory_total", "memory_share"),
     *("swap", "io", "read", "write", "seen_age", "lag"),
 )
 
@@ -530,6 +531,7 @@ def measure_nodes(
         )
         used = used + np.nan_to_num(values["shmem"])  # it is in cached, and cannot be given back
         columns = {
+            "cpus": _told(values["cpus"]),
             "cpu": _told(np.where(total > 0, 1 - idle / total, np.nan)),
             "iowait": _told(np.where(total > 0, values["iowait"] / total, np.nan)),
             "steal": _told(np.where(total > 0, values["steal"] / total, np.nan)),

@@ -42,6 +42,7 @@ class Command:
         find: says where a program is, None where it is not on this node.
         env: added to the environment.
         hide: words that no text of this command may show.
+        max_answer: bytes that it may print.
 
     Attributes:
         runs: programs started.
@@ -55,12 +56,14 @@ class Command:
         find: Callable[[str], str | None] = shutil.which,
         env: Mapping[str, str] | None = None,
         hide: Iterable[str] = (),
+        max_answer: int = MAX_ANSWER,
     ) -> None:
         self.argv = list(argv)
         self.deadline_s = deadline_s
         self.runs = self.killed = 0
         self._find = find
         self._env = env or {}
+        self._max_answer = max_answer
         self._hide = sorted(filter(None, hide), key=len, reverse=True)
         self._lock = threading.Lock()  # a process is reaped or killed, not both at once; never held for long
         self._process: Popen[bytes] | None = None
@@ -70,11 +73,15 @@ class Command:
         return self._shown(" ".join(self.argv))
 
     def run(self) -> str:
+        """What it prints to standard output, as UTF-8; `run_bytes` tells what is raised."""
+        return self.run_bytes().decode("utf-8", "replace")
+
+    def run_bytes(self) -> bytes:
         """What it prints to standard output.
 
         Raises:
             CommandFailed: it cannot be started, returns another status than 0, takes longer than its deadline, or
-                prints more than `MAX_ANSWER` bytes; the text says which, and what it said.
+                prints more than `max_answer` bytes; the text says which, and what it said.
         """
         process = self._start()
         ended = False
@@ -84,8 +91,8 @@ class Command:
             gone = self._end(process, ended)
         if self._cancelled:
             raise self._failure("was stopped, colmet-node ends")
-        if len(out) > MAX_ANSWER or len(said) > MAX_ANSWER:
-            raise self._failure(f"printed more than {MAX_ANSWER} bytes and was killed")
+        if len(out) > self._max_answer or len(said) > self._max_answer:
+            raise self._failure(f"printed more than {self._max_answer} bytes and was killed")
         if not ended:
             self.killed += 1
             left = "" if gone else f"; {_HELD}"
@@ -94,7 +101,7 @@ class Command:
             raise self._failure(
                 _ending(process.returncode, self._shown((said or out).decode("utf-8", "replace"))), "status"
             )
-        return out.decode("utf-8", "replace")
+        return out
 
     def cancel(self) -> None:
         """Kill what runs now, from any thread; nothing is started any more. Waits for nothing."""
@@ -140,7 +147,7 @@ class Command:
         return process
 
     def _listen(self, process: Popen[bytes]) -> tuple[bytes, bytes, bool]:
-        """Standard output and standard error, cut behind `MAX_ANSWER`, and whether it ended by itself."""
+        """Standard output and standard error, cut behind `max_answer`, and whether it ended by itself."""
         assert process.stdout is not None and process.stderr is not None
         out, said = bytearray(), bytearray()
         heard = {process.stdout.fileno(): out, process.stderr.fileno(): said}
@@ -151,7 +158,7 @@ class Command:
         ended = False
         while (heard or not ended) and not self._cancelled:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or len(out) > MAX_ANSWER or len(said) > MAX_ANSWER:
+            if left_s <= 0 or max(len(out), len(said)) > self._max_answer:
                 break
             for fd, _ in poll.poll(min(left_s * 1000, _LOOK_MS) + 0.5):
                 part = os.read(fd, 1 << 16)

@@ -353,6 +353,10 @@ class Host:
         """Type and permissions of a file or directory, as stat(2) has them."""
         return os.stat(self.root + path).st_mode
 
+    def owner(self, path: str) -> int:
+        """The uid that a file or directory belongs to; of ``/proc/<pid>``, that which the process runs as."""
+        return os.stat(self.root + path).st_uid
+
     def link(self, path: str) -> str:
         """What a symbolic link says, such as those in ``/proc/<pid>/fd``."""
         return os.readlink(self.root + path)

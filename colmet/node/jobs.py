@@ -30,6 +30,7 @@ FULL_LOOK_S = 10.0
 # A directory that a job lacks in some hierarchy is looked for at the first so many requests, then at every so-many-th.
 _EAGER_MISSES = 8
 _RARE_MISSES = 32
+_USER_LOOKS, _USER_PROCESSES = 20, 32  # for whose job it is
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -66,7 +67,8 @@ class Job:
 
     Attributes:
         id: the job's number.
-        user: whose job it is, a uid as text where its layout has that, "" where it does not say.
+        user: whose job it is, a uid as text where its layout has that, "" where it does not say and `learn_user` has
+            not found it.
         tops: its own directories, without those inside them.
         cgroups: the directories whose lists of tasks make up its tasks, step groups inside others included.
         attributed_cpu_ns: CPU time that its tasks, live and ended, are known to have used; None where nothing
@@ -101,6 +103,7 @@ class Job:
         self._unified: dict[str, bool] = {}
         self._identity = ""
         self._misses: dict[str, int] = {}
+        self._user_looks = 0
         self._within: list[str] = []
 
     def __repr__(self) -> str:
@@ -123,6 +126,26 @@ class Job:
                     inode = 0  # gone before anyone asked
                 self._identity = f"{self.tops[0]} {inode}"
         return self._identity
+
+    def learn_user(self) -> None:
+        """Where its directory does not say whose it is, as with Slurm on cgroup v2: the uid of its first processes.
+
+        Those of root do not count: Slurm's own are among them. Looked for a few times, at few processes.
+        """
+        if self.user or self.id == NODE_JOB or self._user_looks >= _USER_LOOKS:
+            return
+        pids = self.pids()[:_USER_PROCESSES]
+        self._user_looks += bool(pids)
+        for pid in pids:
+            try:
+                uid = self._host.owner(f"/proc/{pid}")
+            except OSError as err:
+                if not is_gone(err):
+                    raise
+                continue
+            if uid != 0:
+                self.user = str(uid)
+                return
 
     def directory(self, controller: str) -> str | None:
         """Its directory in the hierarchy of a cgroup v1 controller, or of v2 ("unified"); None where it has none.

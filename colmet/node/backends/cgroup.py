@@ -67,7 +67,7 @@ SCHEMA = Schema(
     "cgroup_default",
     "job",
     [
-        label("user", USER_BYTES, "Whose job it is.", "the name of its cgroup"),
+        label("user", USER_BYTES, "Whose job it is, a name or a uid.", "the name of its cgroup, else its processes"),
         _counter("cpu_usage", "nsec", "CPU time.", "cpuacct.usage", "cpu.stat usage_usec"),
         _counter("cpu_user", "nsec", "CPU time in user mode.", "cpuacct.stat user", "cpu.stat user_usec"),
         _counter("cpu_system", "nsec", "CPU time in the kernel.", "cpuacct.stat system", "cpu.stat system_usec"),
@@ -422,6 +422,12 @@ class _Part:
         self.files = []
 
 
+def _user_of(job: Job) -> Values:
+    """Whose it is, as the column has it; nothing where that is not known."""
+    user = job.user.encode("utf-8", "replace")[:USER_BYTES].decode("utf-8", "ignore")  # not in the middle of one
+    return {"user": user.encode()} if user else {}
+
+
 class _Group:
     """The files of one job, and what they told.
 
@@ -437,8 +443,7 @@ class _Group:
 
     def __init__(self, job: Job, parts: Sequence[_Part]) -> None:
         self.job = job
-        user = job.user.encode("utf-8", "replace")[:USER_BYTES].decode("utf-8", "ignore")  # not in the middle of one
-        self._user: Values = {"user": user.encode()} if user else {}
+        self._user = _user_of(job)
         self.known: Values = {}
         self.values: Values = {}
         self.slow_values: Values = {}
@@ -454,6 +459,9 @@ class _Group:
 
     def row(self, values: Values) -> Sample:
         """Its row of these values, beside what its tasks are known to have used by now."""
+        if not self._user:
+            self.job.learn_user()
+            self._user = _user_of(self.job)
         row = {**self._user, **values}
         usage = row.get("cpu_usage")
         if usage is not None and self.job.attributed_cpu_ns is not None:

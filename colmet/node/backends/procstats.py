@@ -109,6 +109,7 @@ SCHEMA = Schema(
         _vmstat("pgfault", "Page faults."),
         _vmstat("pgmajfault", "Page faults with I/O."),
         *_CPU,
+        Field("stat_cpus", "count", "gauge", "CPUs that are online. Source: /proc/stat, its lines cpu0, cpu1, ..."),
         _stat("intr", "counter", "Interrupts."),
         _stat("ctxt", "counter", "Context switches."),
         _stat("processes", "counter", "Tasks started since boot."),
@@ -151,8 +152,9 @@ def parse_vmstat(data: bytes) -> dict[str, Value]:
 
 
 def parse_stat(data: bytes) -> dict[str, Value]:
-    """/proc/stat: the cpu line, in jiffies, and single counts."""
+    """/proc/stat: the cpu line, in jiffies, how many CPUs have one of their own, and single counts."""
     values: dict[str, Value] = {}
+    cpus = 0
     for line in data.splitlines():
         key, _, rest = line.partition(b" ")
         if key == b"cpu":
@@ -160,6 +162,10 @@ def parse_stat(data: bytes) -> dict[str, Value]:
             values.update({field.name: int(number) for field, number in zip(_CPU, rest.split())})
         elif key in _STAT_KEYS:
             values[_STAT_KEYS[key]] = int(rest.split(None, 1)[0])
+        elif key[:3] == b"cpu":
+            cpus += 1
+    if cpus:
+        values["stat_cpus"] = cpus
     if "stat_cpu_user" not in values:
         raise ValueError("no cpu line")
     return values
