@@ -10,10 +10,8 @@ import base64
 import ipaddress
 import json
 import logging
-import os
 import re
 import ssl
-import stat
 import threading
 import time
 import warnings
@@ -28,11 +26,11 @@ from colmet import __version__
 from colmet.common import cli
 from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.secretfile import read_line
 
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 32 << 20
-MAX_SECRET_BYTES = 64 << 10
 CONNECT_S = 10.0
 MAX_HOST_REST_S = 300.0
 
@@ -351,35 +349,18 @@ def _authorization(credentials: str | None, api_key: str | None) -> str:
     if credentials and api_key:
         raise ConfigError("-P and --elastic-api-key-file: choose one")
     if credentials:
-        text = _secret("-P", credentials)
+        text = read_line("-P", credentials)
         if ":" not in text:
             raise ConfigError(f"-P {credentials}: its line is not user:password")
         return "Basic " + base64.b64encode(text.encode()).decode()
     if api_key:
-        text = _secret("--elastic-api-key-file", api_key)
+        text = read_line("--elastic-api-key-file", api_key)
         if ":" in text:
             text = base64.b64encode(text.encode()).decode()
         if not API_KEY.fullmatch(text):
             raise ConfigError(f"--elastic-api-key-file {api_key}: its line is no API key")
         return "ApiKey " + text
     return ""
-
-
-def _secret(option: str, path: str) -> str:
-    """The one line of a file."""
-    try:
-        with open(path, "rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                log.warning("%s %s: others than its owner can use it; chmod 600 %s", option, path, path)
-            text = file.read(MAX_SECRET_BYTES + 1).decode()
-    except OSError as err:
-        raise ConfigError(f"{option} {path}: {err.strerror}") from err
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"{option} {path}: not text in UTF-8") from err
-    lines = text.splitlines()
-    if len(lines) != 1 or not lines[0] or len(text) > MAX_SECRET_BYTES:
-        raise ConfigError(f"{option} {path}: not one line")
-    return lines[0]
 
 
 def _check_certificates(ca_file: str | None, certificate: str | None, key: str | None) -> None:

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import stat
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -129,6 +130,11 @@ def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
+    # connections of whoever asks would stay open here. Their numbers stay taken: some object may yet close them.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the list itself has gone
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor, inheritable=False)
     faulthandler.disable()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks gets it, too, and closes the pipe

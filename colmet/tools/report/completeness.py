@@ -41,6 +41,46 @@ def completeness_of(
         stays: its rows, by host.
         tables: of the nodes themselves, with their columns.
     """
+    lines, unseen = _found(history, job, stays, tables)
+    told = sum(line.found.until > 0 for line in lines)
+    return Completeness(
+        here=sum(line.found.here for line in lines),
+        missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
+        method="ledger" if told == len(lines) else "mixed" if told else "steps",
+        gaps=(*_gaps(lines), *unseen),
+    )
+
+
+def hosts_of(
+    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
+) -> dict[str, Completeness]:
+    """The same, for each host; see `completeness_of`."""
+    lines, unseen = _found(history, job, stays, tables)
+    found = {}
+    for host in [stay.host for stay in stays]:
+        here = [line for line in lines if line.host == host]
+        lacking = [gap for gap in unseen if gap.host == host]
+        told = sum(line.found.until > 0 for line in here)
+        found[host] = Completeness(
+            here=sum(line.found.here for line in here),
+            missing=sum(line.found.missing for line in here) + sum(gap.rows for gap in lacking),
+            method="ledger" if told == len(here) else "mixed" if told else "steps",
+            gaps=(*_gaps(here), *lacking),
+        )
+    return found
+
+
+def _gaps(lines: Sequence[Line]) -> list[Missing]:
+    return [
+        Missing(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
+        for host, gap, rows in gathered(lines)
+    ]
+
+
+def _found(
+    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
+) -> tuple[list[Line], list[Missing]]:
+    """What there is of each table of each host, and what is missing at the ends of the job."""
     hosts = {stay.host: Host() for stay in stays}
     for stay in stays:
         for table, series in stay.tables.items():
@@ -54,21 +94,8 @@ def completeness_of(
                 for row in _rows(series, of_job | {"*"}):
                     hosts[series.host].note(name, row)
     lines = [_by_steps(line, hosts[line.host].times[line.table][job]) for line in look(hosts, job, None, None)]
-    told = sum(line.found.until > 0 for line in lines)
     period_s = largest(stay.period_s for stay in stays)
-    unseen = [] if period_s is None else _unseen(history, stays, tables, period_s)
-    return Completeness(
-        here=sum(line.found.here for line in lines),
-        missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
-        method="ledger" if told == len(lines) else "mixed" if told else "steps",
-        gaps=(
-            *[
-                Missing(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
-                for host, gap, rows in gathered(lines)
-            ],
-            *unseen,
-        ),
-    )
+    return lines, [] if period_s is None else _unseen(history, stays, tables, period_s)
 
 
 def is_past(times: Times, last: int) -> bool:
