@@ -87,7 +87,7 @@ setup(
     license="GPL-3.0-or-later",
     python_requires=">=3.9",
     packages=find_packages(include=["colmet", "colmet.*"]),
-    package_data={"colmet.node.backends": LIBRARY_SOURCES},
+    package_data={"colmet.node.backends": LIBRARY_SOURCES, "colmet.tools.web": ["static/*", "static/vendor/uplot/*"]},
     exclude_package_data={"colmet.node.backends": ["lib_*/*.so"]},  # built, not copied
     cmdclass={"build_py": BuildWithLibraries},
     distclass=LibraryDistribution,
@@ -97,6 +97,8 @@ setup(
     install_requires=read_requirements("requirements.txt"),
     extras_require={
         "tools": read_requirements("requirements-tools.txt"),
+        "web": read_requirements("requirements-web.txt"),
+        "facility": read_requirements("requirements-facility.txt"),
         "test": read_requirements("requirements-test.txt"),
         "nvidia": ["nvidia-ml-py"],
     },
@@ -106,6 +108,9 @@ setup(
             "colmet-collector = colmet.collector.main:main",
             "colmet = colmet.tools.colmet:main",
             "colmet-extract = colmet.tools.extract:main",
+            "colmet-facility = colmet.tools.facility.command:main",
+            "afmetrics_collector = colmet.tools.facility.afmetrics:main",
+            "qmemview = colmet.tools.mem.qmemview:main",
         ]
     },
     classifiers=[

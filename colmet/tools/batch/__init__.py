@@ -1,0 +1,1 @@
+"""What batch systems say of their queues, jobs and hosts: one module for each of them."""

@@ -1,0 +1,81 @@
+"""Memory reserved and used, by host, owner and job, in the structure of QmemTools' server (`/qhost` and `/qstat`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+
+class JobOnHost(TypedDict):
+    """A job on a host.
+
+    Attributes:
+        jobcount: slots that it has there; 1 for each host of an array job's task.
+        master: whether its master task is there.
+        taskid: numbers of the array tasks that are there, as texts; empty for a job that is no array.
+        owner: whose it is.
+        jobname: its name.
+    """
+
+    jobcount: int
+    master: bool
+    taskid: list[str]
+    owner: str
+    jobname: str
+
+
+class Host(TypedDict):
+    """A host.
+
+    Attributes:
+        num_proc: its processors, as the batch system prints them; "-" where it does not tell.
+        mem_total: its memory, as the batch system prints it, such as "47.3G"; "-" where it does not tell.
+        jobs: by number, as text.
+    """
+
+    num_proc: str
+    mem_total: str
+    jobs: dict[str, JobOnHost]
+
+
+class RequestedJob(TypedDict):
+    """What a job asked for, and what it used at most.
+
+    Attributes:
+        requested_h_vmem_strval: memory for each slot, as it was asked for, such as "2G"; "" where none was.
+        requested_h_vmem_dblval: the same in bytes; 0.0 where none was.
+        hostname: host -> {"master": bytes as text, "slave": bytes as text}, or {task number: bytes as text} for an
+            array job: the most that it used there.
+    """
+
+    requested_h_vmem_strval: str
+    requested_h_vmem_dblval: float
+    hostname: dict[str, dict[str, str]]
+
+
+class Owner(TypedDict):
+    """A user with jobs.
+
+    Attributes:
+        uid: as text.
+        jobs: by number, as text.
+    """
+
+    uid: str
+    jobs: dict[str, RequestedJob]
+
+
+Hosts = dict[str, Host]  # /qhost
+Owners = dict[str, Owner]  # /qstat
+
+
+def envelope(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What QmemTools' server answers: no success where there is no data.
+
+    Args:
+        name: "qhost" or "qstat".
+        data: `Hosts` or `Owners`.
+    """
+    if not data:
+        return {"success": False, "message": f"No data for {name}", "data": {}}
+    return {"success": True, "message": "", "data": dict(data)}
