@@ -1,0 +1,1 @@
+"""colmet mem: memory used, reserved and available, by host and job."""

@@ -1,0 +1,71 @@
+"""Show the memory that jobs reserved and used, by host, as QmemTools' viewer of this name did."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from colmet import __version__
+from colmet.common import cli
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.tools.colmet import INTERRUPTED, PIPE_ENDED
+from colmet.tools.mem import server, text
+from colmet.tools.mem.command import Printing, add_choice
+from colmet.tools.mem.server import Server
+
+FAILED = 1
+
+
+def build_parser() -> cli.Parser:
+    """The command line."""
+    parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip())
+    parser.add_argument("place", metavar="HOST:PORT", help="of the server; or a URL, for one with TLS")
+    add_choice(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    parser.add_argument("--no-color", action="store_true", help="no colours, as with NO_COLOR in the environment")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    server.add_options(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``qmemview``; the exit status: 2 where the command line is wrong, 1 for what else fails."""
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    logging.basicConfig(level=logging.WARNING, format="qmemview: %(message)s", stream=sys.stderr)
+    parser = build_parser()
+    if not argv or argv[-1] == "-h":
+        why = "-h takes the name of a host" if argv else "where is the server? Give HOST:PORT"
+        print(f"qmemview: {why}", file=sys.stderr)
+        parser.print_help(sys.stderr)
+        return cli.EXIT_CONFIG
+    options = parser.parse_args(argv)
+    try:
+        url = server.checked_address(options.place)
+    except ConfigError as err:
+        print(f"qmemview: {err}", file=sys.stderr)
+        return FAILED
+    try:
+        return Printing(options, text.TITLES, "qmemview", only_with_jobs=False).once(
+            Server.from_options(url, options).fetch()
+        )
+    except ColmetError as err:
+        print(f"qmemview: {err}", file=sys.stderr)
+        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        status = PIPE_ENDED
+    except OSError as err:  # no room on the disk, for one
+        print(f"qmemview: standard output: {err.strerror}", file=sys.stderr)
+        status = FAILED
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
