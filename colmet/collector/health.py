@@ -16,7 +16,7 @@ from colmet.common.exposition import Family, labels, named
 from colmet.common.health import NOTE_S, Backlog, Identity, Recent, counted, single
 from colmet.common.latest import Latest
 from colmet.common.schema import Batch
-from colmet.common.top import TABLES, Heard, Top
+from colmet.common.top import TABLES, Top
 from colmet.common.watch import Watch
 
 MAX_AGE_S = 60.0  # a node that was not heard for longer is silent
@@ -88,7 +88,7 @@ class Health:
         self._now_ns = now_ns
         self._monotonic = monotonic
         self._identity = Identity("collector")
-        self.top = Top(self._identity, self._watch, self._heard)
+        self.top = Top(self._identity, self._watch, receiver.heard)
         self._recent = Recent()
         self._note_at = 0.0
         self._backlog = Backlog(monotonic)
@@ -211,11 +211,6 @@ class Health:
             )
             yield from self._latest.families()
 
-    def _heard(self) -> dict[str, Heard]:
-        """For any thread: the nodes that send."""
-        senders = list(self._receiver.senders.items())
-        return {name: Heard(sender.seen_ns, sender.lag_ns) for name, sender in senders if sender.batches}
-
     def journal(self) -> dict[str, Any]:
         """How the journal is."""
         return {
@@ -269,6 +264,7 @@ class Health:
             "journal_dropped_records": self._journal.dropped,
             "journal_failures": self._journal.all_failures,
             "output_failures": sum([outlet.all_failures for outlet in self._outlets]),
+            **({"http_restarts": self._parts["http"]()["restarts"]} if "http" in self._parts else {}),
         }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from colmet.collector import rates
+from colmet.collector import rates, web
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
 from colmet.collector.check import check
@@ -25,6 +25,7 @@ from colmet.collector.memory import tame_malloc
 from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
 from colmet.collector.rounds import Rounds, handler
+from colmet.collector.web import Web
 from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
 from colmet.common.health import NOTE_S
@@ -106,6 +107,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentPar
         action="store_true",
         help="tell what the journal holds, how far each output is, and what is damaged, then exit (status 1: damaged)",
     )
+    web.add_options(parser.add_argument_group("JSON interface and page"))
     for output in outputs:
         output.add_options(parser.add_argument_group(f"output: {output.name}"))
     return parser
@@ -125,6 +127,7 @@ class Collector:
         receiver: what knows the senders.
         link: acknowledges; None where nobody does.
         parts: other parts' counters, by the name of the part.
+        interface: the JSON interface, started; None where there is none.
 
     Attributes:
         health: answers how the collector is.
@@ -142,6 +145,7 @@ class Collector:
         receiver: Receiver | None = None,
         link: Link | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
+        interface: Web | None = None,
     ) -> None:
         self._pull = pull
         self._journal = journal
@@ -151,7 +155,10 @@ class Collector:
         self._reload = reload
         self._receiver = receiver or Receiver()
         self._link = link
+        self._interface = interface
         parts = {**parts, **({} if link is None else {"link": link.counters})}
+        if interface is not None:
+            parts["http"] = interface.counters
         self.health = Health(errands, self._receiver, journal, outlets, parts, latest)
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
@@ -174,8 +181,13 @@ class Collector:
             if self._journal.full:
                 self._pause(signals)
             else:
-                self._pull.wait(max(0.0, min(self._report_at - time.monotonic(), NOTE_S, self._service.delay_s())))
+                delays = [self._report_at - time.monotonic(), NOTE_S, self._service.delay_s()]
+                if self._interface is not None:
+                    delays.append(self._interface.delay_s())
+                self._pull.wait(max(0.0, min(delays)))
                 self._receive()
+            if self._interface is not None:
+                self._interface.flush()
             if self._link is not None:
                 self._link.serve()
             signals.drain()
@@ -249,6 +261,8 @@ class Collector:
             if batches:
                 self._journal.append(received.message, batches)
                 self.health.take(batches)
+                if self._interface is not None:
+                    self._interface.put(received.message)
         return True
 
     def _report(self) -> None:
@@ -352,6 +366,7 @@ def run(
         return check(directory)
     if not outputs:
         raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
+    web.check(options)
     limit = cli.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
@@ -395,8 +410,14 @@ def run(
                 "control": asked.counters,
                 "configuration": settings.counters,
             }
+            interface = None
+            if options.http_listen is not None:
+                interface = Web(settings.argv, receiver.heard)
+                stack.callback(interface.close)
             collector = Collector(
-                *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link), parts=parts
+                *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link),
+                parts=parts,
+                interface=interface,
             )
             asked.handlers["status"] = collector.health.status
             asked.handlers["top"] = collector.health.top.answer
@@ -405,6 +426,8 @@ def run(
             if options.metrics_listen:
                 page = endpoint.Endpoint(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
+            if interface is not None:
+                interface.start()
             ended = collector.run(signals)
         if not ended:  # what Python does at its end, such as closing files, would be done under a thread that works
             journal.close()

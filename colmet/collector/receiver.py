@@ -16,6 +16,7 @@ from colmet.common.cli import powers_of_ten
 from colmet.common.errors import WireError
 from colmet.common.ranges import Ranges
 from colmet.common.schema import Batch
+from colmet.common.top import Heard
 from colmet.common.wire import Decoder
 from colmet.common.wire.link import Hello
 
@@ -318,6 +319,11 @@ class Receiver:
                 name = OTHERS
             sender = self.senders.setdefault(name, Sender())
         return sender
+
+    def heard(self) -> dict[str, Heard]:
+        """For any thread: the nodes that send."""
+        senders = list(self.senders.items())
+        return {name: Heard(sender.seen_ns, sender.lag_ns) for name, sender in senders if sender.batches}
 
     def without_acknowledgements(self) -> int:
         """How many nodes send and do not say Hello."""

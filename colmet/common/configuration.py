@@ -53,12 +53,14 @@ class Configuration:
         argv: the command line.
 
     Attributes:
+        argv: the command line.
         path: of the file; None where there is none.
         names: of all options that may stand in a file, by what argparse calls their values.
     """
 
     def __init__(self, build: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> None:
         self._build = build
+        self.argv = tuple(sys.argv[1:] if argv is None else argv)
         parser = build()
         parser.parse_args(argv)  # answers --help, which names the defaults, and what is wrong
         self.names = {action.dest: name for name, action in _by_name(parser).items()}

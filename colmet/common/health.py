@@ -115,7 +115,7 @@ GAUGES = frozenset(
     {
         *("waiting", "waiting_bytes", "bytes", "segments", "oldest", "records"),
         *("held", "memory_bytes", "disk_bytes", "disk_segments"),
-        *("callers", "connections", "keys", "broken_keys"),
+        *("callers", "connections", "keys", "broken_keys", "running"),
         *("outstanding", "collectors", "collectors_there", "collectors_mute"),
     }
 )

@@ -45,6 +45,11 @@ class Settings:
         """Declare options that can change, by what argparse calls their values."""
         self._prepares.update(prepares)
 
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line; empty where nothing is known of it."""
+        return self._configuration.argv if self._configuration is not None else ()
+
     def __contains__(self, name: str) -> bool:
         return name in self._prepares
 

@@ -1,0 +1,203 @@
+"""What the JSON interface costs the collector, and what its own process pays to keep and tell what comes.
+
+python benchmarks/bench_http.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from web_nodes import Cluster
+
+from colmet.collector.health import Health
+from colmet.collector.journal import Journal
+from colmet.collector.receiver import Receiver
+from colmet.collector.web import Web
+from colmet.common.control import Errands
+from colmet.common.schema import Table
+from colmet.common.transport import Pull, Push
+from colmet.common.wire import Decoder
+from colmet.tools.web.facts import JobsAsked, NodesAsked, SeriesAsked
+from colmet.tools.web.known import Known
+from colmet.tools.web.memory import Memory
+
+Figures = list[tuple[str, float, str, str]]
+
+NODES, JOBS = 500, 2000
+FEW_NODES, FEW_JOBS = 50, 200  # whose rows are made up value by value
+TICKS = 20
+SINK = """
+import os, socket
+feed = socket.socket(fileno=int(os.environ["COLMET_HTTP_FEED"]))
+buffer = bytearray(1 << 20)
+while feed.recv_into(buffer):
+    pass
+"""
+
+
+class Busy(Cluster):
+    """A cluster whose rows have a value in every column of numbers, of which two thirds change."""
+
+    def __init__(self, nodes: int, jobs: int) -> None:
+        super().__init__(nodes, jobs)
+        self._rng = np.random.default_rng(1)
+        self._rows: dict[tuple[str, str], Any] = {}
+
+    def table(self, host: str, name: str, jobs: list[int], time_ns: int) -> Table:
+        table = super().table(host, name, jobs, time_ns)
+        rows = self._rows.get((host, name))
+        numbers = [field.name for field in table.schema.fields if field.dtype == "i8"]
+        if rows is None:
+            rows = self._rows[host, name] = table.rows.copy()
+            for column in numbers:
+                rows[column] = self._rng.integers(0, 1 << int(self._rng.integers(8, 45)), len(rows))
+        for n, column in enumerate(numbers):
+            if n % 3:
+                rows[column] += self._rng.integers(0, 1 << 10 * (1 + n % 3), len(rows))
+        return Table(table.schema, time_ns, rows.tobytes())
+
+
+@contextlib.contextmanager
+def sink() -> Iterator[Web]:
+    """The sending end, with a process that takes all and does nothing."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(SINK)
+        script.flush()
+        web = Web([], command=(sys.executable, script.name))
+        web.start()
+        try:
+            until = time.monotonic() + 30
+            while not web.counters()["running"] and time.monotonic() < until:
+                time.sleep(0.01)
+            yield web
+        finally:
+            web.close()
+
+
+def bench_feed() -> Figures:
+    """CPU time of the collector's main thread for a message: received, kept, and sent on."""
+    cluster = Busy(FEW_NODES, FEW_JOBS)
+    ticks = [cluster.messages() for _ in range(TICKS)]
+    count = sum(map(len, ticks))
+    taking, sending = [], []
+    with contextlib.ExitStack() as stack:
+        web, errands = stack.enter_context(sink()), stack.enter_context(Errands())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        pull = stack.enter_context(contextlib.closing(Pull(f"ipc://{folder}/data", 10_000)))
+        push = stack.enter_context(contextlib.closing(Push(f"ipc://{folder}/data", 10_000, 0)))
+        for round_ in range(3):
+            receiver, journal = Receiver(), Journal(f"{folder}/{round_}", 8 << 30)
+            journal.start(receiver.account)
+            health = Health(errands, receiver, journal, [], {})
+            took = sent = 0.0
+            for messages in ticks:
+                for message in messages:
+                    while not push.send(message):
+                        time.sleep(0.01)
+                time.sleep(0.02)  # until they have arrived
+                start = time.thread_time()
+                for _ in messages:
+                    while (received := pull.receive()) is None:
+                        pull.wait(1)
+                    batches = receiver.take(received.message, "10.0.0.1")
+                    journal.append(received.message, batches)
+                    health.take(batches)
+                took += time.thread_time() - start
+                start = time.thread_time()
+                for message in messages:
+                    web.put(message)
+                web.flush()
+                while web.delay_s() < 1:
+                    time.sleep(0.005)
+                    web.flush()
+                sent += time.thread_time() - start
+            journal.finish()
+            journal.close()
+            taking.append(took / count * 1e6)
+            sending.append(sent / count * 1e6)
+    took, sent = statistics.median(taking), statistics.median(sending)
+    size = sum(map(len, ticks[-1])) / FEW_NODES
+    return [
+        (f"receiving a message of {size:.0f} bytes, up to the journal", took, "us", ""),
+        ("sending it on", sent, "us", ""),
+        ("sending it on, of receiving", 100 * sent / took, "%", "< 10"),
+    ]
+
+
+def bench_memory() -> Figures:
+    """CPU time and bytes for what is kept; CPU time of answers."""
+    cluster = Busy(FEW_NODES, FEW_JOBS)
+    clock = [1000.0]
+    wall = lambda: cluster.start + cluster.tick * cluster.period + 0.01  # noqa: E731
+    memory = Memory(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
+    decoder = Decoder()
+    decoding = keeping = 0.0
+    rows = raw = messages = 0
+    gc.collect()
+    for _ in range(4 * TICKS):
+        clock[0] += cluster.period
+        for message in cluster.messages():
+            start = time.thread_time()
+            batches = decoder.decode(message).batches
+            decoding += time.thread_time() - start
+            start = time.thread_time()
+            memory.take(batches)
+            keeping += time.thread_time() - start
+            messages += 1
+            rows += sum(batch.row_count for batch in batches)
+            raw += sum(len(table.packed) for batch in batches for table in batch.tables)
+    kept = memory.counters()["bytes"]
+    one = Known(memory, None, now=wall, monotonic=lambda: clock[0])
+    one.prepare()
+    cluster = Cluster(NODES, JOBS)
+    latest = Memory(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
+    known = Known(latest, None, now=wall, monotonic=lambda: clock[0])
+    for _ in range(3):
+        clock[0] += cluster.period
+        latest.take(cluster.batches())
+
+    def cpu_ms(ask: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            start = time.thread_time()
+            ask()
+            times.append((time.thread_time() - start) * 1e3)
+        return statistics.median(times)
+
+    asked = SeriesAsked(1000, "cgroup_default", "cpu_usage", rate=True)
+    hour = kept / (4 * TICKS) * 720 * NODES / FEW_NODES
+    share = 100 * (decoding + keeping) / messages * NODES / cluster.period
+    return [
+        ("to decode a message", decoding / messages * 1e6, "us", ""),
+        ("to keep it", keeping / messages * 1e6, "us", ""),
+        (f"both, of a core, {NODES} nodes every {cluster.period} s", share, "%", "< 5"),
+        ("memory for a row", kept / rows, "bytes", ""),
+        ("rows as they came, for a byte of memory", raw / kept, "bytes", "> 2"),
+        (f"an hour of {NODES} nodes with {JOBS} jobs", hour / (1 << 20), "MiB", ""),
+        ("the latest of all jobs and nodes", cpu_ms(known._look), "ms", "< 200"),
+        ("totals of the cluster, from that", cpu_ms(lambda: known.cluster(None)), "ms", ""),
+        ("a page of 100 jobs, from that", cpu_ms(lambda: known.jobs(JobsAsked())), "ms", ""),
+        ("all nodes, from that", cpu_ms(lambda: known.nodes(NodesAsked(limit=1000))), "ms", ""),
+        (f"a job's curve of {4 * TICKS} samples", cpu_ms(lambda: one.series(asked)), "ms", ""),
+    ]  # fmt: skip
+
+
+def run() -> Figures:
+    """All figures."""
+    return [*bench_feed(), *bench_memory()]
+
+
+if __name__ == "__main__":
+    for what, value, unit, target in run():
+        print(f"{what:<66} {value:14,.2f} {unit:<8} {target}")

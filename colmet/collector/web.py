@@ -1,0 +1,495 @@
+"""The JSON interface, a process of its own (`colmet.tools.web`): its options, its start, and what is sent to it.
+
+It is fed through a socket pair: each message as it came, behind its length. Nothing here waits for it: what it does not
+take stays in memory up to a bound, and is left out beyond.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import contextlib
+import json
+import logging
+import math
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+
+from colmet.common import cli
+from colmet.common.cli import powers_of_ten
+from colmet.common.endpoint import listen_address
+from colmet.common.errors import ConfigError
+from colmet.common.top import Heard
+
+log = logging.getLogger(__name__)
+
+# -- what both ends agree on --
+
+FEED = "COLMET_HTTP_FEED"  # the environment variable with the number of the descriptor
+LENGTH = struct.Struct("<I")  # in front of each frame
+NOTE = 1 << 31  # added to the length of a frame that is no message but JSON about the feed itself
+
+# Not by -m, which would look for modules in the current directory first: that may be anybody's.
+START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.tools.web.__main__ import main; sys.exit(main())"
+LIBRARIES = ("fastapi", "uvicorn")
+
+MAX_WAITING_BYTES = 32 << 20
+PIECE_BYTES = 256 << 10  # sent at once
+RETRY_S = 0.05  # between two tries to send what waits
+STUCK_S = 60.0  # a process that takes nothing for so long is ended
+FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before it is started again
+STEADY_S = 60.0  # a process that has lived for so long has not failed at its start
+END_S = 5.0  # that it may take to end by itself
+GONE_S = 5.0  # and after it was killed: a disk that does not answer may hold it for ever
+LOOK_S = 0.5  # between two looks whether it is there
+MAX_LINE_BYTES = 64 << 10
+_LOGGED = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL) \S+: ")
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare where the JSON interface is, who may ask it, and what it tells."""
+    parser.add_argument(
+        "--http-listen",
+        metavar="[HOST:]PORT",
+        type=listen_address,
+        help="serve jobs, nodes and their values as JSON and as a page at http://HOST:PORT/; a port alone is for this "
+        "machine only (default: not at all)",
+    )
+    parser.add_argument(
+        "--http-users",
+        metavar="FILE",
+        help="who may ask: names with passwords and tokens, made by 'colmet access'. This or --http-open is needed, as "
+        "all who are logged in on this machine reach its ports",
+    )
+    parser.add_argument(
+        "--http-open", action="store_true", help="whoever reaches the port sees everything, without a name"
+    )
+    parser.add_argument(
+        "--http-admin-group",
+        metavar="NAME",
+        default="admin",
+        help="who sees everybody's jobs: members of this group, of --http-users or of this machine; others see their "
+        "own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--http-tls-cert", metavar="FILE", help="serve https with this certificate (PEM, with what leads to its root)"
+    )
+    parser.add_argument("--http-tls-key", metavar="FILE", help="the key of --http-tls-cert (PEM)")
+    parser.add_argument(
+        "--http-memory",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=256 << 20,
+        help="bytes of rows that are kept for curves, beside what is stored (default: 256M)",
+    )
+    parser.add_argument(
+        "--http-memory-time",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=3600.0,
+        help="seconds that they are kept (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--gridengine",
+        action="store_true",
+        help="have /qhost and /qstat of the JSON interface tell what Grid Engine's commands of these names do, not "
+        "what the nodes sent",
+    )
+    parser.add_argument(
+        "--gridengine-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=10.0,
+        help="seconds from one run of these commands to the next (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--gridengine-xml",
+        metavar="DIR",
+        help="read DIR/qhost_qmem.xml and DIR/qstat_qmem.xml, which somebody writes, in place of running the commands",
+    )
+    parser.add_argument(
+        "--gridengine-encoding",
+        metavar="NAME",
+        default="utf-8",
+        help="of what they print, or these files hold, such as iso-8859-15 (default: %(default)s)",
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """See whether the JSON interface can work as the options say.
+
+    Raises:
+        ConfigError: it cannot; the text names the option.
+    """
+    if options.http_listen is None:
+        return
+    if bool(options.http_users) == options.http_open:
+        raise ConfigError(
+            "--http-listen: give either --http-users FILE (see 'colmet access') or, to show everything to whoever "
+            "reaches the port, --http-open"
+        )
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"--http-listen needs {' and '.join(missing)}: apt-get install "
+            f"{' '.join([f'python3-{name}' for name in LIBRARIES])}, or pip install 'colmet[web]'"
+        )
+    for name in ("http_users", "http_tls_cert", "http_tls_key"):
+        path = getattr(options, name)
+        if path is not None:
+            _check_readable(f"--{name.replace('_', '-')}", path)
+    _check_tls(options.http_tls_cert, options.http_tls_key)
+    if options.gridengine_xml is not None and not os.path.isdir(options.gridengine_xml):
+        raise ConfigError(f"--gridengine-xml {options.gridengine_xml}: not a directory")
+    _check_encoding(options.gridengine_encoding)
+    _check_address(*options.http_listen)
+
+
+def _check_readable(option: str, path: str) -> None:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except (OSError, ValueError) as err:
+        what = f"{option} {path!r}: {getattr(err, 'strerror', None) or err}"
+        raise ConfigError(what + ("; 'colmet access' makes it" if option == "--http-users" else "")) from err
+    if not os.path.isfile(path):
+        raise ConfigError(f"{option} {path!r}: not a regular file")
+
+
+def _check_encoding(name: str) -> None:
+    try:
+        codecs.lookup(name)
+        b"a".decode(name)  # some are none of text
+    except (LookupError, ValueError, TypeError) as err:
+        raise ConfigError(
+            f"--gridengine-encoding {name!r}: not the name of an encoding, such as utf-8 or iso-8859-15"
+        ) from err
+
+
+def _check_tls(cert: str | None, key: str | None) -> None:
+    if (cert is None) != (key is None):
+        raise ConfigError("--http-tls-cert and --http-tls-key: give both, or none of them")
+    if cert is None:
+        return
+    import ssl  # OpenSSL is some megabytes, for those alone who need it
+
+    try:
+        # a key with a passphrase is an error here: nobody is there who could be asked for it
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except (OSError, ValueError) as err:
+        raise ConfigError(
+            f"--http-tls-cert {cert} and --http-tls-key {key}: {err}; give a certificate and its key without a "
+            "passphrase, as PEM"
+        ) from err
+
+
+def _check_address(host: str, port: int) -> None:
+    """Whether the address can be bound; the process that listens there binds it for itself."""
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as err:
+        where = f"[{host}]" if ":" in host else host
+        raise ConfigError(
+            f"--http-listen {where}:{port}: {err.strerror}; give an address of this machine and a port that nothing "
+            "else uses"
+        ) from err
+
+
+class Web:
+    """Starts the process, watches it, and sends it what comes.
+
+    `put`, `flush` and `delay_s` are for the main thread, which never waits here. A thread of its own starts the
+    process, passes on what it logs, and starts it again when it has ended.
+
+    Args:
+        arguments: of the collector's command line, which the process reads, too.
+        heard: the nodes that send, by name; for any thread.
+        command: what is started, for tests; that of this Python by default.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        heard: Callable[[], Mapping[str, Heard]] = dict,
+        command: Sequence[str] = (sys.executable, "-c", START),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command = [*command, *arguments]
+        self._heard = heard
+        self._monotonic = monotonic
+        self._lock = threading.Lock()  # of what follows; held for moments
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._queue: deque[bytes] = deque()
+        self._rest = memoryview(b"")  # of a piece that is being sent
+        self._waiting = 0
+        self._moved_at: float | None = None  # when something was sent last, or nothing waited
+        self._told = 0
+        self._sent = self._left_out = self._starts = self._restarts = self._stuck = 0
+        self._left_out_here = 0  # by the process that runs now
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+
+    def start(self) -> None:
+        """Start the process."""
+        self._thread.start()
+
+    def counters(self) -> dict[str, int]:
+        """Whether it runs, how often it was started again, and what was sent to it."""
+        return {
+            "running": int(self._socket is not None),
+            "restarts": self._restarts,
+            "stuck": self._stuck,
+            "sent": self._sent,
+            "left_out": self._left_out,
+            "waiting_bytes": self._waiting,
+        }
+
+    @property
+    def restarts(self) -> int:
+        """How often it ended and was started again."""
+        return self._restarts
+
+    # -- in the main thread --
+
+    def put(self, message: bytes) -> None:
+        """A message that was taken; `flush` sends it."""
+        with self._lock:
+            if self._socket is not None and self._waiting + len(message) <= MAX_WAITING_BYTES:
+                self._queue.append(message)
+                self._waiting += len(message) + LENGTH.size
+                return
+        self._leave_out()
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        if not self._waiting:
+            return
+        with self._lock:
+            if self._socket is None:
+                self._clear()
+                return
+            now = self._monotonic()
+            if self._moved_at is None:
+                self._moved_at = now
+            try:
+                while self._waiting:
+                    if not self._rest:
+                        self._rest = memoryview(self._next_piece())
+                    done = self._socket.send(self._rest, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._rest = self._rest[done:]
+                    self._waiting -= done
+                    self._moved_at = now
+                self._moved_at = None
+                if self._told != self._left_out_here:
+                    self._put_note(_note({"left_out": self._left_out_here}))
+                    self._told = self._left_out_here
+            except BlockingIOError:
+                if self._moved_at is not None and now - self._moved_at > STUCK_S:
+                    self._end_stuck()
+            except OSError:  # it has gone, which the thread will see
+                self._clear()
+
+    def delay_s(self) -> float:
+        """Seconds until `flush` is to be called again."""
+        return RETRY_S if self._waiting else math.inf
+
+    def _leave_out(self) -> None:
+        self._left_out += 1
+        if self._socket is None:  # which is told of elsewhere
+            return
+        self._left_out_here += 1
+        if powers_of_ten(self._left_out_here):
+            log.warning("JSON interface is behind, messages left out of it left_out=%d", self._left_out_here)
+
+    # -- with the lock --
+
+    def _next_piece(self) -> bytes:
+        parts = []
+        size = 0
+        while self._queue and size < PIECE_BYTES:
+            message = self._queue.popleft()
+            parts += [LENGTH.pack(len(message)), message]
+            size += len(message)
+            self._sent += 1
+        return b"".join(parts)
+
+    def _put_note(self, frame: bytes) -> None:
+        """Put a note in front of the messages that wait."""
+        self._rest = memoryview(bytes(self._rest) + frame)
+        self._waiting += len(frame)
+
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._rest = memoryview(b"")
+        self._waiting = 0
+        self._moved_at = None
+
+    def _end_stuck(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._stuck += 1
+            log.error("JSON interface has taken nothing for %g s, ended stuck=%d", STUCK_S, self._stuck)
+            self._process.kill()
+        self._clear()
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        delay_s, failures = FIRST_DELAY_S, 0
+        while True:
+            began = self._monotonic()
+            why = self._live()
+            if self._stopping.is_set():
+                return
+            if self._monotonic() - began >= STEADY_S:
+                delay_s, failures = FIRST_DELAY_S, 0
+            failures += 1
+            self._restarts += 1
+            if powers_of_ten(failures):
+                log.error("JSON interface ended, tried again failures=%d delay_s=%g: %s", failures, delay_s, why)
+            if self._stopping.wait(delay_s):
+                return
+            delay_s = min(MAX_DELAY_S, 2 * delay_s)
+
+    def _live(self) -> str:
+        """Start it, and go with it to its end; why it has ended."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours, contextlib.ExitStack() as stack:
+            stack.callback(theirs.close)
+            ours.setblocking(False)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            environment = {
+                **os.environ,
+                FEED: str(theirs.fileno()),
+                "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path]),
+            }
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,  # the collector's own may be for rows
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                )
+            except OSError as err:
+                return f"cannot start {self._command[0]}: {err.strerror}"
+            with process:
+                theirs.close()
+                self._starts += 1
+                self._begin(ours, process)
+                try:
+                    said = self._attend(process, ours)
+                finally:
+                    process.kill()
+                    with self._lock:
+                        self._socket = self._process = None
+                        self._clear()
+                status = process.wait()
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"{said} ({how})" if said else how
+
+    def _begin(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        """From now on messages go there; the first thing it hears is which nodes there are."""
+        note = _note({"heard": {name: [one.seen_ns, one.lag_ns] for name, one in self._heard().items()}})
+        with self._lock:
+            self._clear()
+            self._left_out_here = self._told = 0
+            self._socket, self._process = ours, process
+            self._put_note(note)
+        self.flush()  # the main thread may wait for the next message
+
+    def _attend(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
+        """Pass on what it logs until it has ended; the last error that it told of."""
+        assert process.stdout is not None
+        output = process.stdout.fileno()
+        lines = _Lines()
+        until = math.inf
+        while True:
+            is_over = process.poll() is not None  # what it said before is there by now
+            came = bool(select.select([output], [], [], 0 if is_over else LOOK_S)[0])
+            part = os.read(output, MAX_LINE_BYTES) if came else b""
+            if part:
+                lines.add(part)
+            elif is_over:
+                lines.end()
+                return lines.error
+            elif came:  # it has closed its output, and is about to end
+                self._stopping.wait(0.05)
+            if self._stopping.is_set() and until == math.inf:
+                until = time.monotonic() + END_S
+                with contextlib.suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)
+            if time.monotonic() >= until:
+                process.kill()
+
+    def close(self) -> None:
+        """End the process; also twice."""
+        self._stopping.set()
+        with self._lock:
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread.ident is not None:
+            self._thread.join(END_S + GONE_S)
+            if self._thread.is_alive():
+                log.info("JSON interface does not end, left behind")
+
+
+def _note(content: Mapping[str, object]) -> bytes:
+    """A frame about the feed itself."""
+    packed = json.dumps(content).encode()
+    return LENGTH.pack(len(packed) | NOTE) + packed
+
+
+class _Lines:
+    """What the process says, passed on line by line.
+
+    Attributes:
+        error: the last line that is an error, without time and module; else the last one.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._last = self._told = ""
+
+    @property
+    def error(self) -> str:
+        return self._told or self._last
+
+    def add(self, part: bytes) -> None:
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._pass_on(line)
+        if len(self._rest) > MAX_LINE_BYTES:
+            self.end()
+
+    def end(self) -> None:
+        """What is left is a line, too."""
+        if self._rest:
+            self._pass_on(self._rest)
+            self._rest = b""
+
+    def _pass_on(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, line + b"\n")
+        text = line.decode("utf-8", "replace").strip()
+        found = _LOGGED.match(text)
+        if found:
+            self._told = text[found.end() :][:300]
+        elif text:
+            self._last = text[:300]

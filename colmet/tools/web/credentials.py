@@ -1,0 +1,197 @@
+"""Passwords and tokens as lines of the users' file, and whether one that is given is right."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from datetime import date, datetime, timezone
+from typing import NamedTuple, Union
+
+N, R, P = 1 << 15, 8, 3  # 32 MiB, about a tenth of a second three times over
+MAX_N, MAX_R, MAX_P = 1 << 17, 16, 16
+MAX_MEMORY = 128 << 20  # bytes for one check
+MAX_SECRET = 1024  # characters of a password or a token
+MAX_NAME = 255
+TOKEN_BYTES = 32
+TOKEN_PREFIX = "colmet_"
+
+_NAME = re.compile(r"[^\s:#\x00-\x20\x7f][^:\x00-\x1f\x7f]{0,254}")
+_GROUP = re.compile(r"[^\s:,#\x00-\x20\x7f][^\s:,\x00-\x20\x7f]{0,254}")
+_LABEL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class Password(NamedTuple):
+    """A password, as scrypt leaves it: what costs an attacker who has the file as much memory as us for each try."""
+
+    n: int
+    r: int
+    p: int
+    salt: bytes
+    digest: bytes
+
+    def text(self) -> str:
+        """As in the file."""
+        return f"scrypt${self.n}${self.r}${self.p}${self.salt.hex()}${self.digest.hex()}"
+
+    def is_right(self, given: str) -> bool:
+        """Whether this is the password. Takes long, on purpose."""
+        return hmac.compare_digest(_scrypt(given, self.n, self.r, self.p, self.salt), self.digest)
+
+
+class Token(NamedTuple):
+    """A token: 256 random bits, so that nobody can try them, and a plain hash is enough.
+
+    Attributes:
+        digest: SHA-256 of its text.
+        label: what it is for; may be empty.
+        until: the last day, in UTC, that it can be used; None for ever.
+    """
+
+    digest: bytes
+    label: str = ""
+    until: date | None = None
+
+    def text(self) -> str:
+        """As in the file."""
+        end = "" if self.until is None else f"${self.until.isoformat()}"
+        label = f"${self.label}" if self.label or end else ""
+        return f"sha256${self.digest.hex()}{label}{end}"
+
+    def is_over(self, now: float) -> bool:
+        """Whether its last day has passed."""
+        return self.until is not None and datetime.fromtimestamp(now, timezone.utc).date() > self.until
+
+
+Secret = Union[Password, Token]
+
+
+class Line(NamedTuple):
+    """A line of the file: whose, what, and the groups that come with it."""
+
+    name: str
+    secret: Secret
+    groups: frozenset[str] = frozenset()
+
+    def text(self) -> str:
+        """As in the file, without the end of the line."""
+        groups = f":{','.join(sorted(self.groups))}" if self.groups else ""
+        return f"{self.name}:{self.secret.text()}{groups}"
+
+
+def make_password(given: str) -> Password:
+    """A line's secret for a password.
+
+    Raises:
+        ValueError: it is empty or too long.
+    """
+    if not given or len(given) > MAX_SECRET:
+        raise ValueError(f"a password has 1 to {MAX_SECRET} characters")
+    salt = os.urandom(16)
+    return Password(N, R, P, salt, _scrypt(given, N, R, P, salt))
+
+
+def nobody(like: Password | None) -> Password:
+    """What no password fits, and what takes as long to find out as with this one."""
+    n, r, p = (N, R, P) if like is None else (like.n, like.r, like.p)
+    return Password(n, r, p, os.urandom(16), os.urandom(32))
+
+
+def make_token() -> str:
+    """A new token, to be told once."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def token_digest(given: str) -> bytes:
+    """By which a token is looked up."""
+    return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+
+
+def parse_line(text: str) -> Line | None:
+    """A line of the file; None for a comment or an empty one.
+
+    Raises:
+        ValueError: it has another form; the text says what is wrong.
+    """
+    text = text.strip()
+    if not text or text.startswith("#"):
+        return None
+    parts = text.split(":")
+    if len(parts) not in (2, 3):
+        raise ValueError("it is not NAME:SECRET or NAME:SECRET:GROUP,GROUP")
+    groups = [one.strip() for one in parts[2].split(",")] if len(parts) == 3 else []
+    groups = [one for one in groups if one]
+    for group in groups:
+        check_group(group)
+    return Line(check_name(parts[0].strip()), parse_secret(parts[1].strip()), frozenset(groups))
+
+
+def check_name(name: str) -> str:
+    """The name of a user, if it can be one.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or name != name.strip():
+        raise ValueError(f"{name!r:.80} is no name of a user: 1 to {MAX_NAME} characters, no colon, no leading #")
+    return name
+
+
+def check_group(name: str) -> str:
+    """The name of a group, if it can be one.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _GROUP.fullmatch(name):
+        raise ValueError(f"{name!r:.80} is no name of a group")
+    return name
+
+
+def check_label(label: str) -> str:
+    """What a token is for, if that can be written.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _LABEL.fullmatch(label):
+        raise ValueError(f"{label!r:.80} is no label: 1 to 64 of A-Z a-z 0-9 _ . -")
+    return label
+
+
+def parse_secret(text: str) -> Secret:
+    """A secret, as it is in a line.
+
+    Raises:
+        ValueError: it has another form, or costs too much to check.
+    """
+    kind, *parts = text.split("$")
+    if kind == "scrypt" and len(parts) == 5:
+        try:
+            n, r, p = [int(part) if part.isascii() and part.isdigit() and len(part) < 8 else 0 for part in parts[:3]]
+            salt, digest = bytes.fromhex(parts[3]), bytes.fromhex(parts[4])
+        except ValueError:
+            raise ValueError("its salt and hash are not hexadecimal") from None
+        if not (2 <= n <= MAX_N and n & (n - 1) == 0 and 1 <= r <= MAX_R and 1 <= p <= MAX_P):
+            raise ValueError("its N, r and p are not those of scrypt, or cost too much")
+        if 128 * n * r > MAX_MEMORY or not 8 <= len(salt) <= 64 or len(digest) != 32:
+            raise ValueError("its salt or hash has another length, or it takes too much memory")
+        return Password(n, r, p, salt, digest)
+    if kind == "sha256" and 1 <= len(parts) <= 3:
+        if not _HEX.fullmatch(parts[0]):
+            raise ValueError("the hash of its token is not 64 hexadecimal digits")
+        label = check_label(parts[1]) if len(parts) > 1 and parts[1] else ""
+        try:
+            until = date.fromisoformat(parts[2]) if len(parts) == 3 else None
+        except ValueError:
+            raise ValueError("the last day of its token is not YYYY-MM-DD") from None
+        return Token(bytes.fromhex(parts[0]), label, until)
+    raise ValueError("its secret is neither scrypt$N$R$P$SALT$HASH nor sha256$HASH; write it with colmet access")
+
+
+def _scrypt(given: str, n: int, r: int, p: int, salt: bytes) -> bytes:
+    memory = 128 * r * (n + p) + (1 << 20)
+    return hashlib.scrypt(given.encode("utf-8", "surrogateescape"), salt=salt, n=n, r=r, p=p, maxmem=memory, dklen=32)

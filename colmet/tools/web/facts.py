@@ -1,0 +1,170 @@
+"""What the JSON interface tells: the interface between what knows it and what answers requests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet.common.errors import ColmetError
+from colmet.tools.batch.qmem import Hosts, Owners
+
+FOLDS = ("mean", "min", "max", "last")
+SOURCES = ("auto", "memory", "stored")
+
+
+class Busy(ColmetError):
+    """Too many ask at once for what takes time; to be asked again later."""
+
+
+class StoreWarning(str):
+    """A warning in the words of a store, which may name files and hosts: for administrators alone."""
+
+    __slots__ = ()
+
+
+class Page(NamedTuple):
+    """Some of many rows.
+
+    Attributes:
+        total: how many there are.
+        offset: of the first one given.
+        items: the rows.
+    """
+
+    total: int
+    offset: int
+    items: Sequence[Mapping[str, Any]]
+
+
+class JobsAsked(NamedTuple):
+    """Which jobs are asked for.
+
+    Attributes:
+        user: only those of this user; None for all that there are.
+        state: running, ended or all.
+        node: only those that are on this node; "" for all.
+        text: begins the number, or is in the user's name or a node's; "" for all.
+        since: only those that were seen from then on, seconds since 1970; None for all.
+        until: only those that were seen up to then.
+        sort: a key of the rows.
+        reverse: the other way round.
+        offset: of the first one.
+        limit: how many at most.
+    """
+
+    user: str | None = None
+    state: str = "running"
+    node: str = ""
+    text: str = ""
+    since: float | None = None
+    until: float | None = None
+    sort: str = "cpu"
+    reverse: bool = False
+    offset: int = 0
+    limit: int = 100
+
+
+class NodesAsked(NamedTuple):
+    """Which nodes are asked for.
+
+    Attributes:
+        names: only these; None for all.
+        text: is in the name; "" for all.
+        sort: a key of the rows.
+        reverse: the other way round.
+        offset: of the first one.
+        limit: how many at most.
+    """
+
+    names: frozenset[str] | None = None
+    text: str = ""
+    sort: str = "node"
+    reverse: bool = False
+    offset: int = 0
+    limit: int = 100
+
+
+class SeriesAsked(NamedTuple):
+    """Which values over time are asked for.
+
+    Attributes:
+        job: whose; 0 for a node's own.
+        table: such as cgroup_default.
+        column: such as cpu_usage.
+        node: only this one; "" for all (of a job).
+        since: seconds since 1970; None for as far back as there is.
+        until: seconds since 1970; None for now.
+        points: how many at most for each node.
+        fold: how the values of an interval become one: one of `FOLDS`.
+        rate: a counter's growth in a second, not the counter.
+        source: one of `SOURCES`.
+    """
+
+    job: int
+    table: str
+    column: str
+    node: str = ""
+    since: float | None = None
+    until: float | None = None
+    points: int = 300
+    fold: str = "mean"
+    rate: bool = False
+    source: str = "auto"
+
+
+class Facts(ABC):
+    """What is known.
+
+    Methods are called by several threads at once, may wait for a disk or a database where it says so, and raise
+    `colmet.common.errors.ColmetError` where what is stored cannot be read, `Busy` where too many ask for it.
+    """
+
+    @abstractmethod
+    def cluster(self, user: str | None) -> Mapping[str, Any]:
+        """Totals of nodes and of the jobs of a user, or of all."""
+
+    @abstractmethod
+    def jobs(self, asked: JobsAsked) -> Page:
+        """Rows of jobs, from memory."""
+
+    @abstractmethod
+    def owner(self, job: int) -> str | None:
+        """Whose a job is; "" where nobody says, None where there is no such job. May wait for a store."""
+
+    def owned_since(self, job: int, user: str) -> float | None:
+        """From when on what is told of a job is this user's, who owns it now; None for all. May wait for a store."""
+        del job, user
+        return None
+
+    @abstractmethod
+    def job(self, job: int) -> Mapping[str, Any] | None:
+        """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store."""
+
+    @abstractmethod
+    def nodes(self, asked: NodesAsked) -> Page:
+        """Rows of nodes, from memory."""
+
+    @abstractmethod
+    def nodes_of(self, user: str) -> frozenset[str]:
+        """The nodes that jobs of a user are on now."""
+
+    @abstractmethod
+    def node(self, name: str) -> Mapping[str, Any] | None:
+        """One node with a row for each job on it, and its tables; None where there is none."""
+
+    @abstractmethod
+    def series(self, asked: SeriesAsked) -> Mapping[str, Any] | None:
+        """Values over time; None where there is no such job, node, table or column. May wait for a store."""
+
+    @abstractmethod
+    def completeness(self, job: int, since: float | None, until: float | None) -> Mapping[str, Any] | None:
+        """How much of a job's samples is there, and what is missing; None where there is none. May wait for a store."""
+
+    @abstractmethod
+    def qhost(self) -> Hosts:
+        """Hosts with their jobs, from Grid Engine, else from what nodes sent."""
+
+    @abstractmethod
+    def qstat(self) -> Owners:
+        """Owners with what their jobs asked for and used, from Grid Engine, else from what nodes sent."""

@@ -1,0 +1,137 @@
+"""The receiving end of what the collector sends: frames of a stream, the messages in them, the batches in these."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from colmet.collector.web import FEED, LENGTH, NOTE
+from colmet.common.cli import powers_of_ten
+from colmet.common.errors import ColmetError, WireError
+from colmet.common.schema import Batch
+from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 20
+MAX_NOTE_BYTES = 16 << 20
+
+
+class FeedError(ColmetError):
+    """There is no stream, or it is not the collector's."""
+
+
+def inherited(environment: Mapping[str, str]) -> socket.socket:
+    """The stream whose descriptor the collector has left open.
+
+    Raises:
+        FeedError: the environment names none.
+    """
+    number = environment.get(FEED, "")
+    try:
+        feed = socket.socket(fileno=int(number))
+        os.set_inheritable(feed.fileno(), False)  # no program that is started here is to hold it open
+    except (ValueError, OSError) as err:
+        raise FeedError(f"colmet-collector starts this, with --http-listen; {FEED} is {number!r:.40}") from err
+    return feed
+
+
+class Frames:
+    """Cuts a stream into frames. Bytes go in by `add`, and what is whole comes out."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def add(self, part: bytes | memoryview) -> Iterator[tuple[bool, bytes]]:
+        """Whether each frame that is now whole is a note, and its content.
+
+        Raises:
+            FeedError: a length that no frame has; what follows cannot be read either.
+        """
+        self._rest += part
+        at = 0
+        try:
+            while len(self._rest) - at >= LENGTH.size:
+                (told,) = LENGTH.unpack_from(self._rest, at)
+                is_note, size = bool(told & NOTE), told & ~NOTE
+                if size > (MAX_NOTE_BYTES if is_note else MAX_MESSAGE_BYTES):
+                    raise FeedError(f"the collector has sent a frame of {size} bytes; are both of one version?")
+                first = at + LENGTH.size
+                if len(self._rest) - first < size:
+                    break
+                at = first + size
+                yield is_note, bytes(memoryview(self._rest)[first:at])
+        finally:
+            del self._rest[:at]
+
+
+class Feed:
+    """Reads until the collector ends.
+
+    Args:
+        source: the stream.
+        take: is given the batches of each message.
+        note: is given what the collector tells of the feed itself.
+    """
+
+    def __init__(
+        self,
+        source: socket.socket,
+        take: Callable[[Sequence[Batch]], None],
+        note: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._source = source
+        self._take = take
+        self._note = note
+        self._frames = Frames()
+        self._decoder = Decoder()
+        self._taken = self._bad = self._failures = 0
+
+    def counters(self) -> dict[str, int]:
+        """Messages taken, those that could not be read, and those that met a defect."""
+        return {"taken": self._taken, "bad": self._bad, "failures": self._failures}
+
+    def run(self) -> None:
+        """Read to the end of the stream.
+
+        Raises:
+            FeedError: it is not the collector's.
+        """
+        buffer = memoryview(bytearray(READ_BYTES))
+        while True:
+            try:
+                count = self._source.recv_into(buffer)
+            except OSError as err:
+                log.debug("feed ended: %s", err)
+                return
+            if not count:
+                return
+            for is_note, content in self._frames.add(buffer[:count]):
+                try:
+                    if is_note:
+                        self._note(_noted(content))
+                    else:
+                        self._take(self._decoder.decode(content).batches)
+                        self._taken += 1
+                except WireError as err:
+                    self._bad += 1
+                    if powers_of_ten(self._bad):
+                        log.warning("message of the feed cannot be read bad=%d: %.300s", self._bad, err)
+                except Exception:  # a defect here must not end what others see
+                    self._failures += 1
+                    if powers_of_ten(self._failures):
+                        log.exception("message of the feed failed failures=%d", self._failures)
+
+
+def _noted(content: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as err:
+        raise WireError(f"a note is not JSON: {err}") from err
+    if not isinstance(found, dict):
+        raise WireError("a note is not a map")
+    return found

@@ -1,0 +1,315 @@
+"""The shapes of the answers, for the OpenAPI description; answers are written without a look at these."""
+
+from typing import Any, Optional  # evaluated at run time, on Python 3.9, too
+
+from pydantic import BaseModel, Field, create_model
+
+# key -> what it is; of the rows of jobs, on one node or on all of its
+_JOB_VALUES = {
+    "cpu_share": "CPU cores used, as a share of those held",
+    "memory_share": "memory used, as a share of the limit, on the node where it is nearest to it",
+    "wait": "tasks that wait, for whatever reason",
+    "io": "bytes read and written in a second",
+    "cpu": "CPU cores used",
+    "cpus": "CPU cores held",
+    "memory": "bytes used",
+    "memory_anon": "bytes used that are no cache",
+    "memory_peak": "bytes used at most",
+    "memory_limit": "bytes that may be used",
+    "memory_swap": "bytes swapped out",
+    "oom_kills": "processes killed for lack of memory",
+    "read": "bytes read in a second",
+    "write": "bytes written in a second",
+    "tasks": "processes and threads",
+    "wait_cpu": "tasks that wait for a CPU",
+    "wait_io": "tasks that wait for a block device",
+    "wait_swap": "tasks that wait for swapped memory",
+    "wait_reclaim": "tasks that wait for memory to become free",
+    "age": "seconds since the oldest process began",
+    "gpus": "GPUs held",
+    "gpu": "use of the GPUs, as a share",
+    "gpu_memory": "bytes of the GPUs' memory used",
+    "gpu_power": "power that the GPUs take, as the driver tells it",
+}
+_NODE_VALUES = {
+    "jobs": "jobs on it",
+    "cpus": "CPUs that it has",
+    "cpu": "use of its CPUs, as a share",
+    "iowait": "share of the time in which a CPU waits for a block device",
+    "steal": "share of the time that another virtual machine had",
+    "load": "of one minute",
+    "memory": "bytes used",
+    "memory_total": "bytes that there are",
+    "memory_share": "memory used, as a share",
+    "swap": "bytes of swap used",
+    "io": "bytes read and written in a second",
+    "read": "bytes read in a second",
+    "write": "bytes written in a second",
+    "seen_age": "seconds since it was heard last",
+    "lag": "seconds from the making of its latest message to its arrival",
+}
+
+
+class Error(BaseModel):
+    """Why there is no answer."""
+
+    error: str = Field(..., description="what is wrong and what to do")
+
+
+class Whoami(BaseModel):
+    """Who asks."""
+
+    user: Optional[str] = Field(..., description="null where the interface is open to all")
+    admin: bool = Field(..., description="whether all jobs are shown")
+    version: str
+    time: float
+    gridengine: bool = Field(..., description="whether /qhost and /qstat tell what Grid Engine says")
+
+
+class NodeCounts(BaseModel):
+    """Totals of all nodes; only heard and silent are told to ordinary users."""
+
+    heard: Optional[int] = Field(..., description="nodes that send")
+    silent: Optional[int] = Field(..., description="nodes that have ceased to send")
+    cpu: Optional[float] = Field(..., description="use of the CPUs, as a share")
+    memory: Optional[float]
+    memory_total: Optional[float]
+    load: Optional[float]
+
+
+class JobCounts(BaseModel):
+    """Totals of the jobs that may be seen."""
+
+    running: Optional[int]
+    users: Optional[int]
+    cpu: Optional[float] = Field(..., description="CPU cores used")
+    cpus: Optional[float] = Field(..., description="CPU cores held")
+    cpu_share: Optional[float]
+    memory: Optional[float]
+    read: Optional[float]
+    write: Optional[float]
+    tasks: Optional[float]
+    gpus: Optional[float]
+
+
+class MessageCounts(BaseModel):
+    """Messages of nodes, as this process got them."""
+
+    taken: Optional[int]
+    left_out: Optional[int]
+
+
+class Cluster(BaseModel):
+    """All at a glance."""
+
+    time: float
+    nodes: NodeCounts
+    jobs: JobCounts
+    messages: MessageCounts
+    kept_s: Optional[float] = Field(..., description="seconds that memory reaches back")
+    warnings: list[str]
+
+
+class _JobRow(BaseModel):
+    job: int
+    user: Optional[str] = Field(..., description="empty where nobody says whose it is")
+    nodes: Optional[int] = Field(..., description="on how many nodes it is")
+
+
+def _values(texts: dict[str, str]) -> dict[str, Any]:
+    return {key: (Optional[float], Field(..., description=text)) for key, text in texts.items()}
+
+
+_JobValues: Any = create_model("_JobValues", __base__=_JobRow, **_values(_JOB_VALUES))
+_NodeValues: Any = create_model("_NodeValues", node=(str, Field(..., description="its name")), **_values(_NODE_VALUES))
+
+
+class JobRow(_JobValues):  # type: ignore[misc]  # made above, out of a table
+    """A job: what it uses now on all its nodes, or used last."""
+
+    on: Optional[str] = Field(..., description="the first of its nodes")
+    time: Optional[float] = Field(..., description="of its latest row")
+    first: Optional[float] = Field(..., description="when this process saw it first")
+    last: Optional[float] = Field(..., description="when this process saw it last")
+    running: bool
+
+
+class JobNodeRow(_JobValues):  # type: ignore[misc]  # made above, out of a table
+    """What a job uses on one node."""
+
+    node: str
+
+
+class NodeRow(_NodeValues):  # type: ignore[misc]  # made above, out of a table
+    """A node: what it uses now."""
+
+    silent: bool = Field(..., description="whether it has ceased to send")
+
+
+class Jobs(BaseModel):
+    """Some of the jobs that were asked for."""
+
+    total: int
+    offset: int
+    limit: int
+    items: list[JobRow]
+
+
+class Nodes(BaseModel):
+    """Some of the nodes that were asked for."""
+
+    total: int
+    offset: int
+    limit: int
+    items: list[NodeRow]
+
+
+class Column(BaseModel):
+    """A column of a table, as /series takes it behind the table's name and a dot."""
+
+    name: str
+    unit: Optional[str]
+    kind: Optional[str] = Field(..., description="such as counter or gauge")
+    help: Optional[str]
+
+
+class Job(BaseModel):
+    """A job with its nodes, and what is kept of it."""
+
+    job: JobRow
+    nodes: list[JobNodeRow]
+    tables: dict[str, list[Column]]
+    stored: bool
+    warnings: list[str]
+
+
+class Node(BaseModel):
+    """A node with the jobs on it that may be seen, and what is kept of it."""
+
+    node: NodeRow
+    jobs: list[JobNodeRow]
+    tables: dict[str, list[Column]]
+    warnings: list[str]
+
+
+class OneSeries(BaseModel):
+    """The values of one node, or of one of its devices."""
+
+    node: str
+    labels: dict[str, str]
+    times: list[float]
+    values: list[Optional[float]]
+
+
+class Series(BaseModel):
+    """Values over time."""
+
+    job: int = Field(..., description="0 where they are a node's own")
+    metric: str
+    unit: Optional[str]
+    kind: Optional[str]
+    rate: bool
+    since: Optional[float]
+    until: Optional[float]
+    step: Optional[float] = Field(..., description="width of the intervals in seconds; 0 where every sample is given")
+    source: str = Field(..., description="memory, stored, both or none")
+    warnings: list[str]
+    series: list[OneSeries]
+
+
+class Gap(BaseModel):
+    """What is missing."""
+
+    since: Optional[float]
+    until: Optional[float]
+    why: str
+    samples: Optional[float]
+
+
+class HostCompleteness(BaseModel):
+    """How much of a job's samples of one node there is."""
+
+    node: str
+    share: Optional[float]
+    expected: Optional[float]
+    present: Optional[float]
+    gaps: list[Gap]
+
+
+class Completeness(BaseModel):
+    """How much of a job's samples there is."""
+
+    job: int
+    share: Optional[float]
+    expected: Optional[float]
+    present: Optional[float]
+    hosts: list[HostCompleteness]
+    warnings: list[str]
+
+
+class QmemJobOnHost(BaseModel):
+    """A job on a host."""
+
+    jobcount: int
+    master: bool
+    taskid: list[str]
+    owner: str
+    jobname: str
+
+
+class QmemHost(BaseModel):
+    """A host."""
+
+    num_proc: str
+    mem_total: str
+    jobs: dict[str, QmemJobOnHost]
+
+
+class QmemRequestedJob(BaseModel):
+    """What a job asked for, and used at most on each host."""
+
+    requested_h_vmem_strval: str
+    requested_h_vmem_dblval: float
+    hostname: dict[str, dict[str, str]]
+
+
+class QmemOwner(BaseModel):
+    """A user with jobs."""
+
+    uid: str
+    jobs: dict[str, QmemRequestedJob]
+
+
+class Qhost(BaseModel):
+    """Hosts with their jobs, in QmemTools' envelope."""
+
+    success: bool
+    message: str
+    data: dict[str, QmemHost]
+
+
+class Qstat(BaseModel):
+    """Owners with their jobs, in QmemTools' envelope."""
+
+    success: bool
+    message: str
+    data: dict[str, QmemOwner]
+
+
+class Status(BaseModel):
+    """How this process is."""
+
+    version: str
+    time: float
+    since: float = Field(..., description="when it began to count")
+    counts: dict[str, int]
+    connections: int
+    users: Optional[int] = Field(..., description="names in the file of users; null where the interface is open")
+    waiting: dict[str, int] = Field(..., description="requests that run or wait: from memory, from stores")
+
+
+MODELS = (
+    *(Error, Whoami, NodeCounts, JobCounts, MessageCounts, Cluster, JobRow, JobNodeRow, NodeRow, Jobs, Nodes, Column),
+    *(Job, Node, OneSeries, Series, Gap, HostCompleteness, Completeness, QmemJobOnHost, QmemHost, QmemRequestedJob),
+    *(QmemOwner, Qhost, Qstat, Status),
+)

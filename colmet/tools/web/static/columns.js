@@ -1,0 +1,101 @@
+// The columns of jobs and of nodes, as `colmet top` has them.
+
+import { column, linked, shared } from "./table.js";
+import { NONE, cores, count, flow, iso, lasting, share, size, when } from "./units.js";
+
+/** A name as a part of an address; half a character, which names may hold, has no form there. */
+export const encoded = (name) => encodeURIComponent(String(name).replace(/\p{Cs}/gu, "\ufffd"));
+/** Where a job is shown. */
+export const jobAddress = (job) => `#/job/${encoded(job)}`;
+/** Where a node is shown. */
+export const nodeAddress = (node) => `#/node/${encoded(node)}`;
+
+const near = (row) => (row.memory_share >= 0.95 ? `! ${share(row.memory_share)}` : share(row.memory_share));
+
+const uses = [
+  shared("cpu_share", "CPU", (row) => share(row.cpu_share), (row) => row.cpu_share, { long: "share of the job's CPUs that it uses" }),
+  column("cpu", "Cores", (row) => cores(row.cpu), { rank: 1, long: "cores that it uses" }),
+  column("cpus", "Held", (row) => cores(row.cpus), { rank: 2, long: "cores that it holds" }),
+  shared("memory_share", "Mem", near, (row) => row.memory_share, { long: "share of its memory's limit; ! from 95 % on" }),
+  column("memory", "Memory", (row) => size(row.memory), { rank: 1, long: "memory that it uses" }),
+  column("memory_limit", "Limit", (row) => size(row.memory_limit), { rank: 3, long: "memory that it may use" }),
+  column("read", "Read", (row) => flow(row.read), { rank: 2, long: "read from storage" }),
+  column("write", "Written", (row) => flow(row.write), { rank: 2, long: "written to storage" }),
+  column("wait", "Waits", (row) => cores(row.wait), { rank: 2, long: "tasks that wait, on average: for a CPU, storage, memory" }),
+  shared("gpu", "GPU", (row) => share(row.gpu), (row) => row.gpu, { rank: 2, long: "share of the time in which its GPUs compute" }),
+];
+
+export const JOB_COLUMNS = [
+  linked("job", "Job", (row) => String(row.job), (row) => jobAddress(row.job)),
+  column("user", "User", (row) => row.user || NONE, { left: true }),
+  column("nodes", "Nodes", (row) => count(row.nodes), { rank: 1 }),
+  column("on", "On", (row) => row.on || NONE, { left: true, rank: 3, sorts: false, long: "its first node" }),
+  ...uses,
+  column("age", "Age", (row) => lasting(row.age), { rank: 1, long: "of its oldest task" }),
+  column("last", "Last seen", (row) => (row.running ? "runs" : when(row.last))),
+];
+
+/** Of a job's rows, one for each node. */
+export const JOB_NODE_COLUMNS = [
+  linked("node", "Node", (row) => row.node, (row) => nodeAddress(row.node)),
+  ...uses,
+  column("tasks", "Tasks", (row) => count(row.tasks), { rank: 1 }),
+];
+
+export const NODE_COLUMNS = [
+  linked("node", "Node", (row) => row.node, (row) => nodeAddress(row.node)),
+  column("jobs", "Jobs", (row) => count(row.jobs)),
+  shared("cpu", "CPU", (row) => (row.silent ? "silent" : share(row.cpu)), (row) => (row.silent ? null : row.cpu)),
+  column("load", "Load", (row) => cores(row.load), { rank: 1, long: "tasks that run or wait, averaged over a minute" }),
+  shared("memory_share", "Mem", (row) => share(row.memory_share), (row) => row.memory_share),
+  column("memory", "Memory", (row) => size(row.memory), { rank: 1 }),
+  column("memory_total", "of", (row) => size(row.memory_total), { rank: 2 }),
+  column("swap", "Swap", (row) => size(row.swap), { rank: 2 }),
+  column("read", "Read", (row) => flow(row.read), { rank: 2 }),
+  column("write", "Written", (row) => flow(row.write), { rank: 2 }),
+  column("seen_age", "Heard", (row) => (row.seen_age == null ? NONE : `${lasting(row.seen_age)} ago`), { rank: 1, rises: true }),
+];
+
+/** A job's facts: name, text, title. What is not known is left out. */
+export function jobFacts(job) {
+  const known = (value, text) => (value == null ? null : text(value));
+  const of = (value, all, text) => known(value, (one) => (all == null ? text(one) : `${text(one)} of ${text(all)}`));
+  return [
+    ["User", job.user || null],
+    ["Nodes", job.nodes ? count(job.nodes) : null],
+    ["CPU", known(job.cpu_share, share), "share of its CPUs that it uses"],
+    ["Cores", of(job.cpu, job.cpus, cores), "used of held"],
+    ["Memory", of(job.memory, job.memory_limit, size), "used of its limit"],
+    ["Most memory", known(job.memory_peak, size)],
+    ["Swap", known(job.memory_swap, size)],
+    ["Killed for memory", job.oom_kills ? count(job.oom_kills) : null, "processes that the kernel killed for want of memory"],
+    ["Read", known(job.read, flow)],
+    ["Written", known(job.write, flow)],
+    ["Tasks", known(job.tasks, count)],
+    ["GPUs", known(job.gpus, count)],
+    ["GPU use", known(job.gpu, share)],
+    ["GPU memory", known(job.gpu_memory, size)],
+    ["GPU power", known(job.gpu_power, (value) => `${value.toFixed(0)} W`)],
+    ["Age", known(job.age, lasting), "of its oldest task"],
+    ["First seen", known(job.first, when), iso(job.first)],
+    ["Last seen", known(job.last, when), iso(job.last)],
+  ];
+}
+
+/** A node's facts. */
+export function nodeFacts(node) {
+  const known = (value, text) => (value == null ? null : text(value));
+  return [
+    ["Jobs", known(node.jobs, count)],
+    ["CPU", known(node.cpu, share)],
+    ["Waits for storage", known(node.iowait, share), "share of its CPUs' time"],
+    ["Taken by the hypervisor", node.steal ? share(node.steal) : null],
+    ["Load", known(node.load, cores)],
+    ["Memory", known(node.memory, (one) => (node.memory_total == null ? size(one) : `${size(one)} of ${size(node.memory_total)}`))],
+    ["Swap", known(node.swap, size)],
+    ["Read", known(node.read, flow)],
+    ["Written", known(node.write, flow)],
+    ["Heard", known(node.seen_age, (value) => `${lasting(value)} ago`), "when something last came of it"],
+    ["Delay", known(node.lag, lasting), "how old its latest values were when they came"],
+  ];
+}

@@ -1,0 +1,142 @@
+// A job: facts, charts, its nodes, what is missing of it.
+
+import { Failure, ask, now } from "./api.js";
+import { JOB_NODE_COLUMNS, encoded, jobFacts, nodeAddress } from "./columns.js";
+import { Facts, Warnings, el, keep, mark, say } from "./dom.js";
+import { Panels, line } from "./panels.js";
+import { Table } from "./table.js";
+import { count, iso, lasting, sentence, share, when } from "./units.js";
+
+const ENDED_S = 60; // between two questions about a job that has ended
+const WHOLE_S = 120; // between two about what is missing
+const MOST_GAPS = 200;
+
+const cgroup = (...columns) => columns.map((column) => ["cgroup_default", column]);
+const tasks = (...columns) => columns.map((column) => ["taskstats_default", column]);
+const gpus = (column) => [["nvidiastats_default", column]];
+const rate = { rate: true };
+
+const CHARTS = [
+  ["CPU cores", [
+    line("used", [...cgroup("cpu_usage"), ...tasks("cpu_total", "cpu_run_virtual_total", "cpu_run_real_total")], rate),
+    line("held", cgroup("cpus_allocated")),
+  ]],
+  ["Memory", [
+    line("used", [...cgroup("memory_current"), ["jobprocstats_default", "VmRSS"]]),
+    line("without files", cgroup("memory_anon")),
+    line("limit", cgroup("memory_limit")),
+  ]],
+  ["Storage", [
+    line("read", [...cgroup("io_read_bytes"), ...tasks("read_bytes"), ["jobprocstats_default", "read_bytes"]], rate),
+    line("written", [...cgroup("io_write_bytes"), ...tasks("write_bytes"), ["jobprocstats_default", "write_bytes"]], rate),
+  ]],
+  ["Waiting tasks", [
+    line("for a CPU", tasks("cpu_delay_total"), rate),
+    line("for storage", tasks("blkio_delay_total"), rate),
+    line("for swap", tasks("swapin_delay_total"), rate),
+    line("for free memory", tasks("freepages_delay_total"), rate),
+  ]],
+  ["GPU use", [line("mean", gpus("utilization-gpu"), { mean: true })]],
+  ["GPU memory", [line("used", gpus("memory-used")), line("all", gpus("memory-total"))]],
+  ["GPU power", [line("power", gpus("power"))]],
+  ["Tasks", [line("tasks", cgroup("pids_current"))]],
+];
+
+export class Job {
+  constructor(context) {
+    this.context = context;
+    this.job = context.what;
+    this.title = `Job ${this.job}`;
+    this.path = `api/v1/jobs/${encoded(this.job)}`;
+    this.about = el("p", { class: "soft" });
+    this.facts = new Facts("The job now");
+    this.warnings = new Warnings();
+    this.table = new Table("Nodes of the job", JOB_NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
+    this.rows = [];
+    this.panels = null;
+    this.below = el("div");
+    this.whole = new Completeness();
+    this.nodes = el("section", { "aria-labelledby": "nodes-title", hidden: true },
+      el("div", { class: "tools" }, el("h2", { id: "nodes-title", text: "Nodes" })), this.table.element);
+    this.element = el("div", {},
+      el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Cluster" })),
+      el("h1", { text: this.title, tabindex: "-1" }),
+      this.about, this.warnings.element, this.facts.element, this.below, this.nodes, this.whole.element);
+    this.asked = 0;
+    this.running = true;
+  }
+
+  close() {
+    this.panels?.close();
+  }
+
+  #list() {
+    this.table.show(this.table.arranged(this.rows));
+  }
+
+  async refresh(signal) {
+    if (this.running || now() >= this.asked + ENDED_S || !this.last) {
+      this.last = await ask(this.path, {}, signal);
+      this.asked = now();
+    }
+    const { job, nodes, tables, warnings } = this.last;
+    this.running = job.running;
+    const state = job.running ? "running" : job.last == null ? "not running; what is known of it is in the store" : `ended, or silent, since ${when(job.last)}`;
+    say(this.about, `${job.user ? `of ${job.user}, ` : ""}${state}`);
+    this.facts.show(jobFacts(job));
+    this.warnings.show(warnings ?? []);
+    this.rows = nodes;
+    this.nodes.hidden = !nodes.length;
+    this.#list();
+    if (this.panels === null) {
+      this.panels = new Panels(this.path, CHARTS, this.context, job.running ? "3600" : "all");
+      this.below.append(this.panels.element);
+    }
+    this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN);
+    this.whole.refresh(this.path, signal);
+  }
+}
+
+/** How much of a job's samples is there. */
+class Completeness {
+  constructor() {
+    this.due = 0;
+    this.text = el("p", { text: "Asking…" });
+    this.gaps = el("tbody");
+    this.more = el("p", { class: "soft", hidden: true });
+    const heads = ["Node", "From", "Lasting", "Samples", "Why"].map((text, n) => el("th", { scope: "col", class: n < 2 || n === 4 ? "left" : "", text }));
+    this.list = el("details", { hidden: true }, el("summary", { text: "What is missing" }),
+      el("div", { class: "wide" }, el("table", {}, el("caption", { class: "unseen", text: "Gaps" }), el("thead", {}, el("tr", {}, ...heads)), this.gaps)), this.more);
+    this.element = el("section", { "aria-labelledby": "whole-title", hidden: true }, el("h2", { id: "whole-title", text: "Completeness" }), this.text, this.list);
+  }
+
+  /** Ask, if it is due; does not wait for the answer. */
+  refresh(path, signal) {
+    if (now() < this.due) return;
+    this.due = now() + WHOLE_S;
+    this.element.hidden = false;
+    ask(`${path}/completeness`, {}, signal).then((answer) => this.#show(answer)).catch((error) => {
+      if (signal.aborted) return;
+      if (!(error instanceof Failure)) throw error;
+      this.due = now() + Math.max(error.after, 30);
+      say(this.text, error.message);
+    });
+  }
+
+  #show({ share: part, present, expected, hosts, warnings }) {
+    const known = part == null ? "It is not known how many samples there should be." : `${share(part)} of the samples are there: ${count(present)} of ${count(expected)}.`;
+    say(this.text, [known, ...(warnings ?? []).map(sentence)].join(" "));
+    const gaps = hosts.flatMap((host) => (host.gaps ?? []).map((gap) => ({ ...gap, node: host.node })));
+    this.list.hidden = !gaps.length;
+    keep(this.gaps, gaps.slice(0, MOST_GAPS), (gap) => `${gap.node} ${gap.since} ${gap.why}`, (gap) => el("tr", {},
+      el("th", { scope: "row", class: "left" }, el("a", { href: nodeAddress(gap.node), text: gap.node })),
+      el("td", { class: "left", title: iso(gap.since), text: when(gap.since) }), el("td"), el("td"), el("td", { class: "left" })),
+    (node, gap) => {
+      const lasts = gap.until == null || gap.since == null ? null : gap.until - gap.since;
+      [[2, lasting(lasts)], [3, count(gap.samples)], [4, gap.why ?? ""]].forEach(([n, text]) => say(node.children[n], text));
+    });
+    this.more.hidden = gaps.length <= MOST_GAPS;
+    say(this.more, `and ${count(gaps.length - MOST_GAPS)} more: colmet completeness tells all`);
+    mark(this.element, "data-shown", "true");
+  }
+}

@@ -1,0 +1,142 @@
+// Memory used and reserved, by host and job: what `colmet mem` shows.
+
+import { ask } from "./api.js";
+import { jobAddress, nodeAddress } from "./columns.js";
+import { choice, el, say } from "./dom.js";
+import { Table, column, linked } from "./table.js";
+import { NONE, count, size } from "./units.js";
+
+// as Grid Engine has them
+const UNITS = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40 };
+const AT_ONCE = 300; // rows that are shown
+
+/** "47.3G" in bytes; null where it is not known. */
+export function bytes(text) {
+  const found = /^([0-9]+(?:\.[0-9]*)?)([KMGTkmgt]?)$/.exec(text ?? "");
+  return found ? Number(found[1]) * UNITS[found[2]] : null;
+}
+
+/**
+ * Hosts with what their jobs use and reserve there, as `colmet mem` counts it.
+ * @param {Object} hosts of /qhost
+ * @param {Object} owners of /qstat
+ * @param {boolean} whole whether all jobs are told: else nobody knows what is available
+ */
+export function measured(hosts, owners, whole) {
+  const requests = Object.assign({}, ...Object.values(owners).map((owner) => owner.jobs));
+  return Object.entries(hosts).map(([node, host]) => {
+    const jobs = Object.entries(host.jobs).map(([job, { jobcount, taskid, owner, jobname }]) => {
+      const request = requests[job];
+      const entries = Object.entries(request?.hostname[node] ?? {});
+      // of an array's tasks only those that are there now
+      const uses = entries.filter(([task]) => !taskid.length || taskid.includes(task)).map(([, text]) => Number(text)).filter(Number.isFinite);
+      const slots = taskid.length ? Math.max(jobcount, 1) * taskid.length : jobcount;
+      const each = request?.requested_h_vmem_dblval || null;
+      return { key: `${node} ${job}`, job, owner, jobname, slots, used: uses.length ? total(uses) : null, reserved: each && each * slots };
+    });
+    const all = bytes(host.mem_total);
+    const reserved = total(jobs.map((one) => one.reserved ?? 0));
+    return {
+      key: node, node, jobs, all, reserved: known(jobs.map((one) => one.reserved)), used: known(jobs.map((one) => one.used)),
+      claimed: total(jobs.map((one) => Math.max(one.used ?? 0, one.reserved ?? 0))), // one's rest is no other's
+      free: all === null || !whole ? null : all - reserved,
+      slots: total(jobs.map((one) => one.slots)), cpus: /^[0-9]+$/.test(host.num_proc) ? Number(host.num_proc) : null,
+    };
+  });
+}
+
+const total = (values) => values.reduce((sum, value) => sum + value, 0);
+
+/** The sum of those that are known; null where none is, 0 where there is nothing to add up. */
+function known(values) {
+  const some = values.filter((value) => value !== null);
+  return some.length || !values.length ? total(some) : null;
+}
+
+const COLUMNS = [
+  linked("node", "Host", (row) => (row.job ? `job ${row.job}` : row.node), (row) => (row.job ? jobAddress(row.job) : nodeAddress(row.node))),
+  column("owner", "Owner", (row) => row.owner ?? "", { left: true, sorts: false, rank: 1 }),
+  column("share", "Memory", () => "", {
+    sorts: false,
+    make: (cell) => cell.append(el("span", { class: "bar double", "aria-hidden": "true" }, el("i"), el("i"))),
+    show: (cell, row) => {
+      const [used, reserved] = cell.firstElementChild.children;
+      const least = Math.min(1, part(row, row.used) ?? 0);
+      used.style.width = `${100 * least}%`;
+      reserved.style.width = `${100 * Math.max(0, Math.min(1, part(row, row.claimed ?? null) ?? 0) - least)}%`;
+      cell.firstElementChild.hidden = Boolean(row.job) || row.all === null;
+    },
+  }),
+  column("used", "Used", (row) => size(row.used)),
+  column("reserved", "Reserved", (row) => size(row.reserved)),
+  column("free", "Available", (row) => (row.job ? "" : size(row.free)), { long: "of all less what is reserved", rank: 1 }),
+  column("all", "All", (row) => (row.job ? "" : size(row.all)), { rank: 1 }),
+  column("slots", "Slots", (row) => (row.job ? count(row.slots) : `${count(row.slots)} of ${row.cpus === null ? NONE : count(row.cpus)}`), { rank: 1 }),
+];
+
+function part(row, value) {
+  return row.all && value !== null ? value / row.all : null;
+}
+
+export class Memory {
+  title = "Memory";
+
+  constructor(context) {
+    this.context = context;
+    this.text = context.parameters.get("text") ?? "";
+    this.jobs = context.parameters.get("jobs") === "yes";
+    this.hosts = [];
+    this.table = new Table("Memory by host", COLUMNS, (row) => row.key, { sort: "node", reverse: false }, () => this.#list());
+    this.search = el("input", {
+      type: "search", value: this.text, maxlength: 255, autocomplete: "off", spellcheck: "false", placeholder: "host, user, job",
+      "aria-keyshortcuts": "/",
+      oninput: () => {
+        this.text = this.search.value.trim();
+        context.remember({ text: this.text });
+        this.#list();
+      },
+    });
+    this.said = el("p", { class: "soft", text: "Asking…" });
+    const legend = el("ul", { class: "legend", "aria-label": "Bars" },
+      ...[["used", "used"], ["reserved", "reserved beyond that"], ["free", "available"]].map(([kind, text]) =>
+        el("li", {}, el("span", { class: `bar double key ${kind}`, "aria-hidden": "true" }, el("i")), text)));
+    this.element = el("div", {},
+      el("h1", { text: "Memory by host", tabindex: "-1" }),
+      el("p", { class: "soft", text: "The most that jobs used, and what the batch system keeps for them." }),
+      el("div", { class: "tools" },
+        el("label", { class: "field search" }, el("span", { text: "Search" }), this.search),
+        choice("Rows", [["", "hosts"], ["yes", "hosts and jobs"]], this.jobs ? "yes" : "", (value) => {
+          this.jobs = value === "yes";
+          context.remember({ jobs: value });
+          this.#list();
+        }), legend),
+      this.table.element, this.said);
+  }
+
+  seek() {
+    this.search.focus();
+    this.search.select();
+  }
+
+  close() {}
+
+  #list() {
+    const text = this.text;
+    this.table.element.classList.toggle("hosts-only", !this.jobs);
+    const fits = (job) => job.owner.includes(text) || job.job.startsWith(text);
+    const found = this.hosts.filter((host) => host.node.includes(text) || host.jobs.some(fits));
+    const rows = this.table.arranged(found).flatMap((host) =>
+      this.jobs ? [host, ...host.jobs.filter((job) => host.node.includes(text) || fits(job))] : [host]);
+    this.table.show(rows.slice(0, AT_ONCE));
+    if (this.message) say(this.said, this.message);
+    else say(this.said, rows.length > AT_ONCE ? `${count(AT_ONCE)} of ${count(rows.length)} rows: search for others` : `${count(found.length)} ${found.length === 1 ? "host" : "hosts"}`);
+  }
+
+  async refresh(signal) {
+    this.who ??= await ask("api/v1/whoami", {}, signal);
+    const [hosts, owners] = await Promise.all([ask("qhost", {}, signal), ask("qstat", {}, signal)]);
+    this.message = hosts.success ? "" : hosts.message;
+    this.hosts = measured(hosts.data, owners.data, this.who.admin);
+    this.#list();
+  }
+}

@@ -1,0 +1,231 @@
+// The page: which view is shown, when it asks anew, and what is said where no answer comes.
+
+import { Failure, ask } from "./api.js";
+import { Cluster } from "./cluster.js";
+import { el, mark, say } from "./dom.js";
+import { when } from "./units.js";
+
+const LONGEST_S = 60; // between two questions where none is answered
+const PERIOD_S = period(new URLSearchParams(location.search).get("every"), 5);
+const VIEWS = {
+  "": async () => Cluster,
+  job: async () => (await import("./job.js")).Job,
+  node: async () => (await import("./node.js")).Host,
+  memory: async () => (await import("./memory.js")).Memory,
+};
+
+const main = document.getElementById("main");
+const state = document.getElementById("state");
+const notice = document.getElementById("notice");
+const pause = document.getElementById("pause");
+const theme = document.getElementById("theme");
+
+let view = null;
+let control = new AbortController(); // of the view's questions
+let timer = 0;
+let asking = false;
+let wanted = false; // another question, as soon as this one is answered
+let paused = false;
+let failures = 0;
+let wrong = ""; // what is, in a word or two
+let answered = 0; // when, ms
+
+/** Seconds between two questions; what `?every=` says, where that is a number one can use. */
+function period(text, otherwise) {
+  return /^[0-9]{1,4}$/.test(text ?? "") && Number(text) >= 1 ? Number(text) : otherwise;
+}
+
+// -- which view --
+
+/** The hash as a view's name, what it is of, and parameters. */
+function route() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
+  const [name, ...rest] = path.split("/");
+  let what = "";
+  try {
+    what = decodeURIComponent(rest.join("/"));
+  } catch {
+    // no address that this page made
+  }
+  return { name: Object.hasOwn(VIEWS, name) ? name : "", what, parameters: new URLSearchParams(query) };
+}
+
+/** Keep what was chosen in the address, without a step in the history. */
+function remember(values) {
+  const [path, query] = location.hash.split("?", 2);
+  const parameters = new URLSearchParams(query);
+  for (const [key, value] of Object.entries(values)) {
+    if (value === "" || value == null || value === false) parameters.delete(key);
+    else parameters.set(key, value);
+  }
+  const text = String(parameters);
+  history.replaceState(null, "", `${path || "#/"}${text && `?${text}`}`);
+}
+
+async function go(first) {
+  const { name, what, parameters } = route();
+  control.abort();
+  control = new AbortController();
+  clearTimeout(timer);
+  view?.close();
+  view = null;
+  const mine = control;
+  let made;
+  try {
+    made = await VIEWS[name]();
+  } catch {
+    if (mine === control) tell("A part of the page could not be loaded: the collector cannot be reached, or has another version by now.", true, "Load anew", () => location.reload());
+    return;
+  }
+  if (mine !== control) return; // somebody was quicker
+  view = new made({ what, parameters, remember, again: () => soon(0) });
+  failures = 0;
+  asking = false;
+  document.title = view.title === "Cluster" ? "Colmet" : `${view.title} – Colmet`;
+  for (const link of document.querySelectorAll("nav [data-view]")) {
+    mark(link, "aria-current", link.dataset.view === (name || "cluster") ? "page" : null);
+  }
+  main.replaceChildren(view.element);
+  delete main.dataset.shown;
+  if (!first) {
+    scrollTo(0, 0);
+    main.querySelector("h1")?.focus({ preventScroll: true });
+  }
+  if (parameters.has("seek")) {
+    remember({ seek: "" });
+    view.seek?.();
+  }
+  await turn(true);
+}
+
+// -- when it asks --
+
+function soon(seconds) {
+  clearTimeout(timer);
+  if (seconds === 0) {
+    if (asking) wanted = true;
+    else turn(true);
+  } else timer = setTimeout(turn, 1000 * seconds);
+}
+
+/** One round of questions; `anyway`: even if paused, since somebody did something. */
+async function turn(anyway = false) {
+  if (asking || view === null || document.hidden || (paused && anyway !== true)) return;
+  asking = true;
+  wanted = false;
+  const mine = control;
+  let next = PERIOD_S;
+  try {
+    await view.refresh(mine.signal);
+    if (mine !== control) return;
+    failures = 0;
+    answered = Date.now();
+    tell("");
+    if (!main.dataset.shown) performance.mark("colmet-shown");
+    main.dataset.shown = "true";
+  } catch (error) {
+    if (mine !== control) return;
+    const ours = !(error instanceof Failure);
+    if (ours) console.error(error);
+    const failure = ours ? new Failure(`The answer could not be shown: ${error.message}.`, 0) : error;
+    failures += 1;
+    wrong = { 0: "No answer", 401: "Signed out", 404: "Not found", 429: "Busy" }[failure.status] ?? "Failed";
+    // without a right name it is of no use to ask on
+    next = failure.status === 401 ? null : Math.max(failure.after, Math.min(Math.max(LONGEST_S, PERIOD_S), PERIOD_S * 2 ** (failures - 1)));
+    failed(failure, next);
+  } finally {
+    if (mine === control) {
+      asking = false;
+      status();
+      if (next !== null) soon(wanted ? 0 : next);
+    }
+  }
+}
+
+function failed(error, next) {
+  if (error.status === 401) {
+    tell("You are no longer signed in.", true, "Sign in", () => location.reload());
+    return;
+  }
+  const shown = answered ? ` What is shown is of ${when(answered / 1000)}.` : "";
+  tell(`${error.message}${error.status === 404 ? "" : shown} Next try in ${Math.round(next)} s.`, true, "Try now", () => soon(0));
+}
+
+// -- what is said --
+
+/** Say something above the view; nothing takes it away. */
+function tell(text, bad = false, action = "", then = null) {
+  mark(main, "class", bad && answered ? "stale" : null);
+  if (notice.firstElementChild?.textContent === text || (!text && !notice.firstElementChild)) return;
+  notice.replaceChildren();
+  if (!text) return;
+  notice.append(el("p", { text }));
+  if (action) notice.append(el("button", { type: "button", text: action, onclick: then }));
+}
+
+function status() {
+  const at = answered ? when(answered / 1000) : "";
+  say(state, paused ? `Paused${at && ` at ${at}`}` : failures ? wrong : at && `Live, ${at}`);
+  mark(state, "title", paused || failures ? null : `asks every ${PERIOD_S} s while it is seen`);
+}
+
+pause.addEventListener("click", () => {
+  paused = !paused;
+  mark(pause, "aria-pressed", String(paused));
+  status();
+  if (paused) clearTimeout(timer);
+  else soon(0);
+});
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) clearTimeout(timer);
+  else if (!paused) soon(0);
+});
+
+// -- the header --
+
+try {
+  theme.value = localStorage.getItem("colmet-theme") ?? "";
+} catch {
+  // nothing is kept
+}
+theme.addEventListener("change", () => {
+  if (theme.value) document.documentElement.dataset.theme = theme.value;
+  else delete document.documentElement.dataset.theme;
+  try {
+    if (theme.value) localStorage.setItem("colmet-theme", theme.value);
+    else localStorage.removeItem("colmet-theme");
+  } catch {
+    // it lasts as long as the page
+  }
+  dispatchEvent(new Event("colours"));
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("colours")));
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the hash says which view it is
+  main.focus();
+});
+
+addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.altKey || event.metaKey) return;
+  if (event.target.closest("input, select, textarea")) return;
+  event.preventDefault();
+  if (view?.seek) view.seek();
+  else location.hash = "#/?seek=1";
+});
+
+async function greet() {
+  try {
+    const { user, admin, version } = await ask("api/v1/whoami", {}, new AbortController().signal);
+    const who = document.getElementById("who");
+    say(who, user == null ? "open to all" : admin ? `${user} (sees all jobs)` : user);
+    mark(who, "title", `${user == null ? "nobody signs in here: whoever reaches this page sees all jobs" : "signed in"}; Colmet ${version}`);
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error; // the views say it, too
+  }
+}
+
+addEventListener("hashchange", () => go(false));
+go(true);
+greet();

@@ -1,0 +1,233 @@
+// The charts of a job or a node: what they ask, how often, and of what time.
+
+import { Failure, ask, now } from "./api.js";
+import { Chart, MOST_LINES } from "./charts.js";
+import { choice, el, say } from "./dom.js";
+import { combined, together } from "./series.js";
+import { sentence, when } from "./units.js";
+
+const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"], ["604800", "7 d"], ["all", "all"]];
+const AT_ONCE = 2; // questions; the collector reads its store for as many
+const POINTS = 240;
+const MOST_VALUES = 24000; // of an answer about many nodes
+const LEAST_S = 10; // between two rounds
+const MOST_S = 120;
+const AFTER_FAILURE_S = 30;
+const MEANS = ["percent", "celsius", "mhz"]; // of several nodes nobody wants the sum of these
+const CHOSEN = "one";
+
+/** A line that is the first of these columns that has a value: [table, column], ... */
+export const line = (name, sources, more = {}) => ({ name, sources, rate: false, mean: false, ...more });
+/** A line that is made of several columns: [table, column, sign], ... */
+export const sum = (name, terms) => ({ name, terms, rate: false, mean: false });
+
+export class Panels {
+  /**
+   * @param {string} path of the job or the node in the interface
+   * @param {Array} charts [title, [line, ...]]
+   * @param {Object} context of the view
+   * @param {string} range that is shown where none was chosen
+   */
+  constructor(path, charts, context, range) {
+    this.path = path;
+    this.charts = charts;
+    this.context = context;
+    this.made = new Map(); // title -> Chart
+    const asked = context.parameters.get("range");
+    this.range = RANGES.some(([value]) => value === asked) ? asked : range;
+    this.node = context.parameters.get("node") ?? "";
+    this.chosen = context.parameters.get("column") ?? "";
+    this.earliest = null; // times of all values
+    this.latest = null;
+    this.due = 0;
+    this.busy = false;
+    this.tables = null;
+    this.nodes = [];
+    this.grid = el("div", { class: "charts" });
+    this.from = el("p", { class: "soft" });
+    this.which = el("span");
+    this.columns = el("span");
+    this.element = el("section", { "aria-labelledby": "charts-title" },
+      el("div", { class: "tools" },
+        el("h2", { id: "charts-title", text: "Over time" }),
+        this.which,
+        choice("Time", RANGES, this.range, (value) => this.#choose("range", value)),
+        this.columns),
+      this.grid, this.from);
+  }
+
+  close() {
+    for (const chart of this.made.values()) chart.close();
+    this.made.clear();
+  }
+
+  #choose(key, value) {
+    if (key === "column") this.chosen = value;
+    else this[key] = value;
+    this.context.remember({ [key]: value });
+    this.due = 0;
+    this.anew = true; // what is under way is of what was chosen before
+    this.context.again();
+  }
+
+  /**
+   * Ask for what is due; does not wait for it.
+   * @param {AbortSignal} signal
+   * @param {Object} tables that there are, and their columns
+   * @param {string[]} nodes of a job
+   * @param {?number} end the last time of what has ended, NaN where nobody says when; null: it runs
+   */
+  refresh(signal, tables, nodes, end) {
+    this.#offer(tables, nodes);
+    if (this.busy || now() < this.due) return;
+    this.busy = true;
+    this.anew = false;
+    this.#round(signal, end).finally(() => {
+      this.busy = false;
+      if (this.anew && !signal.aborted) this.refresh(signal, tables, nodes, end);
+    });
+  }
+
+  #has(table, column) {
+    return this.tables[table]?.some((one) => one.name === column) ?? false;
+  }
+
+  /** The charts of what there is, and what can be chosen. */
+  #offer(tables, nodes) {
+    const text = JSON.stringify([Object.entries(tables).map(([name, columns]) => [name, columns.length]), nodes]);
+    if (text === this.offered) return;
+    this.offered = text;
+    this.tables = tables;
+    this.nodes = nodes;
+    if (!nodes.includes(this.node)) this.node = "";
+    this.which.replaceChildren(...(nodes.length < 2 ? [] : [
+      choice("Nodes", [["", `all ${nodes.length}, together`], ...nodes.map((name) => [name, name])], this.node, (value) => this.#choose("node", value)),
+    ]));
+    const all = Object.entries(tables).flatMap(([table, columns]) =>
+      columns.filter((one) => one.kind !== "label").map((one) => [`${table}.${one.name}`, `${table}: ${one.name}`]));
+    this.columns.replaceChildren(choice("Another column", [["", "none"], ...all], this.chosen, (value) => this.#choose("column", value)));
+    this.due = 0;
+  }
+
+  /** [title, lines] of the charts that are to be seen now. */
+  #wanted() {
+    const wanted = [];
+    for (const [title, lines] of this.charts) {
+      const there = lines.flatMap((one) => {
+        if (one.terms) return one.terms.every(([table, column]) => this.#has(table, column)) ? [one] : [];
+        const sources = one.sources.filter(([table, column]) => this.#has(table, column));
+        return sources.length ? [{ ...one, sources }] : [];
+      });
+      if (there.length) wanted.push([title, there]);
+    }
+    const [table, column] = split(this.chosen);
+    const found = this.tables[table]?.find((one) => one.name === column);
+    if (found && found.kind !== "label") {
+      const rate = found.kind === "counter" && found.unit !== "ts_date";
+      wanted.unshift([CHOSEN, [{ name: column, sources: [[table, column]], rate, mean: MEANS.includes(found.unit), apart: true, title: `${this.chosen}${rate ? ", growth" : ""}`, help: found.help }]]);
+    }
+    return wanted;
+  }
+
+  /** A node for each chart, in order. */
+  #lay(wanted) {
+    const titles = wanted.map(([title, lines]) => (title === CHOSEN ? lines[0].title : title));
+    for (const [title, chart] of this.made) {
+      if (titles.includes(title)) continue;
+      chart.close();
+      chart.element.remove();
+      this.made.delete(title);
+    }
+    titles.forEach((title, n) => {
+      if (!this.made.has(title)) this.made.set(title, new Chart(title));
+      const { element } = this.made.get(title);
+      if (this.grid.children[n] !== element) this.grid.insertBefore(element, this.grid.children[n] ?? null);
+    });
+    return wanted.map(([, lines], n) => [this.made.get(titles[n]), lines]);
+  }
+
+  async #round(signal, end) {
+    const until = Math.ceil(Number.isNaN(end) ? this.latest ?? now() : end ?? now()); // told, so that all answers have the same intervals
+    const unknown = this.range !== "all" && Number.isNaN(end) && this.latest === null; // all of it tells when it ended
+    const seconds = this.range === "all" || unknown ? null : Number(this.range);
+    const shown = this.node ? 1 : Math.max(1, this.nodes.length);
+    const span = {
+      node: this.node,
+      points: Math.max(30, Math.min(POINTS, Math.floor(MOST_VALUES / shown))),
+      // the collector itself knows what all is
+      ...(seconds === null ? {} : { since: until - seconds, until }),
+    };
+    const sources = new Set();
+    const warnings = new Set();
+    const answers = new Map();
+    const get = (table, column, rate) => {
+      const key = `${table}.${column}|${rate}`;
+      if (!answers.has(key)) answers.set(key, ask(`${this.path}/series`, { ...span, metric: `${table}.${column}`, rate: rate || "" }, signal));
+      return answers.get(key);
+    };
+    const left = this.#lay(this.#wanted());
+    const none = left.length ? "" : "There is nothing to draw: no measured column is known here.";
+    let failed = 0;
+    const work = async () => {
+      while (left.length && !signal.aborted) {
+        const [chart, lines] = left.shift();
+        try {
+          const made = [];
+          for (const one of lines) {
+            let parts = [];
+            for (const [table, column] of one.terms ?? one.sources) {
+              const answer = await get(table, column, one.rate);
+              sources.add(answer.source);
+              for (const { times } of answer.series) {
+                if (!times.length) continue;
+                this.earliest = Math.min(this.earliest ?? Infinity, times[0]);
+                this.latest = Math.max(this.latest ?? 0, times.at(-1));
+              }
+              for (const text of answer.warnings) warnings.add(text);
+              parts = one.terms ? [...parts, answer] : [answer];
+              if (!one.terms && answer.series.some(({ values }) => values.some((value) => value !== null))) break;
+            }
+            made.push(...drawn(one, parts));
+          }
+          if (signal.aborted || !this.made.size) return;
+          chart.show(made);
+        } catch (error) {
+          if (signal.aborted) return;
+          if (!(error instanceof Failure)) throw error;
+          failed = Math.max(failed, error.after || AFTER_FAILURE_S);
+          chart.tell(error.message);
+          if (error.status === 429) left.length = 0; // later
+        }
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    if (signal.aborted) return;
+    this.due = this.anew ? 0 : now() + (failed || (end !== null ? MOST_S : Math.min(MOST_S, Math.max(LEAST_S, (seconds ?? 86400) / POINTS))));
+    if (unknown && this.latest !== null) this.anew = true;
+    const lasted = end === null || this.earliest === null ? "" : `Its values are of ${when(this.earliest)} to ${when(this.latest)}.`;
+    say(this.from, [none, told(sources, warnings), lasted].filter(Boolean).join(" "));
+  }
+}
+
+/** The line or lines of answers. */
+function drawn(one, answers) {
+  const [{ series }] = answers;
+  if (one.apart && series.length > 1 && series.length <= MOST_LINES) {
+    return series.map((part) => ({ name: [part.node, ...Object.values(part.labels ?? {})].join(" "), ...together({ ...answers[0], series: [part] }) }));
+  }
+  const lines = answers.map((answer) => together(answer, one.mean));
+  return [{ name: one.name, ...(lines.length > 1 ? combined(lines, one.terms.map(([, , sign]) => sign)) : lines[0]) }];
+}
+
+/** Table and column; a column's name has no dot, nor has a table's. */
+function split(text) {
+  const at = text.indexOf(".");
+  return at < 0 ? ["", ""] : [text.slice(0, at), text.slice(at + 1)];
+}
+
+function told(sources, warnings) {
+  const from = { memory: "From the collector's memory.", stored: "From the store." };
+  const known = [...sources].filter((one) => one !== "none");
+  const where = known.length === 1 && known[0] in from ? from[known[0]] : known.length ? "From the collector's memory and the store." : "";
+  return [where, ...[...warnings].map(sentence)].filter(Boolean).join(" ");
+}

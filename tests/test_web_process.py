@@ -1,0 +1,222 @@
+"""The collector with its JSON interface, both as processes: started, fed, killed, hanging; and options that fail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from test_daemons import Daemon, free_port, wait_for
+from web_nodes import Cluster
+
+from colmet.collector import main as collector
+from colmet.collector import web
+from colmet.collector.backends import NAMES
+from colmet.common.cli import load
+from colmet.common.control import ask
+from colmet.common.errors import ConfigError
+from colmet.common.transport import Push
+
+
+def options(*given):
+    return collector.build_parser(load(NAMES)).parse_args(["--enable-stdout-backend", *given])
+
+
+def refused(*given):
+    with pytest.raises(ConfigError) as caught:
+        web.check(options(*given))
+    return str(caught.value)
+
+
+# -- options --
+
+
+def test_nothing_is_checked_where_nothing_is_served():
+    web.check(options("--http-users", "/nonexistent"))
+
+
+def test_who_may_ask_has_to_be_said_and_once(tmp_path):
+    users = tmp_path / "users"
+    users.write_text("")
+    assert "--http-users FILE" in refused("--http-listen", "0") and "--http-open" in refused("--http-listen", "0")
+    assert "give either" in refused("--http-listen", "0", "--http-open", "--http-users", str(users))
+    web.check(options("--http-listen", "0", "--http-users", str(users)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--http-users", "/nonexistent"], "--http-users '/nonexistent': No such file"),
+        (["--http-users", "/"], "not a regular file"),
+        (["--http-users", "a\0b"], "null"),
+        (["--http-open", "--http-tls-cert", "/etc/hostname"], "give both"),
+        (["--http-open", "--http-tls-cert", "/etc/passwd", "--http-tls-key", "/etc/passwd"], "as PEM"),
+        (["--http-open", "--gridengine-xml", "/nonexistent"], "--gridengine-xml /nonexistent: not a directory"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(given, said):
+    assert said in refused("--http-listen", "0", *given)
+
+
+def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "Address already in use" in refused("--http-open", "--http-listen", str(taken.getsockname()[1]))
+    assert "--http-listen 192.0.2.1:8080" in refused("--http-open", "--http-listen", "192.0.2.1:8080")
+
+
+@pytest.mark.parametrize("name", ["klingon", "zlib", "", "a\0b"])
+def test_an_encoding_that_is_none_is_said_before_anything_starts(name):
+    said = refused("--http-listen", "0", "--http-open", "--gridengine-encoding", name)
+    assert said.startswith("--gridengine-encoding") and "such as utf-8" in said
+
+
+def test_the_file_can_say_all_of_it(tmp_path):
+    path = tmp_path / "collector.toml"
+    path.write_text('http-listen = "[::1]:8080"\nhttp-open = true\nhttp-memory = "64M"\ngridengine-period = 30\n')
+    read = collector.cli.configuration.Configuration(lambda: collector.build_parser([]), ["--config", str(path)]).read()
+    assert isinstance(read, argparse.Namespace) and read.http_listen == ("::1", 8080) and read.http_memory == 64 << 20
+
+
+# -- processes --
+
+
+class Bed:
+    """A collector with an open JSON interface, and what sends to it."""
+
+    def __init__(self, folder: Path):
+        port, self.http = free_port(), free_port()
+        self.control = folder / "control.sock"
+        uri = f"tcp://127.0.0.1:{port}"
+        self.daemon = Daemon(
+            *("colmet.collector.main", folder / "log", "--zeromq-bind-uri", uri, "--control-socket", str(self.control)),
+            *("--hdf5-filepath", str(folder / "c"), "--http-open", "--http-listen", str(self.http)),
+            *("-s", "0.2", "--hdf5-max-delay", "0.2"),
+        )
+        self.push = Push(uri, 1000, 0)
+        self.cluster = Cluster(start=int(time.time()) - 100)
+
+    def get(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    def told(self, path, condition):
+        """The first answer that fulfils a condition."""
+        found = []
+
+        def look():
+            try:
+                found[:] = [self.get(path)]
+            except (urllib.error.URLError, ConnectionError):
+                return False
+            return condition(found[0])
+
+        wait_for(look)
+        return found[0]
+
+    def send(self):
+        for message in self.cluster.messages():
+            wait_for(lambda message=message: self.push.send(message))
+
+    def counters(self):
+        return ask(str(self.control), "collector", {"command": "status"})["http"]
+
+    def close(self):
+        self.push.close()
+        if self.daemon.process.poll() is None:
+            self.daemon.process.kill()
+        self.daemon.process.communicate()
+
+
+@pytest.fixture
+def bed(tmp_path):
+    made = Bed(tmp_path)
+    yield made
+    made.close()
+
+
+def children(pid):
+    """Processes that it started, and their children."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for one in map(int, path.read_text().split()):
+            found += [one, *children(one)]
+    return found
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_collector_tells_what_comes_and_goes_on_when_its_interface_is_killed_or_hangs(bed):
+    bed.daemon.said("http serves")
+    for _ in range(3):
+        bed.send()
+    told = bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 9)
+    assert told["jobs"]["running"] == 6 and told["nodes"]["heard"] == 3 and told["jobs"]["users"] == 4
+    bed.told("/api/v1/jobs/1000", lambda told: told["stored"])
+    series = "/api/v1/jobs/1000/series?metric=cgroup_default.cpu_usage"
+    stored = bed.told(f"{series}&source=stored", lambda told: told["series"] and len(told["series"][0]["times"]) == 3)
+    assert stored["source"] == "stored" and bed.get(series)["source"] == "memory"
+    assert bed.get("/qhost")["data"]["n0"]["jobs"]["1000"]["owner"] == Cluster.user(1000)
+    assert bed.counters()["restarts"] == 0
+
+    # killed: another one takes its place, knows the nodes, and has the rest from the store
+    (first,) = [one for one in children(bed.daemon.process.pid) if b"colmet.tools.web" in cmdline(one)][:1]
+    descendants = children(bed.daemon.process.pid)
+    os.kill(first, signal.SIGKILL)
+    bed.daemon.said("JSON interface ended, tried again failures=1")
+    wait_for(lambda: bed.daemon.log.read_text().count("http serves") == 2)
+    bed.told("/api/v1/cluster", lambda told: told["nodes"]["heard"] == 3)
+    bed.send()
+    bed.told("/api/v1/cluster", lambda told: told["jobs"]["running"] == 6)
+    found = bed.told(series, lambda told: told["series"] and len(told["series"][0]["times"]) == 4)
+    assert found["source"] == "both" and bed.counters()["restarts"] == 1
+    wait_for(lambda: not any(is_there(one) for one in descendants))
+
+    # hanging: nobody waits for it
+    (second,) = [one for one in children(bed.daemon.process.pid) if b"colmet.tools.web" in cmdline(one)][:1]
+    os.kill(second, signal.SIGSTOP)
+    before = ask(str(bed.control), "collector", {"command": "status"})["received"]["batches"]
+    for _ in range(20):
+        bed.send()
+    status = lambda: ask(str(bed.control), "collector", {"command": "status"})  # noqa: E731
+    wait_for(lambda: status()["received"]["batches"] == before + 60)
+    assert [output["why"] for output in status()["outputs"]] == [""]
+
+    # the end takes both, also where all of them are told to end, as a service manager does: none is started again then
+    os.kill(second, signal.SIGCONT)
+    everybody = children(bed.daemon.process.pid)
+    os.kill(second, signal.SIGTERM)
+    bed.get("/api/v1/whoami")
+    assert bed.daemon.stop()[0] == 0
+    assert bed.daemon.log.read_text().count("JSON interface ended") == 1
+    wait_for(lambda: not any(is_there(one) for one in everybody))
+    assert "Traceback" not in bed.daemon.log.read_text()
+
+
+def is_there(pid):
+    """Whether a process is there, and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def cmdline(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.live
+def test_the_interface_ends_with_a_collector_that_is_killed(bed):
+    bed.daemon.said("http serves")
+    everybody = children(bed.daemon.process.pid)
+    assert everybody
+    bed.daemon.process.kill()
+    wait_for(lambda: not any(is_there(one) for one in everybody))

@@ -1,0 +1,493 @@
+"""The server of the JSON interface on real sockets: TLS, bounds, deadlines, and what is no HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.client
+import json
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+from conftest import cannot_run
+from test_web_access import cheap
+from web_client import basic
+from web_facts import MadeUpFacts
+
+from colmet.common.endpoint import Listen
+from colmet.common.errors import ConfigError
+from colmet.tools.web import server as server_module
+from colmet.tools.web.access import Access
+from colmet.tools.web.credentials import Line
+from colmet.tools.web.server import Limit, Server, Tls
+
+# up to Python 3.10 asyncio complains of connections whose handshake failed, though it has closed them
+OLD_TLS = sys.version_info < (3, 11)
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")] if OLD_TLS else []
+
+HERE = Listen("127.0.0.1", 0)
+WHOAMI = b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return MadeUpFacts(20, 40)
+
+
+@contextlib.contextmanager
+def running(facts, listen=HERE, access=None, **options):
+    server = Server(listen, facts, access or Access(None), **options)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+        if OLD_TLS and "tls" in options:
+            gc.collect()
+
+
+@pytest.fixture(scope="module")
+def server(facts):
+    with running(facts) as one:
+        yield one
+
+
+def connect(server):
+    return socket.create_connection(server.addresses[0], timeout=30)
+
+
+def read_all(connection):
+    """Everything up to the end of the connection; what was there, where it was cut."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            data += part
+    return data
+
+
+def say(server, data):
+    with connect(server) as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+def answers(data):
+    """Status and body of each of the answers that came, whose lengths are told."""
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+        found.append((int(head.split()[1]), data[:length], head))
+        data = data[length:]
+    return found
+
+
+def is_alive(server):
+    [(status, body, _)] = answers(say(server, WHOAMI + b"Connection: close\r\n\r\n"))
+    return status == 200 and json.loads(body)["admin"]
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_an_answer_comes_and_tells_no_version_of_the_server(server):
+    [(status, body, head)] = answers(say(server, WHOAMI + b"Connection: close\r\n\r\n"))
+    assert status == 200 and json.loads(body)["user"] is None
+    assert b"uvicorn" not in head.lower() and b"\nserver:" not in head.lower() and b"date:" in head.lower()
+
+
+def test_head_has_no_body(server):
+    data = say(server, WHOAMI.replace(b"GET", b"HEAD") + b"Connection: close\r\n\r\n")
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and body == b"" and int(re.search(rb"content-length: (\d+)", head)[1]) > 0
+
+
+def test_requests_that_follow_each_other_unanswered_are_answered_in_order(server):
+    data = say(server, (WHOAMI + b"\r\n") * 3 + b"GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert [status for status, _, _ in answers(data)] == [200, 200, 200, 404]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # the beginning of a handshake of TLS
+        b"nonsense\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a Host
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n folded: x\r\n: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 100_000,
+        b"GET /" + b"x" * 100_000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=range(20),
+)
+def test_what_is_no_http_is_400_or_ends_the_connection(server, data):
+    told = say(server, data)
+    if told:
+        status, body, head = answers(told)[0]
+        assert status == 400 and list(json.loads(body)) == ["error"]
+        assert b"nosniff" in head and b"Traceback" not in told
+    assert is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # a second request hidden in the body of the first, as a proxy in front might be made to let pass
+        (
+            b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        (
+            b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60\r\n\r\n"
+            b"GET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        (
+            b"POST /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"5\r\nhello\r\n0\r\n\r\nGET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        (
+            b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"zz\r\nGET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+    ],
+    ids=range(4),
+)
+def test_a_request_with_a_body_is_the_last_of_its_connection(server, data):
+    told = answers(say(server, data))
+    assert [status for status, _, _ in told] == [400]
+    assert b"node1" not in b"".join(body for _, body, _ in told)
+    assert is_alive(server)
+
+
+def test_ten_thousand_headers_are_refused(server):
+    told = say(server, WHOAMI + b"".join(b"x-%d: 1\r\n" % n for n in range(10_000)) + b"\r\n")
+    assert not told or answers(told)[0][0] == 400
+    assert is_alive(server)
+
+
+def test_an_upgrade_is_not_taken(server):
+    data = say(
+        server, WHOAMI + b"Connection: upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert answers(data)[0][0] in (200, 400)
+    assert is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "target", [b"http://evil.example/api/v1/whoami", b"*", b"//evil.example/x", b"/%00", b"/%ff%fe", b"/%"]
+)
+def test_odd_targets_are_answered(server, target):
+    [(status, _, _)] = answers(say(server, b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target))
+    assert status in (400, 404)
+
+
+def test_who_leaves_in_the_middle_does_no_harm(server):
+    for data in (b"", b"G", WHOAMI, WHOAMI + b"\r\n"):
+        for _ in range(20):
+            connect(server).close()
+            with connect(server) as connection:
+                connection.sendall(data)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # ends with a reset
+    assert is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "drip",
+    [
+        [],  # nothing at all
+        [b"GET /api/v1/whoami HTTP/1.1\r\n", b"X: 1\r\n"],  # never done
+        [WHOAMI + b"\r\n", b"GET /x"],  # the second one never done
+    ],
+    ids=["nothing", "first", "second"],
+)
+def test_a_head_that_does_not_come_whole_in_time_ends_the_connection(facts, monkeypatch, drip):
+    monkeypatch.setattr(server_module, "HEAD_S", 0.2)
+    with running(facts) as server, connect(server) as connection:
+        for data in drip:
+            connection.sendall(data)
+            time.sleep(0.02)
+        told = read_all(connection)  # until the server has enough of it
+        assert len(answers(told)) == (1 if len(drip) and drip[0].endswith(b"\r\n\r\n") else 0)
+        wait_until(lambda: server._limit.count == 0)
+        assert server._counts.values()["slow_connections"] == 1
+
+
+def test_dripping_bytes_does_not_move_the_deadline(facts, monkeypatch):
+    monkeypatch.setattr(server_module, "HEAD_S", 0.3)
+    with running(facts) as server, connect(server) as connection:
+        connection.settimeout(0.05)
+        ended = False
+        for _ in range(600):
+            try:
+                connection.sendall(b"X")
+                ended = connection.recv(1) == b""
+            except socket.timeout:  # another class than TimeoutError up to Python 3.9
+                continue
+            except (ConnectionResetError, BrokenPipeError):
+                ended = True
+            if ended:
+                break
+        assert ended
+
+
+def test_a_body_that_is_refused_is_not_waited_for(server):
+    with connect(server) as connection:
+        connection.sendall(WHOAMI + b"Content-Length: 1000000\r\n\r\nx")
+        assert answers(read_all(connection))[0][0] == 400
+
+
+def test_a_connection_that_is_not_used_any_more_is_ended(facts, monkeypatch):
+    monkeypatch.setattr(server_module, "KEEP_ALIVE_S", 0.2)
+    with running(facts) as server, connect(server) as connection:
+        connection.sendall(WHOAMI + b"\r\n")
+        assert len(answers(read_all(connection))) == 1
+
+
+def test_who_does_not_take_the_answer_is_cut_off(facts, monkeypatch):
+    class Large(MadeUpFacts):
+        def qhost(self):
+            return {"host": {"num_proc": "1" * (8 << 20), "mem_total": "-", "jobs": {}}}
+
+    monkeypatch.setattr(server_module, "TAKE_S", 0.3)
+    with running(Large(2, 2)) as server, connect(server) as connection:
+        connection.sendall(WHOAMI.replace(b"/api/v1/whoami", b"/qhost") + b"\r\n")
+        wait_until(lambda: server._counts.values()["slow_connections"] == 1)
+        wait_until(lambda: server._limit.count == 0)
+        assert is_alive(server)
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(facts):
+    with running(facts, limit=Limit(10, 4)) as server:
+        with contextlib.ExitStack() as stack:
+            mine = [stack.enter_context(connect(server)) for _ in range(4)]
+            wait_until(lambda: server._limit.count == 4)
+            for _ in range(3):
+                with connect(server) as one:
+                    assert read_all(one) == b""
+            mine[0].sendall(WHOAMI + b"Connection: close\r\n\r\n")
+            assert answers(read_all(mine[0]))[0][0] == 200
+        wait_until(lambda: server._limit.count == 0)
+        assert is_alive(server)
+        assert server._counts.values()["refused_connections"] == 3
+
+
+def test_the_limit_counts_each_address_and_all():
+    limit = Limit(3, 2)
+    assert [limit.enter(one) for one in ("a", "a", "a", "b", "c")] == [True, True, False, True, False]
+    limit.leave("a")
+    assert limit.enter("c") and limit.count == 3
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost", "::"])
+def test_it_listens_on_every_kind_of_address(facts, host):
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        cannot_run("no IPv6")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with running(facts, Listen(host, port)) as server:
+        assert is_alive(server)
+        for address in ("127.0.0.1", "::1") if host == "::" else ():
+            connection = http.client.HTTPConnection(address, port, timeout=30)
+            connection.request("GET", "/api/v1/whoami")
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
+def test_a_port_that_is_taken_and_an_address_that_is_none_are_told(facts, server):
+    with pytest.raises(ConfigError, match="already in use"):
+        Server(Listen("127.0.0.1", server.port), facts, Access(None))
+    with pytest.raises(ConfigError, match="no such address"):
+        Server(Listen("no-such-host.invalid", 1), facts, Access(None))
+    with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1"):
+        Server(Listen("192.0.2.1", 1), facts, Access(None))
+
+
+def test_passwords_in_clear_on_a_network_are_warned_of(facts, caplog):
+    Server(Listen("0.0.0.0", 0), facts, Access(None))._sockets[0].close()
+    assert "http without tls" in caplog.text
+    caplog.clear()
+    Server(HERE, facts, Access(None))._sockets[0].close()
+    assert "http without tls" not in caplog.text
+
+
+def test_it_ends_while_a_store_hangs(facts, monkeypatch):
+    release = threading.Event()
+
+    class Hanging(MadeUpFacts):
+        def job(self, job):
+            release.wait(60)
+            return super().job(job)
+
+    monkeypatch.setattr(server_module, "STOP_S", 0.2)
+    with running(Hanging(2, 2)) as server, connect(server) as connection:
+        connection.sendall(WHOAMI.replace(b"/whoami", b"/jobs/1") + b"\r\n")
+        wait_until(lambda: server._limit.count == 1)
+        server.stop()
+        assert read_all(connection) == b""
+    release.set()
+
+
+def test_it_can_be_stopped_before_it_runs(facts):
+    server = Server(HERE, facts, Access(None))
+    server.stop()
+    server.run()
+
+
+def test_an_answer_that_is_under_way_is_finished_at_the_end(facts):
+    begun, release = threading.Event(), threading.Event()
+
+    class Slow(MadeUpFacts):
+        def cluster(self, user):
+            begun.set()
+            release.wait(60)
+            return super().cluster(user)
+
+    with running(Slow(2, 2)) as server, connect(server) as connection:
+        connection.sendall(WHOAMI.replace(b"whoami", b"cluster") + b"\r\n")
+        assert begun.wait(30)
+        server.stop()
+        release.set()
+        assert answers(read_all(connection))[0][0] == 200
+
+
+def test_a_client_behind_a_proxy_cannot_pretend_to_be_elsewhere(facts, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(Line("alice", cheap("a")).text() + "\n")
+    users.chmod(0o600)
+    with running(facts, access=Access(str(users))) as server:
+        statuses = []
+        for n in range(7):
+            connection = http.client.HTTPConnection(*server.addresses[0], timeout=30)
+            headers = dict([basic("alice", f"wrong{n}"), ("X-Forwarded-For", f"192.0.2.{n}")])
+            connection.request("GET", "/api/v1/whoami", headers=headers)
+            statuses.append(connection.getresponse().status)
+            connection.close()
+        assert statuses == [401] * 5 + [429] * 2
+
+
+# -- TLS --
+
+
+def make_certificate(folder, name):
+    if shutil.which("openssl") is None:
+        cannot_run("needs openssl")
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return Tls(str(certificate), str(key))
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("tls"), "first")
+
+
+@pytest.fixture
+def tls_server(facts, tls):
+    with running(facts, tls=tls) as one:
+        yield one
+
+
+def peer_name(server):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with connect(server) as plain, context.wrap_socket(plain) as connection:
+        der = connection.getpeercert(binary_form=True)
+        return next(name for name in (b"first", b"second") if name in der).decode()
+
+
+def test_it_speaks_tls_and_no_old_version_of_it(tls_server, tls):
+    context = ssl.create_default_context(cafile=tls.certificate)
+    connection = http.client.HTTPSConnection(*tls_server.addresses[0], context=context, timeout=30)
+    connection.request("GET", "/api/v1/whoami")
+    assert connection.getresponse().status == 200
+    connection.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that is why it is tried
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.MINIMUM_SUPPORTED, ssl.TLSVersion.TLSv1_1
+    with connect(tls_server) as plain, pytest.raises((ssl.SSLError, ConnectionResetError)):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+def test_http_on_the_port_of_tls_and_handshakes_that_are_none_do_no_harm(tls_server, tls):
+    for data in (WHOAMI + b"\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 200, b"\0" * 5000):
+        assert b"200" not in say(tls_server, data)
+    assert peer_name(tls_server) == "first"
+    wait_until(lambda: tls_server._limit.count == 0)
+
+
+def test_a_handshake_that_does_not_come_ends_in_time(facts, tls, monkeypatch):
+    monkeypatch.setattr(server_module, "HEAD_S", 0.3)
+    with running(facts, tls=tls) as server, connect(server) as connection:
+        assert read_all(connection) == b""
+        wait_until(lambda: server._limit.count == 0)
+
+
+def test_a_new_certificate_is_taken_without_a_restart_and_a_wrong_one_is_not(facts, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(server_module, "LOOK_S", 0.0)
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    with running(facts, tls=first) as server:
+        assert peer_name(server) == "first"
+        shutil.copy(second.certificate, first.certificate)  # the key is still that of the first
+        wait_until(lambda: server._counts.values()["certificate_failures"] == 1)
+        assert peer_name(server) == "first"
+        shutil.copy(second.key, first.key)
+        wait_until(lambda: server._counts.values()["certificate_reloads"] == 1)
+        assert peer_name(server) == "second"
+    assert "certificate not read again" in caplog.text
+
+
+def test_a_certificate_that_cannot_be_used_is_told(facts, tls, tmp_path):
+    for certificate, key in ((tls.key, tls.key), (tls.certificate, tls.certificate), (str(tmp_path / "no"), tls.key)):
+        with pytest.raises(ConfigError, match="--http-tls-cert"):
+            Server(HERE, facts, Access(None), tls=Tls(certificate, key))
+    subprocess.run(
+        ["openssl", "ec", "-in", tls.key, "-aes128", "-passout", "pass:x", "-out", tmp_path / "locked"],
+        check=True,
+        capture_output=True,
+    )
+    with pytest.raises(ConfigError, match="--http-tls-key"):
+        Server(HERE, facts, Access(None), tls=Tls(tls.certificate, str(tmp_path / "locked")))

@@ -1,0 +1,64 @@
+"""Asks an ASGI application without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+from typing import NamedTuple
+from urllib.parse import unquote
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict  # the last one of each name
+    body: bytes
+
+    def json(self):
+        return json.loads(self.unpacked())
+
+    def unpacked(self):
+        return gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
+
+
+def ask(app, target, headers=(), method="GET", client=("127.0.0.1", 4242)):
+    return asyncio.run(asking(app, target, headers, method, client))
+
+
+async def asking(app, target, headers=(), method="GET", client=("127.0.0.1", 4242)):
+    path, _, query = target.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode("latin-1"),
+        "root_path": "",
+        "query_string": query.encode("latin-1"),
+        "headers": [(key.lower().encode(), value.encode("latin-1")) for key, value in headers],
+        "server": ("127.0.0.1", 80),
+        "client": client,
+    }
+    told = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        told.append(message)
+
+    await app(scope, receive, send)
+    start, bodies = told[0], [message["body"] for message in told[1:]]
+    found = {key.decode("latin-1"): value.decode("latin-1") for key, value in start["headers"]}
+    return Answer(start["status"], found, b"".join(bodies))
+
+
+def basic(name, password):
+    return ("Authorization", "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode())
+
+
+def bearer(token):
+    return ("Authorization", f"Bearer {token}")
