@@ -18,13 +18,15 @@ from colmet.node.backends import NAMES
 from colmet.node.ledger import GAPS
 from colmet.node.ledger import SCHEMA as LEDGER
 from colmet.node.mapping import SCHEMA as MAPPING
+from colmet.tools.facility.tables import SCHEMAS as FACILITY
 
 HEAD = """\
 # Metrics
 
-Every table that `colmet-node` sends, from the schemas in the source (`make docs` writes this page). In HDF5 a table is
-`/job_<id>/<table>`, that of the node itself `/job_0/<table>`; in Elasticsearch it is the index `colmet_<table>` in
-lower case. Outputs add `timestamp` (seconds since the epoch), `hostname` and `job_id` to each row.
+Every table that `colmet-node` and `colmet-facility` send, from the schemas in the source (`make docs` writes this
+page). In HDF5 a table is `/job_<id>/<table>`, that of the node itself `/job_0/<table>`; in Elasticsearch it is the
+index `colmet_<table>` in lower case. Outputs add `timestamp` (seconds since the epoch), `hostname` and `job_id` to
+each row.
 
 A *counter* only grows, over the life of a job or from the start of the agent; a *gauge* is the value at that time, or
 over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in HDF5
@@ -36,9 +38,10 @@ _FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the 
 
 
 def declared() -> list[Schema]:
-    """The schemas of all tables that a node of this version can send."""
+    """The schemas of all tables that this version can send."""
     backends: list[type[InputBackend]] = load(NAMES)
-    return [schema for cls in backends for schema in (cls.schema, *cls.others)] + [MAPPING, AGENT, LEDGER, GAPS]
+    of_backends = [schema for cls in backends for schema in (cls.schema, *cls.others)]
+    return [*of_backends, MAPPING, AGENT, LEDGER, GAPS, *FACILITY]
 
 
 def switch(backend: type[InputBackend]) -> str:
@@ -95,6 +98,9 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
     on = "on; `--disable-ledger` turns it off"
     add(LEDGER, "", on, "What was due, measured, sent and dropped, of each table, once a minute (completeness.md).")
     add(GAPS, "", on, f"Beside `{LEDGER.name}`: what is missing, from when to when.")
+    on = "`colmet-facility --zeromq-uri`"
+    for schema in FACILITY:
+        add(schema, "", on, "Of `colmet-facility`, one row for each thing that its labels name, at each run.")
     return "\n".join([*lines, *index, *tables]) + "\n"
 
 

@@ -1,0 +1,28 @@
+"""afmetrics_collector: colmet-facility with the options, defaults and log lines of the program of this name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from colmet.tools.facility.command import run_program
+from colmet.tools.facility.options import Program
+
+PROGRAM = Program(
+    name="afmetrics_collector",
+    description="What afmetrics_collector did, with its options, by colmet-facility; docs/tools/facility.md tells what "
+    "differs.",
+    cluster="UC-AF",
+    url="https://af.atlas-ml.org/",
+    state_file="/run/afmetrics.json",
+    is_alias=True,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``afmetrics_collector``; the exit status."""
+    return run_program(PROGRAM, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

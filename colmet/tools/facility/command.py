@@ -1,0 +1,311 @@
+"""colmet-facility: logins, queues, Jupyter users and this host as documents, once or again and again.
+
+Exit status: 0; 1 where a source did not answer, or a document is not yet where it has to go; 2 where the command line
+cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Callable, NamedTuple
+
+from colmet.common import cli
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.service import Service
+from colmet.tools.batch import answers
+from colmet.tools.batch.systems import find_systems
+from colmet.tools.facility import collector_output, debugfiles, machine, obfuscation, options, secretfile, sender
+from colmet.tools.facility.collector_output import CollectorOutput
+from colmet.tools.facility.deadlines import Deadlines
+from colmet.tools.facility.documents import Document
+from colmet.tools.facility.gathering import ENDED_S, Facility, Host, Notebooks
+from colmet.tools.facility.jupyter import Jupyter, check_names
+from colmet.tools.facility.logins import Logins
+from colmet.tools.facility.machine import DISKS, MAX_AGE_S, Disks, Network
+from colmet.tools.facility.obfuscation import Obscure
+from colmet.tools.facility.options import TOKEN_VARIABLE, Program
+from colmet.tools.facility.people import People, find_group
+from colmet.tools.facility.sender import Sender
+
+log = logging.getLogger(__name__)
+
+PROGRAM = Program(
+    name="colmet-facility",
+    description="Tell a facility's endpoint, or colmet-collector, who is logged in, what the batch system does, who "
+    "has Jupyter notebooks, and how this host is: once, for cron or a timer, or every --interval.",
+    cluster=None,
+    url=None,
+    state_file=None,
+    is_alias=False,
+)
+STATE_NAME = "network.json"  # in the directory of the spool
+WITHOUT_SPOOL = "/run/colmet-facility.json"
+WAKE_S = 3600.0  # for one wait between two runs
+ENDED_MARGIN_S = 60  # a job that ended while a run took long is told of by the next one
+
+
+class Outputs(NamedTuple):
+    """Where documents go.
+
+    Attributes:
+        sender: to an endpoint; None where there is none.
+        collector: to colmet-collector; None where it is not wanted.
+        prints: to standard output.
+        debug: to files in the current directory, and nowhere else.
+        token: of the documents in these files.
+    """
+
+    sender: Sender | None = None
+    collector: CollectorOutput | None = None
+    prints: bool = False
+    debug: bool = False
+    token: str | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``colmet-facility``; the exit status."""
+    return run_program(PROGRAM, argv)
+
+
+def run_program(program: Program, argv: Sequence[str] | None) -> int:
+    """Read the command line, and do what it says; the exit status.
+
+    Args:
+        program: which of the two it is.
+        argv: the command line; None for that of this process.
+    """
+    service = Service.from_environment()  # first, so that no program that is started has it
+    try:
+        parsed = options.build_parser(program).parse_args(argv)
+        set_up_logging(program, parsed.loglevel)
+        if parsed.make_key:
+            secretfile.make_key(parsed.make_key)
+            return 0
+        with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+            return _run(program, parsed, service, signals)
+    except ColmetError as err:
+        print(f"{program.name}: error: {err}", file=sys.stderr)
+        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+        return 1
+    finally:
+        answers.cancel()  # of a source that was not waited for
+        service.close()
+
+
+def set_up_logging(program: Program, level: int | None) -> None:
+    """Log to standard error; the alias to standard output, in its own format.
+
+    Args:
+        program: which of the two it is.
+        level: of logging; None for warnings.
+    """
+    if program.is_alias:
+        logging.basicConfig(
+            level=level,
+            stream=sys.stdout,
+            format="[%(asctime)s] %(levelname)s:%(name)s:%(message)s",
+            datefmt="%Y-%m-%d %H:%M:%S",
+        )
+    else:
+        logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("kubernetes", "urllib3"):  # their DEBUG is whole answers, and the account's token
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _run(program: Program, parsed: argparse.Namespace, service: Service, signals: cli.Signals) -> int:
+    def go_on() -> bool:
+        service.alive()
+        return not signals.stop_wanted()
+
+    facility = facility_of(program, parsed)
+    outputs = outputs_of(program, parsed, lambda: not go_on())
+    try:
+        if parsed.interval is None:
+            return 0 if run_once(facility, outputs, go_on) else 1
+        service.ready()
+        incomplete = 0
+        for number in _ticks(parsed.interval, service, signals):
+            incomplete += not run_once(facility, outputs, go_on)
+            told = f"runs: {number}, incomplete: {incomplete}"
+            service.status(lambda told=told: told)  # type: ignore[misc]
+        service.stopping()
+        log.info("stopping")
+        return 0
+    finally:
+        if outputs.sender is not None:
+            outputs.sender.close()
+        if outputs.collector is not None:
+            outputs.collector.close()
+
+
+def _ticks(interval_s: float, service: Service, signals: cli.Signals) -> Iterator[int]:
+    """The number of each run, when it is time for it, until SIGTERM or SIGINT; a long run leaves out others."""
+    start = time.monotonic()
+    number = 0
+    while not signals.stop_wanted():
+        number += 1
+        yield number
+        due = start + interval_s * (math.floor((time.monotonic() - start) / interval_s) + 1)
+        while not signals.stop_wanted() and (left_s := due - time.monotonic()) > 0:
+            select.select([signals.fd], [], [], min(left_s, service.delay_s(), WAKE_S))
+            signals.drain()
+            service.alive()
+
+
+def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Gather, and hand over; whether all sources answered and all documents are where they have to be.
+
+    Args:
+        facility: the sources.
+        outputs: where documents go.
+        go_on: called several times a second; where it returns False, the rest is left out.
+
+    Raises:
+        ColmetError: the files of -d cannot be written.
+    """
+    gathered = facility.gather(go_on)
+    if outputs.debug:
+        debugfiles.write(gathered.groups, outputs.token)
+        return not gathered.failed
+    found = [document for group in gathered.groups for document in group.documents]
+    complete = not gathered.failed
+    if outputs.prints:
+        _print(found)
+    if outputs.collector is not None:
+        outputs.collector.put(found, time.time_ns())
+    if outputs.sender is not None:
+        complete &= outputs.sender.send(found).complete
+    if outputs.collector is not None:
+        complete &= outputs.collector.finish().complete
+    return complete
+
+
+def _print(found: Iterable[Document]) -> None:
+    for document in found:
+        print(json.dumps(document))
+    sys.stdout.flush()
+
+
+def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
+    """The sources that the command line asks for.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    systems = list(dict.fromkeys(parsed.batch_system or (["condor"] if parsed.batch else [])))
+    if not (parsed.ssh or parsed.host or parsed.jupyter or systems) and not program.is_alias:
+        raise ConfigError("nothing is to be gathered; give one or more of --host, --ssh, --jupyter, --batch-system")
+    if parsed.queue and "condor" not in systems and not program.is_alias:
+        raise ConfigError("-q names queues of HTCondor, which is not asked; add -b or --batch-system condor")
+    if not parsed.cluster:
+        raise ConfigError("-c NAME has to say what this facility is called")
+    if parsed.jupyter:
+        check_names(parsed.namespace, parsed.label)
+    if parsed.group:
+        find_group(parsed.group)
+    obscure = _obscure(program, parsed)
+    deadlines = Deadlines()
+    wait_s = parsed.source_timeout
+    notebooks = logins = host = None
+    if parsed.jupyter:
+        notebooks = Notebooks(Jupyter(parsed.kubeconfig, deadlines, wait_s), parsed.namespace, parsed.label)
+    if parsed.ssh:
+        logins = Logins(parsed.ssh_history, wait_s)
+    if parsed.host:
+        state = parsed.state_file or _state_file(parsed)
+        network = Network(state, max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)))
+        host = Host(network, Disks(parsed.disk or DISKS, deadlines, wait_s, wanted=bool(parsed.disk)))
+    return Facility(
+        parsed.cluster,
+        obfuscation.host(machine.name(), parsed.obfuscate_hosts),
+        lambda: People(parsed.group, obscure),
+        notebooks,
+        logins,
+        host,
+        find_systems(systems, parsed.queue),
+        max(ENDED_S, math.ceil(parsed.interval or 0) + ENDED_MARGIN_S),
+    )
+
+
+def _state_file(parsed: argparse.Namespace) -> str:
+    directory = sender.spool_directory(parsed)
+    return os.path.join(directory, STATE_NAME) if directory else WITHOUT_SPOOL
+
+
+def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
+    """What the command line wants names to be made into.
+
+    Raises:
+        ConfigError: a file cannot be used, or there are a key and a salt.
+    """
+    if parsed.key_file:
+        if parsed.salt or parsed.salt_file:
+            raise ConfigError("a key takes the place of the salt: leave out one of --key-file and --salt, --salt-file")
+        return obfuscation.keyed(secretfile.read_key(parsed.key_file, "--key-file"))
+    if not parsed.obfuscate_users:
+        if parsed.salt or parsed.salt_file:
+            log.warning("names of users go as they are: a salt does nothing without -o")
+        return obfuscation.plain
+    salt: str = parsed.salt
+    if parsed.salt_file:
+        salt = secretfile.read_line(parsed.salt_file, "--salt-file")
+    elif salt:
+        _warn_of_ps(program, "-z", "--salt-file")
+    elif not program.is_alias:
+        log.warning("names of users can be found by trying all that there are: -o without a key; see --make-key")
+    return obfuscation.salted(salt)
+
+
+def _warn_of_ps(program: Program, option: str, better: str) -> None:
+    # cron sends a mail for each line, every five minutes, where the old program was silent
+    level = logging.INFO if program.is_alias else logging.WARNING
+    log.log(level, "a secret on the command line can be seen by all users of this machine: %s; use %s", option, better)
+
+
+def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
+    """Where the command line wants documents to go.
+
+    Raises:
+        ConfigError: it names no place, or one that cannot be used.
+    """
+    inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that no program that is started has it
+    if parsed.token is not None:
+        _warn_of_ps(program, "-t", "--token-file")
+    if parsed.debug:
+        return Outputs(debug=True, token=parsed.token)
+    prints = not program.is_alias and parsed.json_lines
+    collector = collector_output.from_options(parsed, stopping)
+    url = parsed.url
+    if not url and collector is None and not prints:
+        raise ConfigError("give at least one place to go to: --url, --zeromq-uri, --json-lines, --debug")
+    try:
+        outlet = sender.from_options(parsed, url, _token(parsed, inherited), stopping) if url else None
+    except BaseException:
+        if collector is not None:
+            collector.close()
+        raise
+    return Outputs(outlet, collector, prints)
+
+
+def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
+    """The token: of the command line, of a file, or of the environment."""
+    if parsed.token is not None:
+        return str(parsed.token)
+    if parsed.token_file:
+        return secretfile.read_line(parsed.token_file, "--token-file")
+    return inherited or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""This machine: load, memory, network, disks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from colmet.common.cli import powers_of_ten
+from colmet.tools.facility.deadlines import Deadlines, SourceFailed
+from colmet.tools.facility.documents import Space, Traffic
+
+log = logging.getLogger(__name__)
+
+MTAB = "/etc/mtab"
+DISKS = ("/home", "/data", "/scratch")
+MAX_AGE_S = 3600.0  # of what was counted before
+_MAX_STATE_BYTES = 4096
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Counted(NamedTuple):
+    """What network interfaces have counted up to a time.
+
+    Attributes:
+        sent: bytes.
+        received: bytes.
+        timestamp: milliseconds since 1970.
+    """
+
+    sent: int
+    received: int
+    timestamp: int
+
+
+def name() -> str:
+    """This machine's own name."""
+    return socket.gethostname()
+
+
+def load() -> float:
+    """The load average of one minute."""
+    return os.getloadavg()[0]
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of memory that there are, and that can still be had without swapping.
+
+    Raises:
+        SourceFailed: psutil is not installed.
+    """
+    found = _psutil().virtual_memory()
+    return found.total, found.available
+
+
+def count_traffic() -> Counted:
+    """What all network interfaces have counted up to now.
+
+    Raises:
+        SourceFailed: there is no interface, or psutil is not installed.
+    """
+    counters = _psutil().net_io_counters(nowrap=False)
+    if counters is None:
+        raise SourceFailed("this machine has no network interface")
+    return Counted(counters.bytes_sent, counters.bytes_recv, int(time.time() * 1000))
+
+
+def _psutil() -> Any:
+    try:
+        import psutil
+    except ModuleNotFoundError as err:
+        raise SourceFailed(
+            "--host takes the Python module psutil: pip install 'colmet[facility]', or apt-get install python3-psutil"
+        ) from err
+    return psutil
+
+
+def parse_counted(text: bytes) -> Counted | None:
+    """What a state file holds; None where it has another form."""
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    values = [held.get(field) for field in Counted._fields] if isinstance(held, dict) else []
+    counts = [value for value in values if type(value) is int and value >= 0]  # True is no count
+    return Counted(*counts) if len(counts) == len(Counted._fields) else None
+
+
+def since(before: Counted | None, now: Counted, max_age_s: float = MAX_AGE_S) -> Traffic | None:
+    """What went over the network between two measurements.
+
+    None where there is no telling: there is none before, it is too old or from the future, or the counters
+    began anew (a reboot, an interface that has gone).
+    """
+    if before is None or not 0 <= now.timestamp - before.timestamp <= max_age_s * 1000:
+        return None
+    sent, received = now.sent - before.sent, now.received - before.received
+    if sent < 0 or received < 0:
+        return None
+    return Traffic(sent, received, (now.timestamp - before.timestamp) / 1000)
+
+
+class Network:
+    """Traffic since the measurement before, which a file holds from one run to the next.
+
+    Args:
+        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds}.
+        count: tells what is counted up to now.
+        max_age_s: of the measurement before, in seconds.
+
+    Attributes:
+        failures: times that the file could not be written.
+    """
+
+    def __init__(self, path: str, count: Callable[[], Counted] = count_traffic, max_age_s: float = MAX_AGE_S) -> None:
+        self._path = Path(path)
+        self._count = count
+        self._max_age_s = max_age_s
+        self._before: Counted | None = None
+        self.failures = 0
+
+    def traffic(self) -> Traffic:
+        """What went over the network since the measurement before; nothing in no time where there is none.
+
+        Raises:
+            SourceFailed: this machine has no network interface.
+        """
+        now = self._count()
+        before = self._before or self._read()
+        traffic = since(before, now, self._max_age_s)
+        if traffic is None:
+            log.info("network counted anew from now on: file=%s", self._path)
+        self._before = now
+        self._write(now)
+        return traffic or Traffic(0, 0, 0.0)
+
+    def _read(self) -> Counted | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            with open(descriptor, "rb") as file:
+                return parse_counted(file.read(_MAX_STATE_BYTES) or b"")
+        except (OSError, ValueError):
+            return None  # as for the first run
+
+    def _write(self, counted: Counted) -> None:
+        text = json.dumps(counted._asdict()).encode()
+        try:
+            try:
+                self._replace(text)
+            except PermissionError:
+                # a file that root made for another user, in a directory that is root's
+                descriptor = os.open(
+                    self._path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                )
+                with open(descriptor, "wb") as file:
+                    file.write(text)
+        except (OSError, ValueError) as err:
+            self.failures += 1
+            if powers_of_ten(self.failures):
+                log.warning(
+                    "network state cannot be written, the next run counts anew: file=%s: %s (see --state-file)",
+                    self._path,
+                    getattr(err, "strerror", None) or err,
+                )
+
+    def _replace(self, text: bytes) -> None:
+        """Put another file in its place, so that whoever reads it finds all of it."""
+        os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
+        descriptor, made = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(text)
+            os.chmod(made, 0o644)  # byte counts of a machine, which anyone there can see
+            os.replace(made, self._path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(made)
+            raise
+
+
+def parse_mounts(text: str) -> dict[str, str]:
+    r"""Devices by the paths that they are mounted on, without `/dev/`.
+
+    Of several mounts on one path the last one counts, which is the one that is seen.
+
+    Args:
+        text: of /etc/mtab: device, path and more in each line, characters such as blanks as `\040`.
+    """
+    found = {}
+    for line in text.splitlines():
+        words = line.split(" ")
+        if len(words) >= 2:
+            device, path = (_ESCAPED.sub(lambda match: chr(int(match[1], 8)), word) for word in words[:2])
+            found[path] = device.replace("/dev/", "")
+    return found
+
+
+class Disks:
+    """The space of file systems.
+
+    Args:
+        paths: where they are mounted, or anywhere inside.
+        deadlines: for file systems whose server is away.
+        deadline_s: seconds for each.
+        mtab: the table of mounts.
+        wanted: whether somebody has named them: then one that is missing is worth a warning.
+
+    Attributes:
+        missing: paths that were not there when they were last looked for.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, mtab: str = MTAB, wanted: bool = True
+    ) -> None:
+        self._paths = list(dict.fromkeys(paths))
+        self._deadlines = deadlines
+        self._deadline_s = deadline_s
+        self._mtab = mtab
+        self._level = logging.WARNING if wanted else logging.INFO
+        self.missing: set[str] = set()
+
+    def spaces(self) -> list[Space]:
+        """Those that are there; each of the others is told of when it begins to be missing.
+
+        Raises:
+            SourceFailed: some do not answer; the others are in its `found`.
+        """
+        devices = self._devices()
+        found, silent = [], []
+        for path in self._paths:
+            try:
+                total, used, free = self._deadlines.call(
+                    f"the file system of {path}", self._deadline_s, partial(shutil.disk_usage, path)
+                )
+            except SourceFailed as err:
+                silent.append(str(err))
+                continue
+            except (OSError, ValueError) as err:
+                self._miss(path, getattr(err, "strerror", None) or str(err))
+                continue
+            if total <= 0:
+                self._miss(path, "it has no size")
+                continue
+            self.missing.discard(path)
+            found.append(Space(path, devices.get(path), total, used, free))
+        if silent:
+            raise DisksSilent("; ".join(silent), found)
+        return found
+
+    def _miss(self, path: str, why: str) -> None:
+        if path not in self.missing:
+            log.log(self._level, "disk left out: path=%s: %s (--disk names those that are wanted)", path, why)
+        self.missing.add(path)
+
+    def _devices(self) -> dict[str, str]:
+        try:
+            text = Path(self._mtab).read_text(encoding="utf-8", errors="replace")
+        except OSError as err:
+            log.warning("devices are left out: file=%s: %s", self._mtab, err.strerror or err)
+            return {}
+        return parse_mounts(text)
+
+
+class DisksSilent(SourceFailed):
+    """Some file systems do not answer.
+
+    Attributes:
+        found: the others.
+    """
+
+    def __init__(self, text: str, found: list[Space]) -> None:
+        super().__init__(text)
+        self.found = found

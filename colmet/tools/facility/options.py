@@ -1,0 +1,212 @@
+"""The command line of colmet-facility, and of afmetrics_collector, which has the same options and other defaults."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import NamedTuple
+
+from colmet import __version__
+from colmet.common import cli
+from colmet.tools.batch.systems import SYSTEMS
+from colmet.tools.facility import collector_output, sender
+from colmet.tools.facility.machine import DISKS
+
+TOKEN_VARIABLE = "COLMET_FACILITY_TOKEN"
+
+
+class Program(NamedTuple):
+    """What the two programs differ in.
+
+    Attributes:
+        name: of the command.
+        description: for its help.
+        cluster: name of the facility where none is given; None where one has to be given.
+        url: of the endpoint where none is given; None where there is no such.
+        state_file: of the network counters; None for one beside the spool.
+        is_alias: whether it logs, takes and leaves out what afmetrics_collector does.
+    """
+
+    name: str
+    description: str
+    cluster: str | None
+    url: str | None
+    state_file: str | None
+    is_alias: bool
+
+
+def queue(text: str) -> tuple[str, str]:
+    """An option type: NAME:CONSTRAINT, parted at the first colon."""
+    name, colon, constraint = text.partition(":")
+    if not colon or not name:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not of the form NAME:CONSTRAINT, such as 'all:'")
+    return name, constraint
+
+
+def path(text: str) -> str:
+    """An option type: an absolute path."""
+    if not text.startswith("/") or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not an absolute path")
+    return os.path.normpath(text)
+
+
+def interval(text: str) -> float:
+    """An option type: seconds from one run to the next."""
+    value = cli.positive_seconds(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
+    return value
+
+
+def build_parser(program: Program) -> cli.Parser:
+    """The options of a program."""
+    parser = cli.Parser(prog=program.name, description=program.description)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "-v", "--verbose", dest="loglevel", action="store_const", const=logging.INFO, help="say what is done"
+    )
+    parser.add_argument(
+        "-vv", "--very-verbose", dest="loglevel", action="store_const", const=logging.DEBUG, help="say all of it"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="S",
+        type=interval,
+        help="run for ever, every so many seconds (default: run once, for cron or a timer)",
+    )
+    parser.add_argument(
+        "-c",
+        "--cluster",
+        metavar="NAME",
+        default=program.cluster,
+        help="the name of this facility"
+        + (" (default: %(default)s)" if program.cluster else ", which has to be given"),
+    )
+    _add_sources(parser, program)
+    _add_people(parser.add_argument_group("users and names"))
+    _add_outputs(parser, program)
+    return parser
+
+
+def _add_sources(parser: cli.Parser, program: Program) -> None:
+    group = parser.add_argument_group("what is gathered")
+    group.add_argument("-s", "--ssh", action="store_true", help="who is logged in on this machine (who)")
+    group.add_argument(
+        "-S",
+        "--ssh-history",
+        action="store_true",
+        help="with -s: also who was within the last 5 minutes (last); who is both is listed and counted twice",
+    )
+    group.add_argument("--host", action="store_true", help="load, memory, network and disks of this machine")
+    group.add_argument(
+        "--disk",
+        metavar="PATH",
+        type=path,
+        action="append",
+        help=f"with --host: a file system to tell of; may be repeated (default: {', '.join(DISKS)}, if they are there)",
+    )
+    group.add_argument(
+        "--state-file",
+        metavar="FILE",
+        default=program.state_file,
+        help="with --host: holds the network counters from one run to the next (default: "
+        + ("%(default)s)" if program.state_file else "network.json in the directory of the spool)"),
+    )
+    group.add_argument("-b", "--batch", action="store_true", help="queues and jobs of the batch system")
+    group.add_argument(
+        "--batch-system",
+        metavar="NAME",
+        choices=list(SYSTEMS),
+        action="append",
+        help=f"which one: {', '.join(SYSTEMS)}; may be repeated, does without -b (default: condor)",
+    )
+    group.add_argument(
+        "-q",
+        "--queue",
+        metavar="NAME:CONSTRAINT",
+        type=queue,
+        action="append",
+        default=[],
+        help="of HTCondor: jobs that meet the constraint are told of as a queue; may be repeated; 'all:' is all jobs",
+    )
+    group.add_argument("-j", "--jupyter", action="store_true", help="users with Jupyter notebooks in Kubernetes")
+    group.add_argument(
+        "-n", "--namespace", metavar="NAME", default="af-jupyter", help="of the notebooks' pods (default: %(default)s)"
+    )
+    group.add_argument(
+        "-l",
+        "--label",
+        metavar="NAME",
+        default="owner",
+        help="of these pods that names the user (default: %(default)s)",
+    )
+    group.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        default="",
+        help="address and account of the Kubernetes cluster (default: $KUBECONFIG, ~/.kube/config, or the pod's own)",
+    )
+    group.add_argument(
+        "--source-timeout",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=30.0,
+        help="seconds that who, last, each disk and the Kubernetes cluster may take to answer (default: %(default)g)",
+    )
+
+
+def _add_people(group: cli.Options) -> None:
+    group.add_argument(
+        "-g", "--group", metavar="NAME", default="", help="only members of this Unix group (not in queues and hosts)"
+    )
+    group.add_argument("-o", "--obfuscate-users", action="store_true", help="send other names for users")
+    group.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="make them with the key in this file (HMAC-SHA-256), which is the one to recommend; does without -o",
+    )
+    group.add_argument(
+        "--make-key",
+        metavar="FILE",
+        help="write a new key to this file, and exit; all machines of a site take the same",
+    )
+    salts = group.add_mutually_exclusive_group()
+    salts.add_argument(
+        "-z", "--salt", metavar="TEXT", default="", help="with -o: is hashed with each name; others can see it in ps"
+    )
+    salts.add_argument("--salt-file", metavar="FILE", help="with -o: has the salt")
+    group.add_argument(
+        "-O",
+        "--obfuscate-hosts",
+        metavar="DOMAIN",
+        default="",
+        help="tell of this machine as 'atlas', the digits of its name and this domain",
+    )
+
+
+def _add_outputs(parser: cli.Parser, program: Program) -> None:
+    group = parser.add_argument_group("where the documents go")
+    group.add_argument(
+        "-u",
+        "--url",
+        default=program.url,
+        help="the endpoint that they are posted to" + (" (default: %(default)s)" if program.url else ""),
+    )
+    tokens = group.add_mutually_exclusive_group()
+    tokens.add_argument("-t", "--token", metavar="TEXT", help="is in each of them; others can see it in ps")
+    tokens.add_argument(
+        "--token-file", metavar="FILE", help=f"has the token (default: {TOKEN_VARIABLE} of the environment)"
+    )
+    if not program.is_alias:
+        group.add_argument(
+            "--json-lines", action="store_true", help="print them, one a line, to standard output; without the token"
+        )
+    group.add_argument(
+        "-d",
+        "--debug",
+        action="store_true",
+        help="append them to files in the current directory instead of sending them",
+    )
+    sender.add_options(group, program.name)
+    collector_output.add_options(parser.add_argument_group("output to colmet-collector"))

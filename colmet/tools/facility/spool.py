@@ -1,0 +1,441 @@
+"""Documents on disk until the endpoint has taken them.
+
+In one directory, which only its owner can read, as documents hold names of users:
+
+    TIME-RANDOM.documents  some documents in order, a line each: CRC-32 as 8 hex digits, a blank, the document as JSON
+    TIME-RANDOM.done       numbers of those in it that need not be sent any more, 4 bytes each, little-endian
+    refused.jsonl          the latest documents that the endpoint refused, with time and reason; and refused.jsonl.old
+    lock                   locked by the run that sends
+
+TIME has 20 digits, ns since the epoch. A file of documents appears whole or not at all: it is written under another
+name, synced and renamed, so any number of runs may add to the directory while one of them sends. Whatever kills a run
+between the endpoint's answer and the note in the file of the done has one document sent twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+from colmet.common.cli import powers_of_ten
+from colmet.node.host import PrivateDirectory
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"(\d{20})-[0-9a-f]{16}\.documents", re.ASCII)
+_TEMPORARY = re.compile(r"\.(\d{20})-[0-9a-f]{16}\.documents\.new", re.ASCII)
+LOCK = "lock"
+REFUSED = "refused.jsonl"
+MAX_DOCUMENT_BYTES = 8 << 20
+FILE_BYTES = 256 << 10  # of documents; beyond the bounds whole files go
+MAX_FILES = 20_000
+MAX_REFUSED_BYTES = 1 << 20
+OLD_TEMPORARY_S = 3600.0
+_NUMBER = struct.Struct("<I")
+
+
+class Entry(NamedTuple):
+    """A document that is to be sent.
+
+    Attributes:
+        file: that holds it; empty for one that is in memory.
+        number: of it in the file.
+        text: JSON, without the token.
+    """
+
+    file: str
+    number: int
+    text: bytes
+
+
+class Store(Protocol):
+    """Where documents wait: a `Spool` or a `Memory`."""
+
+    def __len__(self) -> int: ...
+
+    def entries(self) -> Iterator[Entry]: ...  # noqa: D102
+
+    def done(self, entry: Entry) -> None: ...  # noqa: D102
+
+    def refuse(self, entry: Entry, reason: str) -> None: ...  # noqa: D102
+
+
+class Memory:
+    """Documents that no disk holds."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._coming = 0
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._entries)
+
+    def put(self, texts: Sequence[bytes]) -> None:
+        """Hold these."""
+        for text in texts:
+            self._entries[self._coming] = Entry("", self._coming, text)
+            self._coming += 1
+
+    def entries(self) -> Iterator[Entry]:
+        """Each, in order."""
+        yield from list(self._entries.values())
+
+    def done(self, entry: Entry) -> None:
+        """This one need not be sent any more."""
+        self._entries.pop(entry.number, None)
+
+    def refuse(self, entry: Entry, reason: str) -> None:
+        """This one is never to be sent again."""
+        del reason
+        self.done(entry)
+
+
+class _Directory(PrivateDirectory):
+    """One in which files are also synced, and appended to."""
+
+    def add(self, name: str, data: bytes) -> None:
+        """Have a new file with this be there, for good, or none; OSError where that cannot be."""
+        temporary = f".{name}.new"
+        fd = self.create(temporary)
+        try:
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self.rename(temporary, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove(temporary)
+            raise
+        with contextlib.suppress(OSError):  # not every file system can; the file is there all the same
+            os.fsync(self._fd)
+
+    def append(self, name: str) -> int:
+        """A descriptor to append with to a file, made where it is not there."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._fd)
+
+
+class _File:
+    """What is known of one of them."""
+
+    def __init__(self, name: str, size: int, count: int, done: set[int]) -> None:
+        self.name = name
+        self.time_ns = int(name[:20])
+        self.size = size
+        self.count = count  # lines that can be read
+        self.done = done
+
+    @property
+    def waiting(self) -> int:
+        return self.count - len(self.done)
+
+
+def pack(texts: Sequence[bytes]) -> bytes:
+    """The content of a file of documents."""
+    return b"".join([b"%08x %s\n" % (crc32(text), text) for text in texts])
+
+
+def unpack(data: bytes) -> list[bytes | None]:
+    """The documents of a file; None in the place of what is damaged."""
+    lines = data.split(b"\n")
+    whole: list[bytes | None] = [line[9:] if line[:9] == b"%08x " % crc32(line[9:]) else None for line in lines[:-1]]
+    return whole if not lines[-1] else [*whole, None]
+
+
+def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
+    """Documents in order, in lots of so many bytes, or of one where that is larger."""
+    start = size = 0
+    for end, text in enumerate(texts):
+        if size and size + len(text) > most_bytes:
+            yield texts[start:end]
+            start, size = end, 0
+        size += len(text) + 10
+    if start < len(texts):
+        yield texts[start:]
+
+
+class Spool:
+    """The directory. `put` needs no lock; all else is for whoever has taken it with `acquire`.
+
+    Args:
+        path: of the directory; made where it is not there, for its owner alone.
+        max_bytes: of all documents; beyond it the oldest go.
+        max_age_s: of a document.
+        now_ns: of the wall clock.
+
+    Raises:
+        OSError: the directory cannot be used.
+
+    Attributes:
+        dropped: documents that went as there were too many, or as they were too old.
+        damaged: documents that the disk gave back otherwise than they were written.
+        unread: times that a file of documents could not be read.
+        failures: times that something could not be written.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        max_bytes: int = 64 << 20,
+        max_age_s: float = 7 * 86400.0,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.path = path
+        self.dropped = self.damaged = self.unread = self.failures = 0
+        self._max_bytes = max_bytes
+        self._max_age_ns = int(max_age_s * 1e9)
+        self._now_ns = now_ns
+        self._file_bytes = min(FILE_BYTES, max_bytes // 8)
+        self._files: dict[str, _File] = {}  # ascending
+        self._done_name, self._done_fd = "", -1
+        self._lock_fd = -1
+        os.makedirs(os.path.dirname(path) or "/", 0o700, exist_ok=True)
+        self._directory = _Directory(path)
+
+    # -- for every run --
+
+    def put(self, texts: Sequence[bytes]) -> int:
+        """Write documents, in order; how many of them are on disk now.
+
+        Args:
+            texts: JSON without line ends, each at most `MAX_DOCUMENT_BYTES`.
+        """
+        written = 0
+        time_ns = self._now_ns()
+        for number, lot in enumerate(pieces(texts, self._file_bytes)):
+            name = f"{time_ns + number:020d}-{secrets.token_hex(8)}.documents"
+            data = pack(lot)
+            try:
+                self._directory.add(name, data)
+            except OSError as err:
+                self._note_failure(err)
+                break
+            written += len(lot)
+            if self._lock_fd >= 0:
+                self._files[name] = _File(name, len(data), len(lot), set())
+        return written
+
+    def _note_failure(self, err: OSError) -> None:
+        self.failures += 1
+        if powers_of_ten(self.failures):
+            log.error("spool of documents cannot be written to failures=%d %s: %s", self.failures, self.path, err)
+
+    def acquire(self) -> bool:
+        """Take the lock, and see what is there; False where another run has it."""
+        if self._lock_fd < 0:
+            fd = self._directory.append(LOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            except BaseException:
+                os.close(fd)
+                raise
+            self._lock_fd = fd
+        self._load()
+        return True
+
+    def release(self) -> None:
+        """Give the lock back; also twice."""
+        self._end_notes()
+        self._files.clear()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def close(self) -> None:
+        """Give everything back; also twice."""
+        self.release()
+        self._directory.close()
+
+    # -- for the one that has the lock --
+
+    def _load(self) -> None:
+        self._files.clear()
+        names = sorted(self._directory.names())
+        for name in names:
+            if NAME.fullmatch(name) and (file := self._look(name)) is not None:
+                self._files[name] = file
+        now_ns = self._now_ns()
+        for name in names:
+            stem, _, suffix = name.rpartition(".")
+            temporary = _TEMPORARY.fullmatch(name)
+            if (suffix == "done" and f"{stem}.documents" not in names) or (
+                temporary is not None and now_ns - int(temporary[1]) > OLD_TEMPORARY_S * 1e9
+            ):
+                self._remove(name)
+
+    def _look(self, name: str) -> _File | None:
+        try:
+            data = self._read(name)
+            texts = unpack(data)
+            done = self._read_done(name, len(texts))
+        except FileNotFoundError:
+            return None
+        except OSError as err:
+            self._note_unread(name, err)
+            return None
+        bad = {number for number, text in enumerate(texts) if text is None} - done
+        file = _File(name, len(data), len(texts), done | bad)
+        if bad:
+            self._note_damage(name, len(bad), "its checksum does not hold")
+        if not file.waiting:
+            self._remove_file(file)
+            return None
+        if bad:  # each is counted once
+            for number in sorted(bad):
+                self._note_done(file, number)
+        return file
+
+    def _read(self, name: str) -> bytes:
+        return self._directory.read(name, FILE_BYTES + 2 * MAX_DOCUMENT_BYTES)
+
+    def _read_done(self, name: str, count: int) -> set[int]:
+        try:
+            data = self._directory.read(_done(name), 16 << 20)
+        except FileNotFoundError:
+            return set()
+        whole = data[: len(data) - len(data) % _NUMBER.size]  # the last note may have been torn
+        return {number for (number,) in _NUMBER.iter_unpack(whole) if number < count}
+
+    def _note_unread(self, name: str, err: OSError) -> None:
+        self.unread += 1
+        if powers_of_ten(self.unread):
+            log.error("documents cannot be read, they stay file=%s/%s unread=%d: %s", self.path, name, self.unread, err)
+
+    def _note_damage(self, name: str, count: int, why: str) -> None:
+        before, self.damaged = self.damaged, self.damaged + count
+        if len(str(before)) != len(str(self.damaged)) or not before:
+            log.error("spool of documents is damaged file=%s/%s damaged=%d: %s", self.path, name, self.damaged, why)
+
+    def __len__(self) -> int:
+        """Documents that are to be sent."""
+        return sum([file.waiting for file in self._files.values()])
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files of documents."""
+        return sum([file.size for file in self._files.values()])
+
+    def drop_beyond(self) -> int:
+        """Drop the oldest files where there is too much, and those that are too old; how many documents that were."""
+        dropped = 0
+        size, too_old_ns = self.size_bytes, self._now_ns() - self._max_age_ns
+        count = len(self._files)
+        for file in list(self._files.values()):
+            if file.time_ns >= too_old_ns and size <= self._max_bytes and count <= MAX_FILES:
+                break
+            dropped += file.waiting
+            size -= file.size
+            count -= 1
+            self._remove_file(file)
+        self.dropped += dropped
+        if dropped:
+            log.error(
+                "documents dropped that the endpoint has not taken dropped=%d: beyond --spool-size or --spool-age",
+                dropped,
+            )
+        return dropped
+
+    def entries(self) -> Iterator[Entry]:
+        """Every document that is to be sent, the oldest first; none that comes meanwhile."""
+        for name in list(self._files):
+            file = self._files.get(name)
+            if file is None:
+                continue
+            try:
+                texts = unpack(self._read(name))
+            except OSError as err:
+                self._note_unread(name, err)
+                continue
+            for number, text in enumerate(texts):
+                if text is not None and number < file.count and number not in file.done:
+                    yield Entry(name, number, text)
+
+    def done(self, entry: Entry) -> None:
+        """This one need not be sent any more."""
+        file = self._files.get(entry.file)
+        if file is None or entry.number in file.done:
+            return
+        file.done.add(entry.number)
+        if file.waiting:
+            self._note_done(file, entry.number)
+        else:
+            self._remove_file(file)
+
+    def _note_done(self, file: _File, number: int) -> None:
+        try:
+            if self._done_name != file.name:
+                self._end_notes()
+                self._done_fd = self._directory.append(_done(file.name))
+                self._done_name = file.name
+                # what a run left in part that was killed, or had no room, would shift all that follows
+                os.ftruncate(self._done_fd, os.fstat(self._done_fd).st_size // _NUMBER.size * _NUMBER.size)
+            if os.write(self._done_fd, _NUMBER.pack(number)) < _NUMBER.size:
+                self._end_notes()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as err:  # it is sent again by the next run
+            self._note_failure(err)
+
+    def _end_notes(self) -> None:
+        if self._done_fd >= 0:
+            os.close(self._done_fd)
+        self._done_name, self._done_fd = "", -1
+
+    def _remove_file(self, file: _File) -> None:
+        if self._done_name == file.name:
+            self._end_notes()
+        self._files.pop(file.name, None)
+        self._remove(file.name)
+        self._remove(_done(file.name))
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._directory.remove(name)
+        except FileNotFoundError:
+            pass
+        except OSError as err:
+            self._note_failure(err)
+
+    def refuse(self, entry: Entry, reason: str) -> None:
+        """This one is never to be sent again; it is put aside with the reason, as long as there is room for it."""
+        line = b'{"time": %d, "reason": %s, "document": %s}\n' % (
+            self._now_ns() // 10**9,
+            json.dumps(reason).encode(),
+            entry.text,
+        )
+        try:
+            fd = self._directory.append(REFUSED)
+            try:
+                if os.fstat(fd).st_size + len(line) > MAX_REFUSED_BYTES:
+                    self._directory.rename(REFUSED, f"{REFUSED}.old")
+                    os.close(fd)
+                    fd = self._directory.append(REFUSED)
+                if len(line) <= MAX_REFUSED_BYTES:
+                    os.write(fd, line)
+            finally:
+                os.close(fd)
+        except OSError as err:
+            self._note_failure(err)
+        self.done(entry)
+
+
+def _done(name: str) -> str:
+    return f"{name[: -len('documents')]}done"

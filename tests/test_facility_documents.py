@@ -1,0 +1,197 @@
+"""The documents field by field, and names that are not to leave the site."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.tools.batch.model import BatchJob, Queue
+from colmet.tools.facility import debugfiles, documents, obfuscation, secretfile
+from colmet.tools.facility.documents import Group, Space, Traffic
+
+
+def test_a_document_of_jupyter_users():
+    assert list(documents.jupyter("jupyter-ml", "UC-AF", ["alice", "bob"]).items()) == [
+        ("token", None),
+        ("kind", "jupyter-ml"),
+        ("cluster", "UC-AF"),
+        ("jupyter_user_count", 2),
+        ("users", ["alice", "bob"]),
+    ]
+
+
+def test_a_document_of_logins():
+    assert list(documents.ssh("UC-AF", "login1", ["alice", "bob", "alice"]).items()) == [
+        ("token", None),
+        ("kind", "ssh"),
+        ("cluster", "UC-AF"),
+        ("login_node", "login1"),
+        ("ssh_user_count", 3),
+        ("users", ["alice", "bob", "alice"]),
+    ]
+
+
+def test_the_documents_of_a_host():
+    head = {"token": None, "cluster": "UC-AF", "login_node": "login1"}
+    assert documents.cpu("UC-AF", "login1", 0.25) == {**head, "kind": "CPU", "load": 0.25}
+    assert documents.memory("UC-AF", "login1", 100, 40) == {**head, "kind": "MEM", "total": 100, "available": 40}
+    assert documents.network("UC-AF", "login1", Traffic(10, 20, 299.987)) == {
+        **head,
+        "kind": "NETWORK",
+        "network": {"sent": 10, "received": 20, "interval": 299.987},
+    }
+    space = {"kind": "DISK", "mount": "/home", "total": 1000, "used": 250, "free": 700, "utilization": 0.25}
+    assert documents.disk("UC-AF", "login1", Space("/home", "sda1", 1000, 250, 700)) == {
+        **head,
+        **space,
+        "device": "sda1",
+    }
+    assert documents.disk("UC-AF", "login1", Space("/home", None, 1000, 250, 700)) == {**head, **space}
+
+
+def test_the_documents_of_queues_and_jobs():
+    head = {"token": None, "cluster": "UC-AF"}
+    queue = {"kind": "condorqueue", "queue": "all", "idle": 3, "running": 2, "held": 1}
+    assert documents.queue("UC-AF", Queue("all", 3, 2, 1, 16, 32000)) == {
+        **head,
+        **queue,
+        "allocated_cores": 16,
+        "allocated_mem": 32000,
+    }
+    assert documents.queue("UC-AF", Queue("all", 3, 2, 1)) == {**head, **queue}
+    assert documents.queue("UC-AF", Queue("all", 3, 2, 1, cores=0)) == {**head, **queue, "allocated_cores": 0}
+    job = BatchJob("12.0", "alice", "running", 61)
+    fields = {"kind": "condorjob", "users": "alice", "Id": "12.0", "Runtime": 61}
+    assert documents.job("UC-AF", job, "alice") == {**head, **fields, "state": "running"}
+    assert documents.ended_job("UC-AF", job, "alice") == {**head, **fields, "state": "finished"}
+
+
+# -- names --
+
+
+def test_the_compatible_names_have_the_check_values():
+    assert obfuscation.salted("")("alice") == "2bd806c9"
+    assert obfuscation.salted("salt")("alice") == "3baa379b"
+
+
+def test_the_compatible_names_are_what_sha256sum_prints():
+    done = subprocess.run(["sha256sum"], input="pepperJürgen".encode(), capture_output=True, check=True)
+    assert obfuscation.salted("pepper")("Jürgen") == done.stdout.decode()[:8]
+
+
+def test_keyed_names_are_16_digits_of_the_hmac():
+    key = bytes(range(32))
+    assert obfuscation.keyed(key)("alice") == hmac.new(key, b"alice", hashlib.sha256).hexdigest()[:16]
+    assert obfuscation.keyed(key)("alice") != obfuscation.keyed(bytes(32))("alice")
+    with pytest.raises(ValueError, match="31 bytes is too short"):
+        obfuscation.keyed(bytes(31))
+
+
+@given(st.text(st.characters()))
+def test_any_text_of_json_can_be_made_another_name(name):
+    assert len(obfuscation.salted("s")(name)) == 8
+    assert len(obfuscation.keyed(bytes(32))(name)) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "domain", "shown"),
+    [
+        ("condor123.example.edu", "bnl.gov", "atlas123.bnl.gov"),
+        ("login.example.edu", "bnl.gov", "atlas.bnl.gov"),
+        ("login1.site2.edu", "bnl.gov", "atlas12.bnl.gov"),
+        ("n01-c2", "x", "atlas012.x"),
+        ("login1.example.edu", "", "login1.example.edu"),
+    ],
+)
+def test_the_name_of_a_host_keeps_all_its_digits(name, domain, shown):
+    assert obfuscation.host(name, domain) == shown
+
+
+# -- secrets --
+
+
+def secret(path, content, mode=0o600):
+    path.write_bytes(content)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_line_of_a_secret_file_is_without_its_newline(tmp_path):
+    assert secretfile.read_line(secret(tmp_path / "token", b"abc def\n"), "--token-file") == "abc def"
+    assert secretfile.read_line(secret(tmp_path / "bare", b"abc", 0o440), "--token-file") == "abc"
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "why"),
+    [
+        (b"abc\n", 0o644, r"others can read .* \(mode 0644\); chmod 600"),
+        (b"abc\ndef\n", 0o600, "one line of text"),
+        (b"", 0o600, "one line of text"),
+        (b"\n", 0o600, "one line of text"),
+        (b"a\x1bb\n", 0o600, "one line of text"),
+        (b"\xff\n", 0o600, "not text in UTF-8"),
+        (b"x" * 5000, 0o600, "larger than the 4096 bytes"),
+    ],
+)
+def test_a_secret_file_that_cannot_be_used_is_told_of(tmp_path, content, mode, why):
+    with pytest.raises(ConfigError, match=f"^--token-file: .*{why}"):
+        secretfile.read_line(secret(tmp_path / "token", content, mode), "--token-file")
+
+
+def test_what_is_no_file_holds_no_secret(tmp_path):
+    for path, why in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none", "No such file"),
+        ("a\0b", "null (byte|character)"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?i)--salt-file: .*{why}"):
+            secretfile.read(str(path), "--salt-file")
+
+
+def test_a_key_that_was_made_can_be_read(tmp_path):
+    path = tmp_path / "key"
+    secretfile.make_key(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    key = secretfile.read_key(str(path), "--key-file")
+    assert key == path.read_bytes() and len(set(key)) > 8
+    with pytest.raises(ConfigError, match="is there already; with another key all names change"):
+        secretfile.make_key(str(path))
+    assert path.read_bytes() == key
+
+
+def test_a_key_can_be_any_bytes_but_few(tmp_path):
+    assert secretfile.read_key(secret(tmp_path / "key", b"\n" * 32), "--key-file") == b"\n" * 32
+    with pytest.raises(ConfigError, match="has 31 bytes, a key has at least 32"):
+        secretfile.read_key(secret(tmp_path / "short", b"k" * 31), "--key-file")
+
+
+# -- -d --
+
+
+def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
+    first, second = documents.cpu("X", "n", 0.5), documents.jupyter("jupyter-ml", "X", ["é"])
+    debugfiles.write([Group("host.json", [first, first])], None, str(tmp_path))
+    debugfiles.write([Group("host.json", [first]), Group("jupyter-debug.json", [second])], None, str(tmp_path))
+    text = '{\n    "token": null,\n    "kind": "CPU",\n    "cluster": "X",\n    "login_node": "n",\n    "load": 0.5\n}'
+    assert (tmp_path / "host.json").read_text() == text * 3
+    assert '"\\u00e9"' in (tmp_path / "jupyter-debug.json").read_text()
+    assert json.loads((tmp_path / "jupyter-debug.json").read_text()) == second
+
+
+def test_debug_files_have_the_token_of_the_command_line(tmp_path):
+    debugfiles.write([Group("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+    written = json.loads((tmp_path / "ssh.json").read_text())
+    assert next(iter(written)) == "token" and written["token"] == "secret"
+
+
+def test_a_debug_file_that_cannot_be_written_is_told_of(tmp_path):
+    (tmp_path / "ssh.json").mkdir()
+    with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
+        debugfiles.write([Group("ssh.json", [])], None, str(tmp_path))
