@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the Debian packages colmet-common, colmet-node and colmet-collector from this tree, for the Debian that this
-# machine runs, and puts them in DIR. What the build says is in DIR/build.log.
+# Builds the Debian packages colmet-common, colmet-node, colmet-collector and colmet-facility from this tree, for the
+# Debian that this machine runs, and puts them in DIR. What the build says is in DIR/build.log.
 #
 # usage: build-debs.sh DIR
 set -euo pipefail
@@ -23,7 +23,11 @@ for daemon in node collector; do
     cp "packaging/tmpfiles/colmet-$daemon.conf" "$tree/debian/colmet-$daemon.tmpfiles"
     cp "packaging/default/colmet-$daemon" "$tree/debian/colmet-$daemon.default"
 done
-cp packaging/sysusers/colmet.conf "$tree/debian/colmet-collector.sysusers"
+cp packaging/systemd/colmet-facility.service "$tree/debian/"
+cp packaging/default/colmet-facility "$tree/debian/colmet-facility.default"
+for package in collector facility; do
+    cp packaging/sysusers/colmet.conf "$tree/debian/colmet-$package.sysusers"
+done
 
 # 1.0.0.dev0 comes before 1.0.0
 version=$(sed -nE 's/^__version__ = "(.*)"$/\1/p' colmet/__init__.py | sed -E 's/\.?(dev|a|b|rc)([0-9])/~\1\2/')
@@ -43,5 +47,5 @@ CHANGELOG
     exit 1
 }
 rm -f "$dir"/colmet-*.deb
-mv "$work"/colmet-{common,node,collector}_*.deb "$dir/"
+mv "$work"/colmet-{common,node,collector,facility}_*.deb "$dir/"
 ls "$dir"/colmet-*.deb

@@ -37,6 +37,8 @@ COMMANDS: Mapping[str, Command] = {
     "report": Command("colmet.tools.report.command", "what a job did, and what it could do better"),
     "status": Command("colmet.tools.status", "how a running daemon is"),
     "top": Command("colmet.tools.top.command", "what jobs and nodes use now, live in the terminal"),
+    "mem": Command("colmet.tools.mem.command", "memory used and reserved, by host and job"),
+    "access": Command("colmet.tools.access", "who may ask the collector's JSON interface"),
     "doctor": Command("colmet.tools.doctor", "what is in the way of a node or a collector, and the remedy"),
     "configure": Command("colmet.tools.configure", "another sample period or other perf events for running nodes"),
 }

@@ -21,6 +21,8 @@ from colmet.common import cli
 from colmet.node import backends as inputs
 from colmet.node import main as node
 from colmet.tools import colmet, extract
+from colmet.tools.facility import options as facility
+from colmet.tools.facility.command import PROGRAM as FACILITY
 
 # In a template, a line for itself.
 HEAD = r".\" HEAD"
@@ -78,6 +80,7 @@ def _commands() -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "colmet.1": _commands,
     "colmet-extract.1": lambda: options_of(extract.build_parser()),
+    "colmet-facility.1": lambda: options_of(facility.build_parser(FACILITY)),
     "colmet-node.8": lambda: options_of(node.build_parser(cli.load(inputs.NAMES))),
     "colmet-collector.8": lambda: options_of(collector.build_parser(cli.load(outputs.NAMES))),
 }
