@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs the tests beside real batch systems, databases, tools and simulated hardware, in two halves at once: databases
-# compute, the others mostly wait. What pytest said is in .venvs/computing.log and .venvs/waiting.log.
+# Runs the tests beside real batch systems, databases, tools and simulated hardware, in two halves at once: databases, the
+# browser and loads compute, the others mostly wait. What pytest said is in .venvs/computing.log and .venvs/waiting.log.
 #
 # usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
 set -euo pipefail
@@ -15,7 +15,7 @@ computing=()
 waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
-    *_database.py | */test_elasticsearch.py | */test_grafana.py | */test_scale_out.py)
+    *_database.py | */test_elasticsearch.py | */test_grafana.py | */test_http.py | */test_page.py | */test_scale_out.py)
         computing+=("$path") ;;
     *) waiting+=("$path") ;;
     esac

@@ -163,14 +163,16 @@ class Colmet:
         directory: for what they keep.
         hdf5: where the collector writes to, the beginning of a path.
         node_options: of the agent.
+        collector_options: of the collector, besides those of its output.
 
     Attributes:
         configuration: of the collector, its file.
     """
 
-    def __init__(self, directory, hdf5, *node_options):
+    def __init__(self, directory, hdf5, *node_options, collector_options=()):
         uri = f"tcp://127.0.0.1:{free_port()}"
         output = ("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", "--hdf5-max-delay", "1")
+        output += tuple(collector_options)
         arguments = unit_arguments("colmet-collector", directory, output, zeromq_bind_uri=uri, hdf5_filepath=hdf5)
         self.configuration = directory / "collector.toml"
         self.collector = Daemon("colmet.collector.main", directory / "collector.log", *arguments)
@@ -257,7 +259,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def running(request, directory, bed, pattern, controller, *node_options):
+def running(request, directory, bed, pattern, controller, *node_options, collector_options=()):
     """Bring all of it up, and take it down again. What happens is told on the terminal, as it happens."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
@@ -273,7 +275,7 @@ def running(request, directory, bed, pattern, controller, *node_options):
         watcher = Watcher(pattern, controller)
         stack.callback(watcher.close)
         (bed.directory / "hdf5").mkdir()
-        colmet = Colmet(directory, bed.directory / "hdf5/colmet", *node_options)
+        colmet = Colmet(directory, bed.directory / "hdf5/colmet", *node_options, collector_options=collector_options)
         stack.callback(colmet.close)
         site = Site(bed, watcher, colmet)
         yield site

@@ -74,6 +74,7 @@ class Machine:
     def boot(self):
         """Start it; ends when systemd has started everything."""
         nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot", "--private-network"]
+        nspawn += ["--timezone=off"]  # else /etc/localtime is not for packages to set up
         with open(self._log, "w") as log:
             self._process = subprocess.Popen(
                 [*nspawn, "--resolv-conf=replace-host", "--machine", f"colmet-{os.getpid()}", "-D", str(self.root)],

@@ -8,7 +8,7 @@
 #   oar.sh delete ID                     oardel
 #   oar.sh get PATH FILE                 asks OAR's REST API, as that user; prints status and type of what is now in FILE
 #   oar.sh logs                          the ends of all logs
-#   oar.sh down                          delete jobs, stop all, leave nothing but the packages
+#   oar.sh down                          kill jobs, stop all, leave nothing but the packages
 #
 # All but `up` find that directory in BED: export BED=$(oar.sh up). The jobs' cgroups are where OAR always makes them:
 # /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
@@ -17,6 +17,7 @@
 # writes to $BED/hdf5/colmet. User oar runs it, who may not enter /root: all that it takes is seen below BED, too.
 
 source "$(dirname "$0")/common.sh"
+lock=/run/colmet-jobs.lock # an agent sees the cgroups of both beds, whose jobs have the same numbers
 links=/dev/oar_cgroups_links
 
 # The one configuration file that OAR knows is replaced in the bed's namespace alone.
@@ -129,12 +130,10 @@ job_get() {
         "http://127.0.0.1:6668/oarapi$1"
 }
 
-idle() { ! inside timeout 10 oarstat | grep -q '^ *[0-9]'; }
 down() {
-    if is_up && [[ -e $BED/ready ]] && ! idle; then
-        inside timeout 20 oardel $(inside oarstat | grep -oE '^ *[0-9]+') >/dev/null || true
-        until_true 30 idle || say "jobs are left, and are killed"
-    fi
+    # No state is kept, so nobody waits for OAR to end its jobs in order, which takes it half a minute. PostgreSQL would
+    # leave shared memory if it were killed.
+    [[ ! -e $BED/alone ]] || cat /sys/fs/cgroup/cpuset/oar/*_*/cgroup.procs 2>/dev/null | xargs -r kill -9 || true
     stop
     if [[ -e $BED/alone ]]; then
         remove_cgroups /sys/fs/cgroup/*/oar

@@ -10,10 +10,11 @@
 #   slurm.sh down                        cancel jobs, stop all, leave nothing but the packages
 #
 # All but `up` find that directory in BED: export BED=$(slurm.sh up). GATHER=cgroup has Slurm account jobs itself, through
-# cgroups of cpuacct and memory beside those of freezer and cpuset; without, it does not.
+# cgroups of cpuacct and memory beside those of freezer and cpuset, and limits their memory; without, it does neither.
 # The jobs' cgroups: /sys/fs/cgroup/<controller>/slurm_<node>/uid_<uid>/job_<id>, and step_<step> below.
 
 source "$(dirname "$0")/common.sh"
+lock=/run/colmet-jobs.lock # an agent sees the cgroups of both beds, whose jobs have the same numbers
 node=$(hostname -s)
 
 configure() {
@@ -48,6 +49,7 @@ END
 CgroupPlugin=cgroup/v1
 CgroupMountpoint=/sys/fs/cgroup
 ConstrainCores=yes
+ConstrainRAMSpace=$([[ ${GATHER:-none} == cgroup ]] && echo yes || echo no)
 END
     make_namespaces 'install -d -o munge /run/munge'
 }

@@ -5,16 +5,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import tables
+from batch_commands import commands_of
 from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
+from programs import Interface, cpus_of, documents
+from test_daemons import free_port
+
+from colmet.tools.batch.oar import OAR
 
 pytestmark = pytest.mark.live
 # what the API asks for where it is not told what
@@ -26,9 +36,16 @@ COMPUTES_THEN_SLEEPS = f"{burn(2)}; sleep 60"
 def site(request, tmp_path_factory):
     """The agent is there before the first job, and so before OAR has made any cgroup."""
     directory = tmp_path_factory.mktemp("oar")
-    with running(
-        request, directory, Bed("oar", PYTHON=sys.executable), "/sys/fs/cgroup/cpuset/oar/*", "cpuset"
-    ) as site:
+    bed, began, port = Bed("oar", PYTHON=sys.executable), time.time(), free_port()
+    options = ("--http-listen", str(port), "--http-open")
+    groups = "/sys/fs/cgroup/cpuset/oar/*"
+    with running(request, directory, bed, groups, "cpuset", collector_options=options) as site:
+        site.began, site.interface = began, Interface(port)
+        assert eventually(site.interface.is_there)
+        # where jobs may write
+        site.marks = site.bed.directory / "marks"
+        site.marks.mkdir()
+        site.marks.chmod(0o1777)
         # beside all the others, since OAR takes half a minute to end a job at its walltime
         (site.late,) = site.bed.submit("-l", "/resource_id=1,walltime=0:0:10", COMPUTES_THEN_SLEEPS)
         yield site
@@ -42,10 +59,9 @@ def assert_measured(site, job):
 
 
 def test_the_shortest_job_is_found_and_has_a_row(site):
-    """Its cgroup lives for less than two seconds; the period is five."""
+    """Its cgroup lives for less than two seconds on a machine that is not busy; the period is five."""
     (job,) = site.bed.submit("true")
-    seen = assert_measured(site, job)
-    assert seen.gone - seen.appeared < 5
+    assert_measured(site, job)
     assert site.bed.wait(job) == "Terminated"
 
 
@@ -68,9 +84,8 @@ def test_every_job_of_an_array_is_measured(site):
 
 
 def test_a_job_that_oardel_ends_is_whole(site):
-    (job,) = site.bed.submit(COMPUTES_THEN_SLEEPS)
-    site.seen(job)
-    time.sleep(4)
+    (job,) = site.bed.submit(f"{burn(2)}; touch {site.marks}/computed; sleep 60")
+    assert eventually((site.marks / "computed").exists)
     site.bed.delete(job)
     assert_measured(site, job)
     assert site.bed.wait(job) == "Error"
@@ -80,7 +95,7 @@ def test_a_job_that_oardel_ends_is_whole(site):
 def test_a_job_that_its_walltime_ends_is_whole(site):
     seen = assert_measured(site, site.late)
     assert site.bed.wait(site.late) == "Error"
-    assert 10 <= seen.gone - seen.appeared < 50
+    assert seen.gone - seen.appeared >= 10
     assert 1.9 <= site.colmet.cpu_s(site.late) < 3
 
 
@@ -113,9 +128,35 @@ def stored(site, job, table="taskstats_default"):
 
 
 @pytest.fixture(scope="module")
-def measured(site):
+def started(site):
+    """The job of `measured`, before those of `queued`. Once it has computed, it takes no time until `let_end`."""
+    os.mkfifo(site.marks / "enough")
+    (job,) = site.bed.submit(f"{burn(2)}; read enough <{site.marks}/enough")
+    return job
+
+
+def let_end(site):
+    """Have that job end, unless it has."""
+    with contextlib.suppress(OSError):  # nobody reads
+        file = os.open(site.marks / "enough", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(file, b"\n")
+        os.close(file)
+
+
+@pytest.fixture(scope="module")
+def queued(site, started):
+    """Jobs that run, wait and are held, some of them in an array, on all resources but the one that `measured` has.
+
+    They come to run while the API is asked, since OAR takes ten seconds for that.
+    """
+    jobs = site.bed.submit("-l", "/resource_id=2", "sleep 300")
+    return jobs + site.bed.submit("--hold", "sleep 1") + site.bed.submit("--array", "3", "sleep 301")
+
+
+@pytest.fixture(scope="module")
+def measured(site, started, queued):
     """A job that has computed for two seconds, as soon as the API tells so; and what it tells of the running job."""
-    (job,) = site.bed.submit(f"{burn(2)}; until test -e {site.bed.directory}/enough; do sleep 0.5; done")
+    job = started
     site.seen(job)
     told = []
 
@@ -150,7 +191,7 @@ def test_the_api_tells_what_a_running_job_uses(site, measured):
 def test_the_api_tells_what_an_ended_job_used(site, measured):
     """Up to the time at which it ended for OAR, which may be a second before the last row."""
     job, running = measured
-    (site.bed.directory / "enough").touch()
+    let_end(site)
     seen = site.at_end(job)
     site.bed.wait(job)
     said = refused(site, f"/colmet/job/{job}?metrics=no_such_counter")
@@ -209,6 +250,88 @@ def test_commas_may_be_escaped(site, measured):
         "coremem",
         "read_bytes",
     }
+
+
+# -- OAR as a batch system: what oarstat lists --
+
+
+def listed():
+    """The letter of the state, and the user, of each job that oarstat lists."""
+    done = subprocess.run(["oarstat"], capture_output=True, text=True, timeout=60, check=True)
+    return {line.split()[0]: tuple(line.split()[1:3]) for line in done.stdout.splitlines()[2:]}
+
+
+def states():
+    return Counter(state for state, _ in listed().values())
+
+
+@pytest.fixture
+def commands(site, measured, queued, tmp_path, monkeypatch):
+    """OAR's commands, once the job of `measured` has given its resource to one of `queued`."""
+    commands_of(site.bed, ("oarstat", "oarnotify"), tmp_path / "bin", monkeypatch)
+    let_end(site)
+    assert site.bed.wait(measured[0]) == "Terminated"
+    assert eventually(lambda: states() == {"R": 3, "W": 1, "H": 1}), listed()
+    assert listed().keys() == {str(job) for job in queued}
+
+
+LETTERS = {"running": "R", "idle": "W", "held": "H"}
+
+
+@pytest.mark.usefixtures("commands")
+def test_queues_and_jobs_are_those_that_oarstat_lists(site, measured):
+    """Jobs that run, wait and are held, some of them in an array; one that has ended."""
+    system, plain = OAR(), listed()
+    # oarstat shows the beginning of the user's name
+    assert {job.id: (LETTERS[job.state], job.user[:8]) for job in system.jobs()} == plain
+    up_s = time.time() - site.began
+    assert all(0 <= job.runtime_s <= up_s for job in system.jobs())
+    queues = {queue.name: queue for queue in system.queues()}
+    assert queues.keys() == {"admin", "default", "besteffort"}
+    assert queues["default"][1:] == (1, 3, 1, 2 + 1 + 1, None)
+    assert queues["admin"][1:] == (0, 0, 0, 0, None)
+    assert system.left_out == 0
+    lately = {job.id: job for job in system.ended(round(up_s) + 60)}
+    ended = lately[str(measured[0])]
+    assert (ended.state, ended.user) == ("finished", "colmet-oar")
+    assert 1 <= ended.runtime_s <= up_s
+    assert not lately.keys() & plain.keys()
+
+
+@pytest.mark.usefixtures("commands")
+def test_colmet_facility_tells_what_oarstat_lists(measured):
+    plain = listed()
+    queues, jobs = documents("oar")
+    finished = {number: jobs.pop(number) for number in list(jobs) if jobs[number]["state"] == "finished"}
+    assert {number: (LETTERS[job["state"]], job["users"][:8]) for number, job in jobs.items()} == plain
+    for job in [*jobs.values(), *finished.values()]:
+        assert job.keys() == {"users", "Runtime", "state"}
+        assert (job["Runtime"] > 0) == (job["state"] in ("running", "finished"))
+    assert finished[str(measured[0])]["users"] == "colmet-oar"
+    nothing = {"idle": 0, "running": 0, "held": 0, "allocated_cores": 0}
+    assert queues == {
+        "default": {"idle": 1, "running": 3, "held": 1, "allocated_cores": 2 + 1 + 1},
+        "admin": nothing,
+        "besteffort": nothing,
+    }
+
+
+def test_colmet_mem_shows_the_jobs_that_run_by_what_their_cgroups_say(site, queued):
+    """OAR gives a job CPUs by a cpuset. As it is delivered, it makes no cgroup of memory."""
+    host = site.interface.data("qhost")[socket.gethostname()]
+    running = {job for job in map(str, queued) if job in host["jobs"]}
+    assert len(running) == 3
+    cpusets = {job: Path(f"/sys/fs/cgroup/cpuset/oar/colmet-oar_{job}/cpuset.cpus") for job in running}
+    for job in running:
+        cpus = len(cpus_of(cpusets[job].read_text()))
+        on = {"jobcount": cpus, "master": True, "taskid": [], "owner": "colmet-oar", "jobname": "-"}
+        assert host["jobs"][job] == on
+    (told,) = json.loads(site.interface.mem("--json", "-u", "-o", "colmet-oar")[0])["hosts"]
+    told = {job["job"]: job for job in told["jobs"] if job["job"] in running}
+    assert told.keys() == running
+    # no cgroup of memory, and the agent as it is delivered does not look at processes for it
+    assert not list(Path("/sys/fs/cgroup/memory").glob("oar/*"))
+    assert {(job["used"], job["reserved"]) for job in told.values()} == {(None, None)}
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):

@@ -73,7 +73,8 @@ def assert_measures(machine):
         machine.wait_for(f"systemctl is-active --quiet {unit}")
         assert machine.run(f"systemctl show -P NRestarts {unit}").strip() == "0", machine.logs()
     machine.wait_for(HAS_ROWS)
-    told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u 'colmet-*'"))
+    journal = machine.run("journalctl -b --no-pager -u colmet-node -u colmet-collector")
+    told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", journal)
     # a collector that is started last, or again, is away for a moment
     assert told and not [text for text in told if not text.startswith((*KNOWN, "collector is "))]
     pid = machine.run("systemctl show -P MainPID colmet-collector").strip()
@@ -98,7 +99,7 @@ def assert_nothing_to_cure(machine):
 
 def assert_gone(machine):
     assert not machine.run("ls -d /run/systemd/units/invocation:colmet* 2>/dev/null || true").strip()
-    assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector")
+    assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-facility")
 
 
 def test_the_packages_start_both_daemons_and_go_again(machine, packages):
@@ -120,6 +121,22 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
         assert not machine.run(f"systemd-analyze verify --man=no {unit}.service")
         line = re.search(rf"{unit}.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
         assert float(line[1]) <= most
+
+    machine.run(BLOCKS["facility"], fetch=True)
+    state = "systemctl show -P UnitFileState -P ActiveState colmet-facility"
+    assert sorted(machine.run(state).split()) == ["disabled", "inactive"]
+    options = 'OPTIONS="-c MYSITE -s --host --disk / --zeromq-uri tcp://127.0.0.1:5556"'
+    machine.run(f"echo '{options}' > /etc/default/colmet-facility && systemctl enable --now colmet-facility")
+    machine.wait_for("systemctl show -P StatusText colmet-facility | grep -qx 'runs: 1, incomplete: 0'")
+    assert not machine.run("systemd-analyze verify --man=no colmet-facility.service")
+    line = re.search(r"colmet-facility.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
+    assert float(line[1]) <= 2
+    told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u colmet-facility"))
+    assert not [text for text in told if not text.startswith("rows are sent in clear")], told
+    before = machine.run("systemctl show -P MainPID colmet-facility")
+    machine.run(BLOCKS["facility"].replace("install", "install --reinstall"), fetch=True)
+    machine.wait_for("systemctl show -P StatusText colmet-facility | grep -q 'runs: '")
+    assert machine.run("systemctl show -P MainPID colmet-facility") != before, "an upgrade starts it again"
 
     machine.run(BLOCKS["remove"])
     assert_gone(machine)

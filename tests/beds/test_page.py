@@ -1,0 +1,415 @@
+"""The page of the JSON interface in a real browser: Chromium without a screen, and axe-core for its accessibility."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+import web_facts
+from browser import Browser
+from conftest import cannot_run
+from test_daemons import free_port, start, start_collector, uri, wait_for  # noqa: F401 - fixtures
+
+from colmet.common.endpoint import Listen
+from colmet.tools.live import JobRoot
+from colmet.tools.web.access import Access
+from colmet.tools.web.credentials import make_password
+from colmet.tools.web.known import Known
+from colmet.tools.web.memory import Memory
+from colmet.tools.web.server import Server
+
+COMMON = Path(__file__).with_name("common.sh")
+# A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
+AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14")
+NAME = "<img src=x onerror=alert(1)>"
+JOB, NODE = web_facts.FIRST + 450, "node51"
+web_facts.USERS = (*web_facts.USERS, NAME)  # the job is that user's
+VIEWS = {"cluster": "#/", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
+FEW = {**VIEWS, "cluster": "#/?text=10045", "memory": "#/memory?jobs=yes&text=node51"}  # of rows that are alike
+CHARTS = "document.querySelectorAll('.chart').length > 3 && !document.querySelector('.plot p')"
+OFTEN = "?every=1"  # the page asks each second
+SERIOUS = ("serious", "critical")
+PASSWORD = "a word that passes"
+
+
+def install(package):
+    done = subprocess.run(["bash", "-c", '. "$0"; install_packages "$1"', str(COMMON), package], check=False)
+    if done.returncode:
+        cannot_run(f"this needs the package {package}")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    install("chromium")
+    install("fonts-dejavu-core")
+    with Browser("chromium", str(tmp_path_factory.mktemp("profile"))) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """The program that looks for what keeps people from using a page."""
+    folder = tmp_path_factory.mktemp("axe")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", "."]
+    done = subprocess.run([*command, AXE[0]], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        cannot_run(f"this needs {AXE[0]} by pip: {done.stderr.strip()[-200:]}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        text = wheel.read("axe_playwright_python/axe.min.js").rstrip(b"\n")  # the wheel's has an empty line more
+    assert hashlib.sha256(text).hexdigest() == AXE[1]
+    return text.decode()
+
+
+@contextlib.contextmanager
+def served(facts, users=None):
+    """The address of an interface."""
+    server = Server(Listen("127.0.0.1", 0), facts, Access(users))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}/"
+    finally:
+        server.stop()
+        thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def site():
+    """Few nodes and jobs, for what does not depend on how many there are."""
+    with served(web_facts.MadeUpFacts(60, 480)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def large_site():
+    with served(web_facts.MadeUpFacts(500, 2000)) as url:
+        yield url
+
+
+def shown(page, url, view="cluster"):
+    """Go to a view, and wait until it is there."""
+    page.open("about:blank")  # else only the hash changes, and what was shown before is there still
+    page.open(url + VIEWS.get(view, view))
+    page.wait("document.getElementById('main')?.dataset.shown && document.querySelector('tbody tr')")
+    if view in ("job", "node"):
+        page.wait(CHARTS)
+
+
+def focused(page):
+    """What has the focus, in words."""
+    return page.run(
+        "(e => [e.tagName.toLowerCase(), e.id || e.getAttribute('aria-label') || e.textContent.trim()].join(' '))"
+        "(document.activeElement)"
+    )
+
+
+def findings(page, axe, rules="null"):
+    """What axe-core finds that keeps people out."""
+    if page.run("typeof axe") == "undefined":
+        page.run(axe)
+    found = page.run(
+        f"axe.run(document, {{resultTypes: ['violations'], runOnly: {rules} || undefined}}).then(r => r.violations)"
+    )
+    return [
+        f"{one['impact']}: {one['help']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for one in found
+        if one["impact"] in SERIOUS
+        for node in one["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize("view", FEW)
+def test_a_view_is_accessible_asks_nobody_else_and_fits_its_width(browser, site, axe, view):
+    colours = "['color-contrast']"  # all else is the same in the dark
+    with browser.page() as page:
+        shown(page, site, FEW[view])
+        if view in ("job", "node"):
+            page.wait(CHARTS)
+        assert findings(page, axe) == []
+        page.colours(dark=True)
+        assert findings(page, axe, colours) == []
+        assert page.run("document.documentElement.scrollWidth") <= 1280
+        page.resize(390, 900, phone=True)
+        page.wait("innerWidth === 390")
+        assert findings(page, axe) == []
+        page.colours(dark=False)
+        assert findings(page, axe, colours) == []
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        assert page.complaints() == []
+        assert {url for url in page.requests() if not url.startswith(site)} <= {"about:blank"}
+
+
+def test_it_is_painted_within_a_second_with_500_nodes_and_2000_jobs(browser, large_site):
+    """The median of five, each with an empty cache, and of the same until totals, nodes and jobs are there."""
+    paints, wholes = [], []
+    for _ in range(5):
+        with browser.page() as page:
+            shown(page, large_site)
+            page.wait("performance.getEntriesByName('first-contentful-paint').length")
+            paints.append(page.run("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            wholes.append(page.run("performance.getEntriesByName('colmet-shown')[0].startTime"))
+            assert page.run("document.querySelectorAll('.nodes li').length") == 500
+    print(f"first contentful paint {sorted(paints)} ms, all of it {sorted(wholes)} ms")
+    assert statistics.median(paints) < 1000
+
+
+def test_a_name_that_is_markup_stays_text(browser, site):
+    with browser.page() as page:
+        for view, where in (
+            ("cluster", "td.of-user"),
+            ("job", "#main .facts dd"),
+            ("#/memory?jobs=yes", "td.of-owner"),
+        ):
+            shown(page, site, view)
+            texts = f"[...document.querySelectorAll('{where}')].map(e => e.textContent)"
+            assert NAME in page.run(texts)
+            assert page.run("document.querySelectorAll('img').length") == 0
+        assert not [event for event in page.events if event["method"] == "Page.javascriptDialogOpening"]
+        assert page.complaints() == []
+
+
+def test_all_can_be_done_with_the_keyboard(browser, site):
+    with browser.page() as page:
+        shown(page, site)
+        page.press("Tab")
+        assert focused(page) == "a skip"
+        page.press("Enter")
+        assert focused(page) == "main main"
+        page.press("/")
+        assert focused(page) == "input search"
+        page.type(str(JOB))
+        page.wait("document.querySelectorAll('#main .of-job a').length === 1")
+        assert page.run("location.hash").endswith(f"text={JOB}")
+
+        seen = []
+        for _ in range(40):  # to the first column's button, with a mark at each stop
+            page.press("Tab")
+            seen.append(focused(page))
+            outline = page.run("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none", seen
+            if seen[-1].startswith("button User"):
+                break
+        assert seen[-1].startswith("button User"), seen
+        page.press("Enter")
+        page.wait("document.querySelector('th.of-user').getAttribute('aria-sort') === 'ascending'")
+        page.press("Enter")
+        page.wait("document.querySelector('th.of-user').getAttribute('aria-sort') === 'descending'")
+
+        page.run("document.querySelector('.nodes a[tabindex=\"0\"]').focus()")
+        first = page.run("document.activeElement.getAttribute('aria-label')")
+        for key in ("ArrowRight", "ArrowDown", "ArrowUp", "ArrowRight"):
+            page.press(key)
+        assert first.startswith("node1:")
+        assert page.run("document.activeElement.getAttribute('aria-label')").startswith("node3:")
+        page.press("Enter")
+        page.wait("document.querySelector('h1').textContent === 'Node node3'")
+        page.wait("document.activeElement === document.querySelector('h1')")
+        page.wait(CHARTS)
+        page.press("/")
+        page.wait("document.activeElement.id === 'search'")
+        assert page.complaints() == []
+
+
+def test_one_stop_of_the_tab_key_passes_all_nodes(browser, site):
+    with browser.page() as page:
+        shown(page, site)
+        assert page.run("document.querySelectorAll('.nodes a[tabindex=\"0\"]').length") == 1
+
+
+def test_an_update_keeps_scroll_focus_and_what_is_open(browser, site):
+    with browser.page() as page:
+        shown(page, site + OFTEN)
+        page.run("document.querySelector('.nodes ~ details summary').click()")
+        page.run("document.querySelectorAll('tbody .of-job a')[20].focus()")
+        before = page.run("[document.activeElement.textContent, scrollY]")
+        at = page.run("document.getElementById('state').textContent")
+        page.wait(f"document.getElementById('state').textContent !== {at!r}", 30)
+        after = page.run("[document.activeElement.textContent, scrollY]")
+        assert (after[0], before[1] > 0) == (before[0], True)
+        assert abs(after[1] - before[1]) < 5
+        assert page.run("document.querySelectorAll('.nodes ~ details[open] tbody tr').length") == 60
+
+
+def test_it_can_be_paused(browser, site):
+    with browser.page() as page:
+        shown(page, site + OFTEN)
+        page.run("document.getElementById('pause').click()")
+        page.wait("document.getElementById('state').textContent.startsWith('Paused')")
+        time.sleep(0.5)  # what was asked before is answered by then
+        count = len(page.requests())
+        time.sleep(2)
+        assert len(page.requests()) == count
+        page.run("document.getElementById('pause').click()")
+        page.wait("document.getElementById('state').textContent.startsWith('Live')")
+        assert len(page.requests()) > count
+
+
+def test_it_says_when_no_answer_comes_and_asks_less(browser):
+    with browser.page() as page:
+        with served(web_facts.MadeUpFacts(20, 100)) as url:
+            shown(page, url + OFTEN)
+        page.wait("document.getElementById('state').textContent === 'No answer'", 30)
+        said = page.run("document.getElementById('notice').textContent")
+        assert "cannot be reached" in said
+        assert "What is shown is of" in said
+        assert page.run("document.querySelectorAll('#main .of-job a').length") > 10, "it still shows what it knew"
+        page.wait("document.getElementById('notice').textContent.includes('in 4 s')", 30)
+
+
+def test_a_job_that_is_not_there_is_said_to_be_so(browser, site):
+    with browser.page() as page:
+        page.open(f"{site}#/job/12")
+        page.wait("document.getElementById('notice')?.textContent.includes('There is no job 12')")
+        page.wait("document.getElementById('state').textContent === 'Not found'")
+
+
+def test_jobs_that_have_ended_are_shown_with_when_they_were_seen_last(browser, site):
+    with browser.page() as page:
+        shown(page, site)
+        assert page.run("getComputedStyle(document.querySelector('td.of-last')).display") == "none"
+        page.run("[...document.querySelectorAll('select')].find(s => s.value === 'running').value = 'ended'")
+        state = "[...document.querySelectorAll('select')].find(s => s.value === 'ended')"
+        page.run(f"{state}.dispatchEvent(new Event('change'))")
+        page.wait("document.querySelector('.pages p').textContent === '1–50 of 100'")
+        assert page.run("document.querySelector('td.of-last').textContent").count(":") == 2
+        assert page.run("document.querySelector('th.of-last').getAttribute('aria-sort')") == "descending"
+        page.run("document.querySelectorAll('.pages button')[1].click()")
+        page.wait("document.querySelector('.pages p').textContent === '51–100 of 100'")
+        assert page.complaints() == []
+
+
+def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
+    with browser.page() as page:
+        shown(page, site)
+        page.press("/")
+        page.type(str(web_facts.STORED_ONLY))
+        page.wait("document.querySelector('.pages a')?.offsetParent")
+        assert "No job that was seen lately fits." in page.run("document.querySelector('.pages').textContent")
+        page.run("document.querySelector('.pages a').click()")
+        page.wait(CHARTS)
+        assert page.run("document.querySelector('h1').textContent") == f"Job {web_facts.STORED_ONLY}"
+        page.wait("document.querySelector('.charts ~ p').textContent.includes('Its values are of ')")
+        assert page.complaints() == []
+
+
+def test_a_cluster_of_which_nothing_is_known_says_so(browser):
+    with served(Known(Memory(1 << 20, 60.0), None)) as url, browser.page() as page:
+        page.open(url)
+        page.wait("document.getElementById('main')?.dataset.shown")
+        assert "No node has been heard of" in page.run("document.querySelector('.about').textContent")
+        assert page.run("document.querySelector('.pages p').textContent") == "No job runs now."
+        assert page.complaints() == []
+
+
+def test_colours_that_are_chosen_are_remembered(browser, site):
+    with browser.page() as page:
+        shown(page, site)
+        light = page.run("getComputedStyle(document.body).backgroundColor")
+        page.run(
+            "{ const t = document.getElementById('theme'); t.value = 'dark'; t.dispatchEvent(new Event('change')) }"
+        )
+        dark = page.run("getComputedStyle(document.body).backgroundColor")
+        assert dark != light
+        shown(page, site, "memory")
+        page.call("Page.reload")
+        page.wait("document.getElementById('main')?.dataset.shown")
+        assert page.run("getComputedStyle(document.body).backgroundColor") == dark
+        assert page.run("document.getElementById('theme').value") == "dark"
+
+
+def test_a_chart_says_in_words_and_as_a_table_what_it_shows(browser, site):
+    with browser.page() as page:
+        shown(page, site, "job")
+        told = page.run("document.querySelector('.plot').getAttribute('aria-label')")
+        assert told.startswith("CPU cores. used: last ")
+        assert "on average" in told
+        page.run("document.querySelector('.chart details summary').click()")
+        page.wait("document.querySelectorAll('.chart details tbody tr').length > 100")
+        heads = page.run("[...document.querySelectorAll('.chart details thead th')].map(e => e.textContent)")
+        assert heads == ["Time", "used", "held"]
+
+
+def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
+    users.chmod(0o600)
+    with served(web_facts.MadeUpFacts(50, 200), str(users)) as url, browser.page() as page:
+        shown(page, url.replace("//", f"//alice:{PASSWORD.replace(' ', '%20')}@"))
+        page.wait("document.getElementById('who').textContent === 'alice'")
+        names = page.run("[...document.querySelectorAll('td.of-user')].map(e => e.textContent)")
+        assert set(names) == {"alice"}
+        assert page.complaints() == []
+
+
+def test_lines_of_several_nodes_are_added_up_where_all_are_known(browser, site):
+    """What is added is what each node had in the same interval; an interval in which one has no value is not known."""
+    with browser.page() as page:
+        page.open(site)
+        made = page.run(
+            "import('/static/series.js').then(m => m.together({unit: 'kbytes', step: 10, series: ["
+            "{times: [5, 15, 25, 35, 45, 55], values: [1, 1, 1, 1, 1, 1]},"
+            "{times: [5, 15, 25, 35, 45, 55], values: [2, 2, null, 2, 2, 2]}]}).values)"
+        )
+        assert made == [3072, 3072, None, 3072, 3072, 3072]
+        one = page.run(
+            "import('/static/series.js').then(m => m.together({unit: 'percent', step: 0, series: ["
+            "{times: [0, 5, 10, 60, 65], values: [10, 20, 30, 40, 50]}]}))"
+        )
+        assert one["times"] == [0, 5, 10, 35, 60, 65], "nothing came for long: the line is interrupted"
+        assert one["values"] == pytest.approx([0.1, 0.2, 0.3, None, 0.4, 0.5])
+
+
+def test_values_are_told_as_people_read_them(browser, site):
+    with browser.page() as page:
+        page.open(site)
+        told = page.run(
+            "import('/static/units.js').then(u => [u.size(1536), u.size(0), u.size(null), u.flow(2 ** 30),"
+            " u.share(0.5), u.share(0.9999), u.share(0), u.cores(8), u.cores(0.25), u.lasting(7260), u.count(12345),"
+            " u.number(3e6)])"
+        )
+        expected = ["1.50 KiB", "0 B", "–", "1.00 GiB/s", "50 %", "99.9 %", "0 %", "8", "0.25", "2 h 1 min", "12,345"]
+        assert told == [*expected, "3.00 M"]
+
+
+@pytest.mark.usefixtures("root")
+def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
+    browser,
+    start_collector,  # noqa: F811 - a fixture
+    start,  # noqa: F811 - a fixture
+    uri,  # noqa: F811 - a fixture
+    tmp_path,
+):
+    port = free_port()
+    start_collector("--hdf5-filepath", str(tmp_path / "jobs"), "--http-listen", str(port), "--http-open")
+    with contextlib.closing(JobRoot(f"colmet-page-{port}", ("memory", "pids"))) as root:
+        work = "import time\nwhile True: sum(range(10000)); time.sleep(0.05)"
+        root.job("alice_4242").start([sys.executable, "-c", work])
+        start("colmet.node.main", "--zeromq-uri", uri, "-s", "1", "--cpuset_rootpath", str(root.path))
+        metric = "metric=cgroup_default.cpu_usage&rate=true"
+        wait_for(lambda: values(f"http://127.0.0.1:{port}/api/v1/jobs/4242/series?{metric}") >= 2)
+        with browser.page() as page:
+            page.open(f"http://127.0.0.1:{port}/{OFTEN}#/")
+            page.wait("document.querySelector('#main .of-job a')?.textContent === '4242'", 30)
+            assert page.run("document.querySelector('td.of-user').textContent") == "alice"
+            page.run("document.querySelector('#main .of-job a').click()")
+            page.wait("document.querySelector('.plot')?.ariaLabel.startsWith('CPU cores. used: last')", 60)
+            held = page.run("[...document.querySelectorAll('.summary')][0].querySelectorAll('tr')[2].textContent")
+            assert held.startswith("held"), held
+            assert page.complaints() == []
+
+
+def values(url):
+    """How many values an answer tells; 0 where there is none."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=20) as answer:
+        return sum([value is not None for one in json.load(answer)["series"] for value in one["values"]])
+    return 0
