@@ -426,6 +426,47 @@ def test_an_answer_is_taken_before_it_is_told_of_and_wakes_nobody_twice(monkeypa
     assert requests.answers() == [] and not select.select([requests.fd], [], [], 0)[0]
 
 
+def finish(world, monkeypatch, connects_after_s):
+    """Have it end; how long it took. The collector acknowledges what it gets."""
+    begun = world.clock.now
+
+    def wait(*_):
+        world.clock.now += 0.05
+        if world.clock.now >= begun + connects_after_s:
+            world.push.connected = True
+        for number in world.push.take():
+            world.ack((number, number))
+
+    monkeypatch.setattr("colmet.node.link.wait", wait)
+    world.link.stop(lambda: None)
+    world.link._finish()
+    return world.clock.now - begun
+
+
+def test_at_its_end_it_waits_a_moment_for_a_collector_that_is_there_and_takes_no_data_yet(monkeypatch):
+    """The sockets of data and of acknowledgements connect one after the other."""
+    world = World()
+    world.push.connected = False
+    world.run(0.3)
+    assert world.routes[0].state is State.THERE
+    world.put(2)
+    assert 0.5 < finish(world, monkeypatch, connects_after_s=0.5) < 0.7
+    assert len(world.held) == 0
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_at_its_end_it_does_not_wait_for_one_that_has_gone_or_never_came(was_there, monkeypatch):
+    world = World()
+    if not was_there:
+        world.answering.clear()
+        world.push.connected = world.links[0].connected = False
+    world.run(0.3)
+    world.push.connected = world.links[0].connected = False
+    world.put(2)
+    assert finish(world, monkeypatch, connects_after_s=1) < 0.1
+    assert len(world.held) == 2
+
+
 def test_a_defect_in_between_leaves_no_batch_behind(world, monkeypatch):
     def broken(*args):
         raise RuntimeError("defect")

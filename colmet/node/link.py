@@ -276,7 +276,7 @@ class Link:
         while True:
             self.step()
             now = self._monotonic()
-            if not len(self._held) or now >= until or not (self._route.usable(now) and self._route.push.connected):
+            if not len(self._held) or now >= until or not self._route.promising(now):
                 break
             wait(self._sockets(), (), min(0.05, until - now))
 

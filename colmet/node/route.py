@@ -128,6 +128,14 @@ class Route:
         # one that takes no data for long is not of use, whatever it says
         return now - max(self._connected_at, self.since) < self._times.away_s
 
+    def promising(self, now: float) -> bool:
+        """Whether batches can be expected to go this way within a moment, where that is all the time there is."""
+        if not self.usable(now):
+            return False
+        # its other socket has heard of it, and this one is about to: it looks a few times a second
+        coming = self.state is State.THERE and self._connected_at == -math.inf
+        return self.push.connected or coming
+
     def hello(self, now: float, waiting: bool) -> bool:
         """Whether a Hello is due; `waiting` where an answer would be of use."""
         if self.link is None:
