@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +20,7 @@ from colmet.node.ledger import FAILED, LATE, Fate, Ledger
 from colmet.tools import completeness, gaps
 
 NS = 10**9
+PATHS = os.pathsep.join(str(path) for path in (Path(__file__).parent, Path(__file__).parent.parent))
 START = 1_700_000_000
 PERIOD = 5
 JOBS = Schema("taskstats_default", "job", [Field("cpu_time", "nsec", "counter")])
@@ -327,10 +333,10 @@ def test_whatever_happens_as_many_rows_are_missing_as_are_told(tmp_path, seed):
     for name, line in node.lines(tmp_path).items():
         assert line.found.missing == len(node.missing_of(name)), name
         assert line.found.twice == 0
-        for time in node.missing_of(name):  # an account of gaps comes now and then, and leaves no hole
-            assert name == "gaps_default" or any(gap.first <= time <= gap.last for gap in line.found.gaps), (
+        for at in node.missing_of(name):  # an account of gaps comes now and then, and leaves no hole
+            assert name == "gaps_default" or any(gap.first <= at <= gap.last for gap in line.found.gaps), (
                 name,
-                time - START,
+                at - START,
                 spans(line),
             )
 
@@ -356,6 +362,47 @@ def test_the_command_says_it_in_words(tmp_path, capsys):
     assert (json.loads(out)["here"], json.loads(out)["missing"]) == (1020, 1)
     status, out = run(tmp_path, capsys, "--until", "2023-11-14T23:00:00")
     assert status == 0 and out.startswith("100 % of the samples of all nodes are here")
+
+
+WRITER = """
+import sys, time
+from colmet.collector.backends.hdf5 import Hdf5Output
+from outputs import in_memory, records
+from test_completeness import Node
+output = Hdf5Output(sys.argv[1])
+output.open(in_memory())
+nodes = [Node(f"node-{n}", ledger_s=20) for n in range(10)]
+first = 0
+while True:
+    for node in nodes:
+        node.ticks(5, jobs=range(1, 30))
+    batches = [batch for node in nodes for batch in node.arrived]
+    output.write(records(batches, first))
+    first += len(batches)
+    for node in nodes:
+        node.arrived.clear()
+    time.sleep(0.2)
+"""
+
+
+def test_of_a_file_that_is_being_written_nothing_is_said_to_be_missing(tmp_path):
+    path = tmp_path / "x.hdf5"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], env={**os.environ, "PYTHONPATH": PATHS})
+    try:
+        until = time.monotonic() + 60
+        while not path.exists() or path.stat().st_size < 1 << 20:
+            assert writer.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        rows = []
+        for _ in range(5):
+            lines = list(completeness.look(completeness.read([str(path)]), None, None, None))
+            assert sum(line.found.missing for line in lines) == 0, lines
+            rows.append(sum(line.found.here for line in lines))
+        assert rows == sorted(rows) and rows[0] < rows[-1]
+        assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
 
 
 def test_the_command_refuses_what_it_cannot_read(tmp_path):

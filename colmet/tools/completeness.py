@@ -9,21 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from colmet.collector.hdf5library import tables
 from colmet.common import cli
 from colmet.common.errors import ConfigError
 from colmet.tools.accounts import GAPS, LEDGER, Host, Line, gathered, look
-from colmet.tools.gaps import Times
+from colmet.tools.history.hdf5 import BURST_S, ask, is_live
+from colmet.tools.history.rows import Marks, Reader, marks_of
 
-BLOCK_ROWS = 100_000  # read at a time
-_JOB = re.compile(r"job_(\d{1,19})", re.ASCII)
+PART_S = 0.3  # to read at a time: a collector writes every second or two
 
 
 def add_options(parser: cli.Options) -> None:
@@ -59,39 +58,32 @@ def read(paths: Iterable[str], host: str | None = None) -> dict[str, Host]:
         ConfigError: a file cannot be read.
     """
     hosts: dict[str, Host] = defaultdict(Host)
-    for path in paths:
-        try:
-            with tables.open_file(path) as file:
-                for group in file.iter_nodes("/", "Group"):
-                    match = _JOB.fullmatch(group._v_name)
-                    for table in file.iter_nodes(group, "Table") if match else ():
-                        _read_table(table, int(match[1]), hosts, host)  # type: ignore[index]
-        except (OSError, tables.HDF5ExtError, tables.NodeError) as err:
-            raise ConfigError(
-                f"{path}: cannot be read: {' '.join(str(err).split())[:200] or type(err).__name__}"
-            ) from err
+    reader = Reader()
+    try:
+        for path in paths:
+            for marks in _marks(reader, path, host):
+                for job, table, name, times in marks.times:
+                    hosts[name.decode("ascii", "replace")].add(table, job, times)
+                for table, row in marks.rows:
+                    hosts[row["hostname"].decode("ascii", "replace")].note(table, row)
+    finally:
+        reader.close()
     return dict(hosts)
 
 
-def _read_table(table: Any, job: int, hosts: dict[str, Host], wanted: str | None) -> None:
-    if not {"hostname", "timestamp"} <= set(table.colnames):
-        return
-    found: dict[bytes, list[Times]] = defaultdict(list)
-    for start in range(0, table.nrows, BLOCK_ROWS):
-        stop = start + BLOCK_ROWS
-        names, which = np.unique(table.read(start, stop, field="hostname"), return_inverse=True)
-        times = table.read(start, stop, field="timestamp")
-        for n, name in enumerate(names.tolist()):
-            found[name].append(times[which == n])
-        if table.name in (LEDGER, GAPS) and job == 0:
-            for row in table.read(start, stop):
-                name = row["hostname"].decode("ascii", "replace")
-                if wanted in (None, name):
-                    hosts[name].note(table.name, {column: row[column].item() for column in row.dtype.names})
-    for packed, parts in found.items():
-        name = packed.decode("ascii", "replace")
-        if wanted in (None, name):
-            hosts[name].add(table.name, job, np.concatenate(parts))
+def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
+    """What a file has, some tables at a time, each of a moment at which nobody writes to it."""
+    name = None if host is None else host.encode("ascii", "replace")
+    done: set[tuple[int, str]] = set()
+    following = 1
+    while following:
+        read = partial(marks_of, whole=(LEDGER, GAPS), host=name, done=frozenset(done), seconds=PART_S)
+        marks = ask(reader, path, read, lambda found: found.nameless > 0)
+        if not done and is_live(path, BURST_S):
+            time.sleep(BURST_S)  # the rows that the ledger tells of may be about to be written
+        done.update(marks.names)
+        following = marks.following
+        yield marks
 
 
 def percent(here: int, due: int) -> str:

@@ -152,7 +152,7 @@ class Hdf5History(History):
         for file in self._files:
             if file.overlaps(since, until):
                 try:
-                    done.append(self._again(file.path, read))
+                    done.append(ask(self._reader, file.path, read, _is_torn))
                 except ConfigError as err:
                     failed.append(str(err))
         if failed and not done:
@@ -165,28 +165,36 @@ class Hdf5History(History):
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def _again(self, path: str, read: Callable[[Any], T]) -> T:
-        """What `read` finds in a file; where it is being written, in another moment.
 
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        for left in reversed(range(TRIES)):
-            try:
-                found = self._reader.ask(path, read)
-                torn = (
-                    isinstance(found, Rows) and found.nameless > 0
-                )  # in a burst, rows can be there before their values
-                if not left or not torn or not _is_live(path):
-                    return found
-            except Unreadable as err:
-                if not left or not err.may_change or not _is_live(path):
-                    raise ConfigError(f"{_shown(path)}: cannot be read: {err}") from err
-            time.sleep(WAIT_S)
-        raise AssertionError("unreachable")
+def _is_torn(found: object) -> bool:
+    return isinstance(found, Rows) and found.nameless > 0
 
 
-def _is_live(path: str, lately_s: float = LIVE_S) -> bool:
+def ask(reader: Reader, path: str, read: Callable[[Any], T], torn: Callable[[T], bool]) -> T:
+    """What `read` finds in a file; where it is being written, in another moment.
+
+    Args:
+        reader: the process that reads.
+        path: of the file.
+        read: a function of `colmet.tools.history.rows`.
+        torn: whether what it found is of the middle of a burst, where rows can be there before their values.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            found = reader.ask(path, read)
+            if not left or not torn(found) or not is_live(path):
+                return found
+        except Unreadable as err:
+            if not left or not err.may_change or not is_live(path):
+                raise ConfigError(f"{_shown(path)}: cannot be read: {err}") from err
+        time.sleep(WAIT_S)
+    raise AssertionError("unreachable")
+
+
+def is_live(path: str, lately_s: float = LIVE_S) -> bool:
     """Whether a file was written to a short while ago."""
     try:
         return abs(time.time() - os.stat(path).st_mtime) < lately_s

@@ -6,8 +6,10 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import re
 import signal
 import stat
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -25,6 +27,7 @@ MAX_HELD = 8  # files that are kept open
 MAX_RATIO = 10_000  # by which rows can be larger than the file that has them, compressed
 QUIET_S = 600.0  # for the longest table
 END_S = 1 << 36  # of times that a calendar has: the year 4147
+JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # the group of one
 MAGIC = b"\x89HDF\r\n\x1a\n"  # how every file begins
 
 Column = npt.NDArray[Any]
@@ -273,9 +276,8 @@ def rows_of(
     if not isinstance(node, tables.Table) or not node.nrows or not _has_header(node):
         return None
     wanted = [n for n in _kinds(node) if n not in HEADER and (columns is None or n in columns)]
+    _check_size(node)
     count, size = int(node.nrows), int(node.dtype.itemsize)
-    if count * size > MAX_RATIO * os.stat(file.filename).st_size or size > BLOCK_BYTES:
-        raise ValueError(f"{path} is said to have {count} rows of {size} bytes")
     ids: dict[bytes, int] = {}
     nameless = 0
     times, indexes, parts = [np.empty(0, np.int64)], [np.empty(0, np.int64)], {}
@@ -308,6 +310,92 @@ def rows_of(
         list(ids),
         nameless,
     )
+
+
+def _check_size(table: Any) -> None:
+    """ValueError where a table claims to have what its file cannot have."""
+    count, size = int(table.nrows), int(table.dtype.itemsize)
+    if count * size > MAX_RATIO * os.stat(table._v_file.filename).st_size or size > BLOCK_BYTES:
+        raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
+
+
+class Marks(NamedTuple):
+    """When rows of some tables of a file were measured.
+
+    Attributes:
+        times: job, table, host, and the times of the rows, in seconds since 1970.
+        rows: of the tables that are wanted whole: table, and the row by column.
+        names: the tables that were read.
+        following: how many there are after these.
+        nameless: how many rows have no host, or a time that is none, and are left out.
+    """
+
+    times: list[tuple[int, str, bytes, npt.NDArray[np.int64]]]
+    rows: list[tuple[str, dict[str, Any]]]
+    names: list[tuple[int, str]]
+    following: int
+    nameless: int
+
+
+def marks_of(
+    file: Any, whole: Collection[str], host: bytes | None, done: Collection[tuple[int, str]], seconds: float
+) -> Marks:
+    """The times of the rows of all tables in a file, as many tables as can be read in a while, one at least.
+
+    Args:
+        file: opened.
+        whole: tables of the node itself that are wanted whole. They are the first, and read alone: what they tell of
+            is in the others by then.
+        host: the rows of this one only; None for all.
+        done: jobs and tables that are not wanted.
+        seconds: that it may take.
+    """
+    until = time.monotonic() + seconds
+    left = [name for name in _table_names(file) if name not in done]
+    first = [(job, table) for job, table in left if job == 0 and table in whole]
+    found = Marks([], [], [], 0, 0)
+    nameless = 0
+    for job, table in first or left:
+        nameless += _mark(file.get_node(f"/job_{job}/{table}"), job, table in whole and job == 0, host, found)
+        found.names.append((job, table))
+        if not first and time.monotonic() > until:
+            break
+    return found._replace(following=len(left) - len(found.names), nameless=nameless)
+
+
+def _table_names(file: Any) -> list[tuple[int, str]]:
+    """All jobs and their tables, without opening a table."""
+    names: list[tuple[int, str]] = []
+    for group in list(file.root._v_groups):
+        match = JOB.fullmatch(group)
+        if match:
+            names += [(int(match[1]), table) for table in list(file.get_node(f"/{group}")._v_leaves)]
+    return sorted(names)
+
+
+def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks) -> int:
+    """Add what a table has; how many of its rows have no host or no time."""
+    if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not _has_header(table):
+        return 0
+    _check_size(table)
+    parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
+    nameless = 0
+    step = max(1, BLOCK_BYTES // table.dtype.itemsize)
+    for start in range(0, table.nrows, step):
+        block = table.read(start, min(start + step, table.nrows))
+        keep = (block["hostname"] != b"") & (block["timestamp"] >= 0) & (block["timestamp"] < END_S)
+        nameless += int(len(keep) - keep.sum())
+        if wanted is not None:
+            keep &= block["hostname"] == wanted
+        block = block[keep]
+        names, which = np.unique(block["hostname"], return_inverse=True)
+        times = block["timestamp"].astype(np.int64)
+        for n, name in enumerate(names.tolist()):
+            parts.setdefault(name, []).append(times[which == n])
+        if whole:
+            found.rows.extend((table.name, {name: row[name].item() for name in row.dtype.names}) for row in block)
+    found.times.extend((job, table.name, name, np.concatenate(some)) for name, some in parts.items())
+    return nameless
 
 
 def _plain(column: Column) -> Column:
