@@ -471,6 +471,10 @@ class ByHand:
             places = [*first, *sorted(on - set(first))]
             roles = dict(zip(places, ROLES.get(name, [{"master"}])))
             roles = roles if with_slaves else {host: there - {"slave"} for host, there in roles.items()}
+            # a master that was started anew knows what a job uses when its host has told it
+            told = {task for job, task in self.tasks if job == number}
+            told |= {"master", "slave"} if "1" in told else set()
+            roles = {host: there & told for host, there in roles.items()}
             job["hostname"] = {host: there for host, there in roles.items() if there}
             data[owner_of(name)]["jobs"][str(number)] = job
         return data
