@@ -2,7 +2,8 @@
 #
 # A run has a NAME: what pytest says is in .venvs/NAME.log, its cache in .venvs/NAME.cache.
 
-at_once=${AT_ONCE:-$(($(nproc) > 1 ? 2 : 1))}
+cpus=$(nproc)
+at_once=${AT_ONCE:-$((cpus > 1 ? cpus + 1 : 1))} # one of them waits now and then
 limit_s=${TEST_TIMEOUT:-1800}  # for a run: a test that hangs must not hang the CI
 most_again=5                   # so many failures may be the machine's
 

@@ -1,10 +1,11 @@
 #!/bin/bash
 # Runs the tests on every supported Python that this machine has, each in its own .venvs/VERSION, and prints what went
-# wrong and a line for each run; all that pytest said is in .venvs/VERSION.alone.log and .venvs/VERSION.log.
+# wrong and a line for each run; all that pytest said is in .venvs/VERSION.log, VERSION.alone.log and VERSION.slow.log.
 #
 # Tests marked live go by this machine's clock and kernel: they run alone, on the first Python, and those of whole
-# programs on the second, too. The others run on all, two Pythons at a time. Those marked slow run on the first alone: what differs between the newest and the
-# oldest Python shows on the first two, and the rest of the code on each one between.
+# programs on the second, too. The others run on all, as many runs at once as there are CPUs and one more. Those marked
+# slow are a run of their own, on the first Python: what differs between the newest and the oldest Python shows on the
+# first two, and the rest of the code on each one between.
 #
 # usage: [VERSIONS="3.13 3.9"] [AT_ONCE=1] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
@@ -61,12 +62,12 @@ for version in "${found[@]:1:1}"; do
     [[ $# -gt 0 ]] && chosen=("$@") || chosen=("${programs[@]}")
     tests "live and not slow" "$version" "$version.alone" "${chosen[@]}"
 done
-beside tests "not live" "$first" "$first" "$@"
-for version in "${found[@]:1}"; do
+beside tests "slow and not live" "$first" "$first.slow" "$@"
+for version in "${found[@]}"; do
     beside tests "not live and not slow" "$version" "$version" "$@"
 done
 wait
-names+=("${found[@]}")
+names+=("$first.slow" "${found[@]}")
 for name in "${names[@]}"; do again "$name"; done
 failed=0
 sum_up "${names[@]}" || failed=1

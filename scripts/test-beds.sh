@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs the tests beside real batch systems, databases, tools and simulated hardware, in two halves at once: databases, the
-# browser and loads compute, the others mostly wait. What pytest said is in .venvs/computing.log and .venvs/waiting.log.
+# Runs the tests beside real batch systems, databases, tools and simulated hardware, in three parts at once: databases
+# compute, pages are shown and packages built, the others mostly wait. What pytest said is in .venvs/computing.log,
+# .venvs/showing.log and .venvs/waiting.log.
 #
 # usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
 set -euo pipefail
@@ -12,16 +13,18 @@ source scripts/running.sh
 asked_for=0
 
 computing=()
+showing=()
 waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
-    *_database.py | */test_elasticsearch.py | */test_grafana.py | */test_http.py | */test_page.py | */test_scale_out.py)
-        computing+=("$path") ;;
+    *_database.py | */test_elasticsearch.py | */test_scale_out.py) computing+=("$path") ;;
+    */test_grafana.py | */test_http.py | */test_packages.py | */test_page.py) showing+=("$path") ;;
     *) waiting+=("$path") ;;
     esac
 done
 beside start computing "$python" -v "${computing[@]}"
+beside start showing "$python" -v "${showing[@]}"
 beside start waiting "$python" -v "${waiting[@]}"
 wait
-for name in computing waiting; do again "$name" "tests/beds"; done
-sum_up computing waiting
+for name in computing showing waiting; do again "$name" "tests/beds"; done
+sum_up computing showing waiting

@@ -98,9 +98,7 @@ def _v1():
             try:
                 yield point
             finally:
-                for path, _, _ in os.walk(point, topdown=False):  # what a test that failed has left
-                    with contextlib.suppress(OSError):
-                        os.rmdir(path)
+                _clear(point)
     finally:
         _give_back()
 
@@ -113,8 +111,15 @@ def _give_back():
             if hierarchies["perf_event"] == "0":
                 return
             time.sleep(0.01)
-        with _mounted("cgroup", "perf_event"):
-            pass
+        with _mounted("cgroup", "perf_event") as point:
+            _clear(point)
+
+
+def _clear(point):
+    """Remove the groups that a test has left in a hierarchy; those with processes stay."""
+    for path, _, _ in os.walk(point, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 @contextlib.contextmanager

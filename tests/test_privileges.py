@@ -145,7 +145,7 @@ def test_as_much_is_measured_of_another_users_job_as_with_all_rights(cgroups):
 @pytest.mark.live
 def test_groups_for_perf_events_are_made_for_another_users_job(node, cgroups):
     job = cgroups.job("bob_42")
-    job.start("setpriv", f"--reuid={NOBODY}", "--clear-groups", "sh", "-c", "while :; do /bin/true; done")
+    loop = job.start("setpriv", f"--reuid={NOBODY}", "--clear-groups", "sh", "-c", "while :; do /bin/true; done")
     with hierarchy("v1"):
         collector, daemon = node("--cpuset_rootpath", str(cgroups.path), "--perfhw-make-cgroup", *PERF)
         daemon.said("backend on backend=perfhw")
@@ -156,4 +156,6 @@ def test_groups_for_perf_events_are_made_for_another_users_job(node, cgroups):
                 break
             assert time.monotonic() < until, daemon.log.read_text()
         assert daemon.stop()[0] == 0
+        loop.kill()  # it is in a group of this hierarchy
+        loop.wait()
     assert "perf_group_failures" not in daemon.log.read_text()
