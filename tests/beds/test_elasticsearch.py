@@ -11,10 +11,12 @@ import json
 import random
 import threading
 import time
+import urllib.error
 
 import numpy as np
 import pytest
 import search
+from programs import serving
 from search import Server
 
 from colmet.collector.backend import Record
@@ -409,6 +411,54 @@ def test_the_fields_that_a_dashboard_offers(filled):
         assert properties["timestamp"]["type"] == "date"
         assert properties["hostname"]["fields"]["keyword"]["type"] == "keyword"
         assert {properties[field]["type"] for field in ("job_id", *fields)} == {"long"}
+
+
+# -- what the JSON interface draws of it --
+
+
+@pytest.fixture(scope="module")
+def interface(filled, tmp_path_factory):
+    """That of a collector which has just begun, and has nothing of its own."""
+    server, _, _ = filled
+    with serving(tmp_path_factory.mktemp("interface") / "log", "--elastic-host", server.url) as interface:
+        yield interface
+
+
+@pytest.mark.parametrize(
+    ("table", "field"),
+    [
+        ("taskstats_default", "cpu_run_real_total"),
+        ("taskstats_default", "coremem"),
+        ("perfhwstats_default", "counter_3"),
+    ],
+)
+def test_a_curve_of_the_interface_has_the_numbers_that_were_sent(filled, interface, table, field):
+    _, known, _ = filled
+    since, until = TIME_S + 12, TIME_S + PERIOD_S * TICKS - 9
+    asked = f"metric={table}.{field}&rate=false&source=stored&since={since}&until={until}&points=5000"
+    answer = interface.ask(f"/api/v1/jobs/{JOB}/series?{asked}")
+    assert (answer["source"], answer["warnings"]) == ("stored", [])
+    found = {
+        (line["node"], time_s): value
+        for line in answer["series"]
+        for time_s, value in zip(line["times"], line["values"])
+        if value is not None
+    }
+    expected = {
+        (row["hostname"], row["timestamp"]): row[field]
+        for row in known[table]
+        if row["job_id"] == JOB and since <= row["timestamp"] <= until and row.get(field, -1) != -1
+    }
+    assert found == expected and len({node for node, _ in found}) == 2
+
+
+def test_the_interface_tells_which_columns_a_stored_job_has_and_of_no_job_that_nobody_stored(interface):
+    """Whose jobs these are, nothing says, so that they are for administrators, as who asks is here."""
+    job = interface.ask(f"/api/v1/jobs/{JOB}")
+    assert job["tables"].keys() >= {"taskstats_default", "perfhwstats_default"}, job
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        interface.ask("/api/v1/jobs/17")
+    assert interface.ask("/api/v1/status")["counts"]["requests_5xx"] == 0
 
 
 # -- what befalls a server --
