@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import html
 import json
 import logging
 import random
@@ -17,10 +18,11 @@ import threading
 import time
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from conftest import cannot_run
-from endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, certificate, wait_for
+from endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, Handler, certificate, wait_for
 
 from colmet.common.errors import ConfigError
 from colmet.tools.facility import sender as module
@@ -189,7 +191,7 @@ def test_pauses_differ_between_hosts(endpoint, make, clock):
 def test_an_endpoint_that_answers_500_for_ever_keeps_nobody_for_long(endpoint, make):
     endpoint.always = 500
     assert make().send(documents(*range(100))) == Outcome(0, 100, 0, 0)
-    assert len(endpoint.requests) == 3 + 1 + 1
+    assert len(endpoint.requests) == 3 + 1 + 1 + 1, "the newest one is tried, too"
 
 
 def test_one_document_that_meets_a_500_does_not_hold_up_the_others(endpoint, make):
@@ -199,6 +201,75 @@ def test_one_document_that_meets_a_500_does_not_hold_up_the_others(endpoint, mak
     assert taken(endpoint) == [0, 2, 3, 4]
     endpoint.always = None
     assert one.send([]) == Outcome(1, 0, 0, 0)
+
+
+KINDS = ("ssh", "CPU", "MEM", "NETWORK")
+
+
+def run_of(number, kinds=KINDS):
+    return [{"token": None, "kind": kind, "cluster": "UC-AF", "n": number} for kind in kinds]
+
+
+def kinds_taken(endpoint):
+    taken, endpoint.documents = endpoint.documents, []
+    return [(document["kind"], document["n"]) for document in taken]
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+@pytest.mark.parametrize("bad", [("MEM",), ("CPU", "MEM", "NETWORK"), ("ssh", "CPU", "MEM")])
+def test_kinds_that_the_endpoint_never_takes_hold_up_no_other(endpoint, make, status, bad):
+    """Run after run: all others are there, in order, and what is not taken is kept."""
+    endpoint.always = lambda document: status if document["kind"] in bad else None
+    good = [kind for kind in KINDS if kind not in bad]
+    for number in range(12):
+        made = make()
+        assert made.send(run_of(number)) == Outcome(len(good), len(bad) * (number + 1), 0, 0)
+        made.close()
+        assert sorted(kinds_taken(endpoint)) == sorted((kind, number) for kind in good)
+    assert len(endpoint.requests) < 12 * 70
+    endpoint.always = None
+    assert make().send([]) == Outcome(12 * len(bad), 0, 0, 0)
+    assert kinds_taken(endpoint) == [(kind, n) for n in range(12) for kind in KINDS if kind in bad]
+
+
+def test_documents_that_meet_a_500_do_not_hold_up_others_of_their_kind(endpoint, make):
+    endpoint.always = lambda document: 500 if document["n"] < 5 else None
+    assert make().send(documents(*range(30))) == Outcome(25, 5, 0, 0)
+    assert sorted(taken(endpoint)) == list(range(5, 30))
+
+
+def test_a_kind_that_is_never_taken_is_not_tried_without_end(endpoint, make):
+    endpoint.always = lambda document: 500 if document["kind"] == "ssh" else None
+    assert make().send([*documents(*range(200)), *run_of(1, ("CPU",))]) == Outcome(1, 200, 0, 0)
+    assert len(endpoint.requests) < 40
+
+
+def test_a_slow_endpoint_is_given_more_time_rather_than_more_copies(endpoint, make, monkeypatch):
+    monkeypatch.setattr(module, "GRACE_S", 0.05)
+    answer = Handler.answer
+    # it has the document before it says so
+    monkeypatch.setattr(Handler, "answer", lambda handler, *what: (time.sleep(0.7), answer(handler, *what)))
+    assert make(timeout_s=0.25, tries=3).send(documents(1, 2, 3)) == Outcome(3, 0, 0, 0)
+    assert taken(endpoint)[-2:] == [2, 3] and set(taken(endpoint)) == {1, 2, 3}
+    assert len(taken(endpoint)) == 5, "the first one thrice"
+
+
+@pytest.mark.parametrize("form", [json.dumps, html.escape, lambda text: quote(text, safe=""), lambda text: text[3:14]])
+def test_no_form_of_the_token_comes_from_an_answer_into_the_log_or_the_spool(endpoint, make, caplog, tmp_path, form):
+    secret = 'abc/def&tok"en<1>'
+    endpoint.always = 413, {}, f"what is {form(secret)}?".encode()
+    assert make(token=secret).send(documents(1)).refused == 1
+    told = caplog.text + (tmp_path / "spool/refused.jsonl").read_text()
+    assert "413" in told
+    for part in (form(secret), "def&", "def%26", "def&amp;"):
+        assert part not in told
+
+
+def test_what_a_redirect_repeats_of_the_address_is_not_in_the_log(endpoint, make, caplog):
+    endpoint.always = 301, {"Location": "https://me:secret@good.example/in?key=SECRET"}, b""
+    make(url=f"{endpoint.url}?key=SECRET").send(documents(1))
+    assert "https://good.example/in" in caplog.text
+    assert "SECRET" not in caplog.text and "secret" not in caplog.text
 
 
 def test_a_refused_document_is_told_put_aside_and_not_sent_again(endpoint, make, tmp_path, caplog):

@@ -4,7 +4,8 @@ A document goes through the spool, so neither an endpoint that is away nor the d
 happens to it depends on the answer:
 
     2xx                               taken
-    408, 425, 429, 5xx, no answer     sent again, in this run a little, then by the next one
+    408, 425, 429, 5xx, no answer     sent again, in this run a little, then by the next one; passed over while others
+                                      are taken
     3xx, 401, 403, 404, 405, 407, 410, 421, a certificate that is not trusted
                                       kept: that is about the address or the token and not about the document
     any other 4xx                     refused: put aside with the reason, and not sent again
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import email.utils
+import html
 import ipaddress
+import itertools
 import json
 import logging
 import os
@@ -22,11 +25,12 @@ import random
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import requests
 import urllib3
@@ -42,11 +46,15 @@ log = logging.getLogger(__name__)
 SPOOLS = "/var/spool"  # of root's default
 MAX_ANSWER_BYTES = 64 << 10
 SHOWN = 200  # characters of an answer that a message repeats
+SHOWN_PART = 8  # characters of a token that must not show
 LOOK_S = 0.2  # between two looks whether to stop
 GRACE_S = 1.0  # beyond its own time-outs, for an exchange that is bounded by nothing else: names, headers byte by byte
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 LONGEST_ASKED_PAUSE_S = 3600.0  # that an endpoint can ask for
-MAX_FAILING = 3  # documents one after the other that a server error meets: then it is not about the documents
+MAX_FAILING = 3  # documents one after the other that a server error meets: is it about the documents?
+MAX_OTHERS = 3  # other kinds of documents that are tried to find that out
+MAX_PASSED = 20  # documents of a kind that are passed over in a run, while others are taken
+MAX_LOOKED = 1000  # documents that are looked through for one of another kind
 MAX_STUCK = 8
 ABOUT_US = frozenset({401, 403, 407})
 ABOUT_ADDRESS = frozenset({404, 405, 410, 421})
@@ -92,12 +100,14 @@ class Answer(NamedTuple):
         why: a line for people; empty where it was taken.
         pause_s: that the endpoint asks for; None where it does not.
         status: of HTTP; 0 where there is none.
+        is_late: the endpoint may have the document, and has not said so in time.
     """
 
     fate: Fate
     why: str = ""
     pause_s: float | None = None
     status: int = 0
+    is_late: bool = False
 
 
 def add_options(parser: cli.Options, name: str = "colmet-facility") -> None:
@@ -249,9 +259,25 @@ def check_url(url: str) -> str:
 
 def shown_url(url: str) -> str:
     """An address for people, without what may be secret in it: user, password and query."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(no address)"
     host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    return f"{parts.scheme}://{host}{parts.path}" if parts.netloc else parts.path
+
+
+def without(secret: str, text: str) -> str:
+    """A text that may repeat a secret, without it: as it is, or as JSON, HTML or an address has it.
+
+    Nothing of the text is left where a part of the secret still shows.
+    """
+    as_json = json.dumps(secret)[1:-1]
+    forms = {secret, as_json, as_json.replace("/", "\\/"), html.escape(secret), quote(secret), quote(secret, safe="")}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "(token)")
+    parts = {secret[at : at + SHOWN_PART] for at in range(max(1, len(secret) - SHOWN_PART + 1))}
+    return "(an answer that repeats the token)" if any(part in text for part in parts) else text
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
@@ -327,6 +353,7 @@ class Sender:
         self._session = self._open_session()
         self._stuck: list[threading.Thread] = []  # exchanges that were given up and go on
         self._until = 0.0  # of this run
+        self._patience = 1  # of this run: so many times the time-out
         self._next_at = 0.0  # when the rate allows another exchange
         self._not_before = 0.0  # when the endpoint wants to hear from us again
         self._refused = 0
@@ -335,6 +362,7 @@ class Sender:
             log.warning("token and documents can be read on the way; use https: --url %s", self._shown)
 
     def _open_session(self) -> requests.Session:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings repeat whole addresses
         session = requests.Session()
         session.headers["User-Agent"] = f"colmet-facility/{__version__}"
         session.headers["Content-Type"] = "application/json"
@@ -356,6 +384,7 @@ class Sender:
         Where another run sends what the same spool holds, these are only put there.
         """
         self._until = self._monotonic() + self._deadline_s
+        self._patience = 1
         texts, refused = self._texts(documents)
         memory = Memory()
         spool, held, lost, sent = self._spool, False, 0, 0
@@ -421,10 +450,18 @@ class Sender:
         return held
 
     def _deliver(self, stores: Sequence[Store]) -> tuple[int, int]:
-        """Send what is in these; how many were taken, and how many refused."""
+        """Send what is in these; how many were taken, and how many refused.
+
+        Where several fail, one after the other, those of other kinds tell whether it is the endpoint or the documents:
+        what an endpoint never takes stays, and holds up no other.
+        """
         sent = refused = failing = 0
+        passed: Counter[str] = Counter()
         for store in stores:
             for entry in store.entries():
+                kind = _kind(entry)
+                if passed[kind] >= MAX_PASSED:
+                    continue
                 # while one fails, the next is a question whether the endpoint or the document is what is wrong
                 answer = self._try(entry, 1 if failing else self._tries)
                 if answer.fate is Fate.TAKEN:
@@ -432,16 +469,47 @@ class Sender:
                     sent += 1
                     failing = 0
                 elif answer.fate is Fate.REFUSED:
-                    store.refuse(entry, answer.why)
+                    self._refuse(store, entry, answer)
                     refused += 1
                     failing = 0
-                    self._note_refused(str(_parsed(entry).get("kind")), answer.why)
                 else:
                     self._last = answer
                     failing += 1
-                    if answer.fate is not Fate.AGAIN or failing == MAX_FAILING:
+                    passed[kind] += 1
+                    if answer.fate is Fate.AWAY or answer.status < 400:  # nobody is there, or it is about the address
                         return sent, refused
+                    if answer.fate is Fate.MISDIRECTED or failing == MAX_FAILING:
+                        if not self._takes_another(stores, entry, passed, answer.fate is Fate.AGAIN):
+                            return sent, refused
+                        sent += 1
+                        failing = 0
         return sent, refused
+
+    def _takes_another(self, stores: Sequence[Store], failed: Entry, passed: Counter[str], same: bool) -> bool:
+        """Whether the endpoint takes the newest document of another kind; with `same`, where there is none, of this."""
+        tried: set[str] = set()
+        newest = ((store, entry) for store in stores for entry in store.entries(newest_first=True))
+        for store, entry in list(itertools.islice(newest, MAX_LOOKED)):
+            kind = _kind(entry)
+            if kind not in tried and kind not in passed and len(tried) < MAX_OTHERS:
+                tried.add(kind)
+                if self._is_taken(store, entry):
+                    return True
+        if same and not tried:
+            for store in stores:
+                for entry in store.entries(newest_first=True):
+                    return entry[:2] != failed[:2] and self._is_taken(store, entry)
+        return False
+
+    def _is_taken(self, store: Store, entry: Entry) -> bool:
+        answer = self._try(entry, 1)
+        if answer.fate is Fate.TAKEN:
+            store.done(entry)
+        return answer.fate is Fate.TAKEN
+
+    def _refuse(self, store: Store, entry: Entry, answer: Answer) -> None:
+        store.refuse(entry, answer.why)
+        self._note_refused(_kind(entry), answer.why)
 
     def _try(self, entry: Entry, tries: int) -> Answer:
         """Send one, at most so many times; the last answer."""
@@ -460,6 +528,8 @@ class Sender:
             answer = self._exchange(body)
             if answer.pause_s is not None:
                 self._not_before = self._monotonic() + min(answer.pause_s, LONGEST_ASKED_PAUSE_S)
+            if answer.is_late:  # it may come twice then: a slow endpoint gets more time rather than more copies
+                self._patience *= 2
             if answer.fate not in (Fate.AGAIN, Fate.AWAY):
                 break
         return answer
@@ -494,7 +564,7 @@ class Sender:
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= MAX_STUCK:
             return Answer(Fate.AWAY, f"{MAX_STUCK} earlier exchanges still hang")
-        timeout_s = max(0.01, min(self._timeout_s, self._until - self._monotonic()))
+        timeout_s = max(0.01, min(self._timeout_s * self._patience, self._until - self._monotonic()))
         session = self._session
         answers: list[Answer] = []
         arguments = (session, body, timeout_s, answers.append)
@@ -508,7 +578,7 @@ class Sender:
         if thread.is_alive():
             self._stuck.append(thread)
             self._session = self._open_session()  # the other one is that thread's
-        return answers[0] if answers else Answer(Fate.AWAY, f"no whole answer within {timeout_s:.3g} s")
+        return answers[0] if answers else Answer(Fate.AWAY, f"no whole answer within {timeout_s:.3g} s", is_late=True)
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float, tell: Callable[[Answer], None]) -> None:
         """Tell of the answer as soon as it is known what it is, and read what follows."""
@@ -528,7 +598,7 @@ class Sender:
             tell(Answer(fate, f"{_innermost(err)}; see --ca-file"))
             return
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
-            tell(Answer(Fate.AWAY, _innermost(err)))
+            tell(Answer(Fate.AWAY, _innermost(err), is_late=isinstance(err, requests.ReadTimeout)))
             return
         except Exception:  # a defect, in a thread whose end would look like silence
             log.exception("exchange failed endpoint=%s", self._shown)
@@ -548,7 +618,7 @@ class Sender:
             return ""
         text = " ".join(data[: 10 * SHOWN].decode(errors="replace").split())
         if self._token:
-            text = text.replace(self._token, "(token)")
+            text = without(self._token, text)
         text = text[:SHOWN]
         return text if text.isprintable() else text.encode("unicode_escape").decode()
 
@@ -558,7 +628,7 @@ class Sender:
         if 200 <= status < 300:
             return Answer(Fate.TAKEN, status=status)
         if 300 <= status < 400:
-            where = headers.get("Location", "")[:SHOWN]
+            where = shown_url(headers.get("Location", ""))[:SHOWN]
             why = f"status {status}, it points to {where!r}, which is not followed; give the right address with --url"
             return Answer(Fate.MISDIRECTED, why, status=status)
         if status in ABOUT_US:
@@ -591,6 +661,10 @@ def parse_retry_after(value: str | None, now_s: float) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now_s)
     except (TypeError, ValueError, IndexError, OverflowError):
         return None
+
+
+def _kind(entry: Entry) -> str:
+    return str(_parsed(entry).get("kind"))
 
 
 def _parsed(entry: Entry) -> Mapping[str, Any]:

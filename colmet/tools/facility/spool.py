@@ -64,7 +64,7 @@ class Store(Protocol):
 
     def __len__(self) -> int: ...
 
-    def entries(self) -> Iterator[Entry]: ...  # noqa: D102
+    def entries(self, newest_first: bool = False) -> Iterator[Entry]: ...  # noqa: D102
 
     def done(self, entry: Entry) -> None: ...  # noqa: D102
 
@@ -88,9 +88,11 @@ class Memory:
             self._entries[self._coming] = Entry("", self._coming, text)
             self._coming += 1
 
-    def entries(self) -> Iterator[Entry]:
-        """Each, in order."""
-        yield from list(self._entries.values())
+    def entries(self, newest_first: bool = False) -> Iterator[Entry]:
+        """Each that is not done by then, the oldest first or the newest."""
+        for number in sorted(self._entries, reverse=newest_first):
+            if number in self._entries:
+                yield self._entries[number]
 
     def done(self, entry: Entry) -> None:
         """This one need not be sent any more."""
@@ -354,18 +356,19 @@ class Spool:
             )
         return dropped
 
-    def entries(self) -> Iterator[Entry]:
-        """Every document that is to be sent, the oldest first; none that comes meanwhile."""
-        for name in list(self._files):
+    def entries(self, newest_first: bool = False) -> Iterator[Entry]:
+        """Every document that is to be sent by then, the oldest first or the newest; none that comes meanwhile."""
+        names = list(self._files)
+        for name in reversed(names) if newest_first else names:
             file = self._files.get(name)
             if file is None:
                 continue
             try:
-                texts = unpack(self._read(name))
+                texts = list(enumerate(unpack(self._read(name))))
             except OSError as err:
                 self._note_unread(name, err)
                 continue
-            for number, text in enumerate(texts):
+            for number, text in reversed(texts) if newest_first else texts:
                 if text is not None and number < file.count and number not in file.done:
                     yield Entry(name, number, text)
 
