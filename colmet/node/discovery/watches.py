@@ -44,10 +44,11 @@ def parse_events(data: bytes) -> Iterator[tuple[int, int, str]]:
 class _Entry:
     """What is known of one directory."""
 
-    __slots__ = ("awaited", "fresh", "names", "tasks", "visited", "wants", "watch")
+    __slots__ = ("awaited", "fresh", "listed", "names", "tasks", "visited", "wants", "watch")
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] | None = None  # None: never listed
+        self.listed: set[str] = set()  # names that came with the last listing; that they come may yet be told
         self.fresh = False
         self.watch = -1
         self.wants: set[Callable[[str], bool] | None] = set()
@@ -64,7 +65,8 @@ class Directories:
     Attributes:
         fd: readable when something has happened.
         stale: whether a walk would read anything anew.
-        changed: directories in which the list of tasks was written to; who takes them clears them.
+        changed: directories in which the list of tasks was written to, or may have been before they were watched; who
+            takes them clears them.
         gone: directories that were removed, or moved away, since the last walk, also where they are there again.
         overflows: how often the kernel dropped events; all is read anew then.
         unwatched: watches that could not be placed; such directories are read at each walk.
@@ -77,6 +79,7 @@ class Directories:
         self._entries: dict[str, _Entry] = {}
         self._paths: dict[int, list[str]] = {}
         self._incomplete = False
+        self._untold: list[_Entry] = []  # with `listed`
         self.fd: int = self._manager.get_fd()
         self.stale = True
         self.changed: set[str] = set()
@@ -139,6 +142,9 @@ class Directories:
         """Take in what has happened."""
         for _ in range(_MOST_READS):
             if not select.select([self.fd], [], [], 0)[0]:
+                for entry in self._untold:
+                    entry.listed.clear()
+                self._untold.clear()
                 break
             for watch, mask, name in parse_events(os.read(self.fd, _READ_BYTES)):
                 if mask & pyinotify.IN_Q_OVERFLOW:
@@ -180,6 +186,8 @@ class Directories:
         elif mask & pyinotify.IN_MODIFY:
             if entry.tasks and name in _TASK_FILES:
                 self.changed.add(path)
+        elif mask & _COME and name in entry.listed:
+            entry.listed.discard(name)  # it came between the watch and the listing
         elif name in entry.awaited or (mask & pyinotify.IN_ISDIR and self._wanted(entry, child)):
             # what comes under the name of what was there is another one, even where its going was not told
             if mask & _GO or (entry.names is not None and name in entry.names):
@@ -201,8 +209,11 @@ class Directories:
 
     def _read(self, path: str, entry: _Entry, tasks: bool) -> tuple[str, ...]:
         entry.tasks = entry.tasks or tasks
+        before = entry.watch
         # first, so that nothing comes between the listing and the watch
         entry.fresh = self._watch(path, entry, "", again=True)
+        if tasks and entry.watch != before:
+            self.changed.add(path)  # tasks may have come while nobody was told
         if tasks:
             # The kernel tells of its own changes of a file only while it has the file's inode in memory, that is,
             # once somebody has looked the file up (kernfs_notify_workfn, Linux 6.18).
@@ -226,6 +237,9 @@ class Directories:
             self._not_watched(path, "jobs there are looked for at each tick")
         for name in set(entry.names or ()).difference(names):
             self._drop(f"{path.rstrip('/')}/{name}")
+        entry.listed.update(set(names).difference(entry.names or ()))
+        if entry.listed:
+            self._untold.append(entry)
         entry.names = names
         return names
 
