@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,16 @@ class Collector:
     def start(self):
         """Start it; it listens when this returns."""
         before = self._listened()
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "colmet.collector.main", *self._arguments], stdout=log, stderr=log
-            )
-        eventually(lambda: self._listened() > before, WAIT_S)
+        for _ in range(20):  # its port may be that of somebody's connection for a moment
+            with open(self.log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "colmet.collector.main", *self._arguments], stdout=log, stderr=log
+                )
+            eventually(lambda: self._listened() > before or self._process.poll() is not None, WAIT_S)
+            if self._listened() > before:
+                return
+            time.sleep(1)
+        raise AssertionError(self.log.read_text())
 
     def _listened(self):
         return self.log.read_text().count("listening uri=") if self.log.exists() else 0
