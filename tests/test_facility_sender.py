@@ -265,6 +265,29 @@ def test_no_form_of_the_token_comes_from_an_answer_into_the_log_or_the_spool(end
         assert part not in told
 
 
+def test_a_token_that_is_renewed_counts_from_the_next_run_on_for_what_waits_too(endpoint, make, caplog):
+    tokens = iter(["old", "new"])
+
+    def renew():
+        try:
+            return next(tokens)
+        except StopIteration:
+            raise ConfigError("--token-file t: Permission denied") from None
+
+    endpoint.always = 401, {}, b""
+    one = make(renew=renew)
+    one.send(documents(1))
+    endpoint.always = None
+    for number in (2, 3):
+        assert one.send(documents(number)).complete
+    assert [(document["n"], document["token"]) for document in endpoint.documents] == [
+        (1, "new"),
+        (2, "new"),
+        (3, "new"),
+    ]
+    assert "token not read again, the former one is used: --token-file t: Permission denied" in caplog.text
+
+
 def test_what_a_redirect_repeats_of_the_address_is_not_in_the_log(endpoint, make, caplog):
     endpoint.always = 301, {"Location": "https://me:secret@good.example/in?key=SECRET"}, b""
     make(url=f"{endpoint.url}?key=SECRET").send(documents(1))

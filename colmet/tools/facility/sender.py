@@ -194,7 +194,11 @@ def spool_directory(options: argparse.Namespace) -> str:
 
 
 def from_options(
-    options: argparse.Namespace, url: str, token: str | None, stopping: Callable[[], bool] = lambda: False
+    options: argparse.Namespace,
+    url: str,
+    token: str | None,
+    stopping: Callable[[], bool] = lambda: False,
+    renew: Callable[[], str] | None = None,
 ) -> Sender:
     """What the command line asks for. A spool directory that cannot be used is told of, and nothing is kept then.
 
@@ -203,6 +207,7 @@ def from_options(
         url: of the endpoint.
         token: that the endpoint knows us by.
         stopping: whether to come to an end soon.
+        renew: gives the token again for each run, or a ConfigError; None: it stays the same.
 
     Raises:
         ConfigError: the address or the file of certificates cannot be used.
@@ -234,6 +239,7 @@ def from_options(
             ca_file=options.ca_file or None,
             timestamp=options.timestamp,
             stopping=stopping,
+            renew=renew,
         )
     except BaseException:
         if spool is not None:
@@ -309,6 +315,7 @@ class Sender:
         ca_file: certificates that are trusted; None: those of the system.
         timestamp: whether documents get the time at which they are handed over.
         stopping: whether to come to an end soon.
+        renew: gives the token of each run, or a ConfigError; None: it stays the same.
         now_ns: of the wall clock.
         monotonic: seconds.
         sleep: waits for so many seconds.
@@ -330,6 +337,7 @@ class Sender:
         ca_file: str | None = None,
         timestamp: bool = False,
         stopping: Callable[[], bool] = lambda: False,
+        renew: Callable[[], str] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -346,6 +354,7 @@ class Sender:
         self._ca_file = ca_file
         self._timestamp = timestamp
         self._stopping = stopping
+        self._renew = renew
         self._now_ns = now_ns
         self._monotonic = monotonic
         self._sleep = sleep
@@ -385,6 +394,7 @@ class Sender:
         """
         self._until = self._monotonic() + self._deadline_s
         self._patience = 1
+        self._take_token()
         texts, refused = self._texts(documents)
         memory = Memory()
         spool, held, lost, sent = self._spool, False, 0, 0
@@ -418,6 +428,15 @@ class Sender:
             )
         log.info("documents sent=%d kept=%d refused=%d lost=%d endpoint=%s", sent, kept, refused, lost, self._shown)
         return Outcome(sent, kept, refused, lost)
+
+    def _take_token(self) -> None:
+        """That of now: it may have expired since the run before."""
+        if self._renew is None:
+            return
+        try:
+            self._token = self._renew()
+        except ConfigError as err:
+            log.warning("token not read again, the former one is used: %s", err)
 
     def _where(self) -> tuple[str, str]:
         return self._shown, self._last.why
