@@ -28,7 +28,7 @@ class Pods(NamedTuple):
     """A page of pods.
 
     Attributes:
-        users: values of the label, each once, in their order.
+        users: values of the label that are not empty, each once, in their order.
         more: where the next page begins; "" after the last one.
         odd: pods in an unknown form, or without the label.
     """
@@ -62,14 +62,14 @@ def parse(text: bytes, label: str) -> Pods:
     if not isinstance(more, str):
         raise SourceFailed("the Kubernetes cluster says in an unknown form where its list goes on")
     users = [_label(item, label) for item in items]
-    known = [user for user in users if user is not None]
-    return Pods(list(dict.fromkeys(known)), more, len(users) - len(known))
+    return Pods(list(dict.fromkeys(filter(None, users))), more, users.count(None))
 
 
 def _label(pod: Any, label: str) -> str | None:
+    """Its value, which may be empty; None where there is none that can be used."""
     for part in ("metadata", "labels", label):
         pod = pod.get(part) if isinstance(pod, dict) else None
-    return pod if isinstance(pod, str) and 0 < len(pod) <= MAX_NAME else None
+    return pod if isinstance(pod, str) and len(pod) <= MAX_NAME else None
 
 
 def explain(status: int, said: str, namespace: str) -> str:
