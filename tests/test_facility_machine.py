@@ -147,6 +147,27 @@ def test_a_link_in_the_place_of_the_state_is_not_followed(tmp_path):
     assert other.read_text() == "precious" and not state.is_symlink()
 
 
+def test_rights_are_given_to_the_state_alone_whoever_has_the_directory(tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.touch(0o600)
+    made = tempfile.mkstemp
+
+    def exchanged(**options):
+        descriptor, path = made(**options)
+        os.unlink(path)
+        os.symlink(other, path)
+        return descriptor, path
+
+    monkeypatch.setattr(machine.tempfile, "mkstemp", exchanged)
+    Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
+    assert other.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_state_can_be_read_by_all(tmp_path):
+    Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o644
+
+
 # -- disks --
 
 

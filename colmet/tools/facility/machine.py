@@ -180,7 +180,7 @@ class Network:
         try:
             with open(descriptor, "wb") as file:
                 file.write(text)
-            os.chmod(made, 0o644)  # byte counts of a machine, which anyone there can see
+                os.fchmod(descriptor, 0o644)  # byte counts of a machine, which anyone there can see
             os.replace(made, self._path)
         except BaseException:
             with contextlib.suppress(OSError):
