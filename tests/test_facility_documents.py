@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
+import os
 import subprocess
 
 import pytest
@@ -166,6 +168,19 @@ def test_a_key_that_was_made_can_be_read(tmp_path):
     assert path.read_bytes() == key
 
 
+def test_a_key_that_could_not_be_written_is_not_in_the_way(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"--make-key: .*: No space left on device"):
+            secretfile.make_key(str(tmp_path / "key"))
+    assert os.listdir(tmp_path) == []
+    secretfile.make_key(str(tmp_path / "key"))
+    assert secretfile.read_key(str(tmp_path / "key"), "--key-file")
+
+
 def test_a_key_can_be_any_bytes_but_few(tmp_path):
     assert secretfile.read_key(secret(tmp_path / "key", b"\n" * 32), "--key-file") == b"\n" * 32
     with pytest.raises(ConfigError, match="has 31 bytes, a key has at least 32"):
@@ -195,3 +210,25 @@ def test_a_debug_file_that_cannot_be_written_is_told_of(tmp_path):
     (tmp_path / "ssh.json").mkdir()
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
         debugfiles.write([Group("ssh.json", [])], None, str(tmp_path))
+
+
+def test_a_new_debug_file_is_for_its_owner_alone_and_another_stays_as_it_is(tmp_path):
+    (tmp_path / "host.json").touch(0o644)
+    (tmp_path / "host.json").chmod(0o644)
+    debugfiles.write([Group("ssh.json", []), Group("host.json", [])], "secret", str(tmp_path))
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("ssh.json", "host.json")] == [0o600, 0o644]
+
+
+def test_debug_files_are_no_links_and_no_pipes(tmp_path):
+    (tmp_path / "ssh.json").symlink_to(tmp_path / "other")
+    with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: it is a link"):
+        debugfiles.write([Group("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+    assert not (tmp_path / "other").exists()
+    os.mkfifo(tmp_path / "host.json")
+    with pytest.raises(ColmetError, match=r"host\.json cannot be written: No such device"):
+        debugfiles.write([Group("host.json", [])], "secret", str(tmp_path))
+    reader = os.open(tmp_path / "host.json", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(ColmetError, match=r"host\.json cannot be written: it is not a file"):
+        debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    assert os.read(reader, 100) == b""
+    os.close(reader)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from colmet.common.errors import ColmetError
 from colmet.tools.facility.documents import Group
 
+# the directory may be one that others write in, too
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 
 def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> None:
     """Append each document to the file of its group: JSON indented by 4, nothing between two documents.
+
+    A new file is for its owner alone, as it has the token and names.
 
     Args:
         groups: what would be sent.
@@ -19,13 +27,16 @@ def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> N
         directory: where the files are.
 
     Raises:
-        ColmetError: a file cannot be written.
+        ColmetError: a file cannot be written, or is a link or something else that is no file.
     """
     for group in groups:
         text = "".join([json.dumps({**document, "token": token}, indent=4) for document in group.documents])
         path = Path(directory, group.file)
         try:
-            with path.open("a", encoding="utf-8") as file:
+            with open(os.open(path, FLAGS, 0o600), "a", encoding="utf-8") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ColmetError(f"{path.absolute()} cannot be written: it is not a file")
                 file.write(text)
         except OSError as err:
-            raise ColmetError(f"{path.absolute()} cannot be written: {err.strerror or err}") from err
+            why = "it is a link" if err.errno == errno.ELOOP else err.strerror or err
+            raise ColmetError(f"{path.absolute()} cannot be written: {why}") from err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -78,10 +79,15 @@ def make_key(path: str) -> None:
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(os.urandom(KEY_BYTES).hex().encode() + b"\n")
-            file.flush()
-            os.fsync(descriptor)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(os.urandom(KEY_BYTES).hex().encode() + b"\n")
+                file.flush()
+                os.fsync(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # else it would be in the way of the next call
+            raise
     except FileExistsError as err:
         raise ConfigError(f"--make-key: {path} is there already; with another key all names change") from err
     except (OSError, ValueError) as err:
