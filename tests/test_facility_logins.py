@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import grp
 import json
 import sys
 
@@ -10,6 +12,8 @@ from facility_machine import Machine
 
 from colmet.tools.facility.deadlines import SourceFailed
 from colmet.tools.facility.logins import Logins, parse, parse_last
+from colmet.tools.facility.obfuscation import plain
+from colmet.tools.facility.people import People
 
 COMMAND = (sys.executable, "-m", "colmet.tools.facility.command", "-c", "X", "--json-lines", "--spool-dir", "")
 
@@ -73,6 +77,32 @@ def test_a_group_that_is_not_there_is_told_of(machine, here):
     assert done.stderr.splitlines() == [
         "colmet-facility: error: -g: this machine knows no group 'atlas'; `getent group` lists those that it knows"
     ]
+
+
+def unanswered(*_):
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def unknown(*_):
+    raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "why"),
+    [
+        ("os.getgrouplist", unanswered, "does not answer: Input/output error; see `getent passwd root`"),
+        ("pwd.getpwnam", unanswered, "does not answer: Input/output error; see `getent passwd root`"),
+        ("pwd.getpwuid", unanswered, "does not answer: it does not even know root; see `getent passwd root`"),
+        ("pwd.getpwuid", unknown, "does not answer: it does not even know root; see `getent passwd root`"),
+    ],
+)
+def test_where_the_name_service_is_away_nobody_is_taken_for_unknown(monkeypatch, function, answer, why):
+    people = People(grp.getgrgid(0).gr_name, plain)
+    assert people.shown(["no-such-user"]) == [] and people.unknown == {"no-such-user"}
+    monkeypatch.setattr(function, answer)
+    with pytest.raises(SourceFailed, match=why):
+        people.shown(["daemon", "another-such-user"])
+    assert people.unknown == {"no-such-user"}
 
 
 # -- the forms of their answers --

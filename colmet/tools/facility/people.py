@@ -37,7 +37,7 @@ class People:
         """The names of those who are told of, in the same order, as often as they are given.
 
         Raises:
-            SourceFailed: there is no such group.
+            SourceFailed: there is no such group, or this machine cannot tell who is in it.
         """
         names = [self.shown_one(user) for user in users]
         return [name for name in names if name is not None]
@@ -46,7 +46,7 @@ class People:
         """The name of a user; None where nothing is told of it.
 
         Raises:
-            SourceFailed: there is no such group.
+            SourceFailed: there is no such group, or this machine cannot tell who is in it.
         """
         if user not in self._shown:
             self._shown[user] = self._obscure(user) if not self._group or self._is_member(user) else None
@@ -63,9 +63,29 @@ class People:
             primary = pwd.getpwnam(user).pw_gid
             # a directory service need not list the members of a group, but tells the groups of a user
             return user in self._members or self._number in os.getgrouplist(user, primary)
-        except (KeyError, ValueError, OSError):  # ValueError: a name that no user can have
+        except OSError as err:
+            raise SourceFailed(_no_answer(self._group, err.strerror or str(err))) from err
+        except (KeyError, ValueError) as err:  # ValueError: a name that no user can have
+            if not _knows_root():
+                raise SourceFailed(_no_answer(self._group, "it does not even know root")) from err
             self.unknown.add(user)
             return False
+
+
+def _knows_root() -> bool:
+    """Whether this machine knows any user now: where it does not, that it does not know one tells nothing."""
+    try:
+        pwd.getpwuid(0)
+    except (KeyError, OSError):
+        return False
+    return True
+
+
+def _no_answer(group: str, why: str) -> str:
+    return (
+        f"-g: who is in the group {group!r:.80} cannot be told, as this machine's name service does not answer: {why}; "
+        "see `getent passwd root` and /etc/nsswitch.conf"
+    )
 
 
 def find_group(name: str) -> grp.struct_group:
