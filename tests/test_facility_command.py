@@ -494,6 +494,45 @@ def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_p
     assert traffic[0]["interval"] == 0.0 and traffic[1]["interval"] > 0.5
 
 
+@pytest.mark.parametrize(
+    ("option", "program"),
+    [("-s", "who"), ("--batch-system=gridengine", "qstat"), ("--batch-system=slurm", "squeue")],
+)
+def test_a_command_that_hangs_does_not_outlive_a_program_that_is_told_to_end(tmp_path, option, program):
+    hung, script = tmp_path / "hung", tmp_path / program
+    script.write_text('#!/bin/sh\necho $$ >>"$HUNG"\nexec sleep 60\n')
+    script.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HUNG": str(hung),
+    }
+    argv = ["-c", "X", option, "--json-lines", *kept(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "colmet.tools.facility.command", *argv],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        while not (hung.exists() and hung.read_text().endswith("\n")) and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode == 1
+    pids = hung.read_text().split()
+    assert len(pids) == 1  # no other was asked in its place
+    until = time.monotonic() + 10
+    while left := [pid for pid in pids if lives(pid)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
+
+
+def lives(pid):
+    try:
+        return not re.search(r"^State:\tZ", Path(f"/proc/{pid}/status").read_text(), re.M)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_service_that_cannot_work_does_not_begin(tmp_path):
     done = process("command", "-c", "X", "--host", "--interval", "5", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("colmet-facility: error: give at least one place to go to")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -19,7 +21,8 @@ _SHOWN = 60  # characters of an answer that an error shows
 _MAX_DIGITS = 18  # of a number; more than any has, and few enough for arithmetic of 64 bits
 
 T = TypeVar("T")
-_asked: set[Command] = set()  # that run now
+_running: dict[Command, threading.Thread] = {}
+_given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # nobody waits for what they ask
 
 
 class AskError(BatchError):
@@ -57,22 +60,34 @@ def ask(
     Raises:
         AskError: the command is not there, fails, takes too long or prints too much; the text says what to do.
     """
-    command = Command(argv, deadline_s, env=env, max_answer=max_answer)
-    _asked.add(command)
     try:
-        return command.run()
+        return run(Command(argv, deadline_s, env=env, max_answer=max_answer)).decode("utf-8", "replace")
     except CommandFailed as err:
         advice = f"run it by hand to see how {system} answers"
         if err.why == "absent":
             advice = f"run this where the commands of {system} are installed and found in PATH, or do not ask for it"
         raise AskError(f"{err}; {advice}", err.why) from err
+
+
+def run(command: Command) -> bytes:
+    """What a command prints, unless `cancel` ends it.
+
+    Raises:
+        CommandFailed: as for `Command.run_bytes`.
+    """
+    _running[command] = thread = threading.current_thread()
+    try:
+        if thread in _given_up:
+            command.cancel()
+        return command.run_bytes()
     finally:
-        _asked.discard(command)
+        _running.pop(command, None)
 
 
 def cancel() -> None:
-    """Kill the commands that run now, from any thread: nobody waits for their answers any more."""
-    for command in list(_asked):
+    """Kill the commands that run now, from any thread; those who wait for them start no other."""
+    for command, thread in list(_running.items()):
+        _given_up.add(thread)
         command.cancel()
 
 

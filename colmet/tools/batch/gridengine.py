@@ -18,6 +18,7 @@ from xml.etree.ElementTree import Element
 
 from colmet.common.errors import CommandFailed, ConfigError
 from colmet.node.command import Command
+from colmet.tools.batch import answers
 from colmet.tools.batch.gridengine_memory import COMMANDS, Memory, parse_memory, read_memory
 from colmet.tools.batch.gridengine_xml import MAX_BYTES, check_encoding, read_elements
 from colmet.tools.batch.model import BatchError, BatchJob, BatchSystem, Queue
@@ -48,7 +49,7 @@ def _run(command: Command) -> bytes:
         BatchError: it is not there, fails, prints more than `MAX_BYTES`, or takes too long.
     """
     try:
-        return command.run_bytes()
+        return answers.run(command)
     except CommandFailed as err:
         advice = {
             "absent": "; PATH, SGE_ROOT and SGE_CELL have to be as Grid Engine's settings.sh sets them",

@@ -99,7 +99,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
         return 1
     finally:
-        answers.cancel()  # of a source that was not waited for
+        answers.cancel()  # the commands of a source that was not waited for
         service.close()
 
 

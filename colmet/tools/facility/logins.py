@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from colmet.common.errors import CommandFailed
 from colmet.node.command import Command
+from colmet.tools.batch import answers
 from colmet.tools.facility.deadlines import SourceFailed
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,10 @@ def parse(text: str) -> list[str]:
 def parse_last(text: str) -> list[str]:
     """The same of what `last` prints, without its last two lines; "reboot" and its like are among them."""
     return parse("\n".join(text.splitlines()[:-LAST_TAIL]))
+
+
+def _said(command: Command) -> str:
+    return answers.run(command).decode("utf-8", "replace")
 
 
 class Logins:
@@ -51,12 +56,12 @@ class Logins:
             SourceFailed: `who` does not answer. Where only `last` does not, that is logged and counted.
         """
         try:
-            users = parse(self._who.run())
+            users = parse(_said(self._who))
         except CommandFailed as err:
             raise SourceFailed(f"{err}; who is logged in cannot be told") from err
         if self._last is not None:
             try:
-                users += parse_last(self._last.run())
+                users += parse_last(_said(self._last))
             except CommandFailed as err:
                 self.failures += 1
                 log.error("logins of the last five minutes are missing: %s; is this a `last` that knows -s?", err)
