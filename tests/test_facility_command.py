@@ -324,6 +324,12 @@ def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tm
         (["-s", "--token-file", "/none", "-u", "http://x/"], "--token-file: /none cannot be read: No such file"),
         (["-s", "--key-file", "/none", "--json-lines"], "--key-file: /none cannot be read"),
         (["-s", "--key-file", "/none", "-z", "x", "--json-lines"], "a key takes the place of the salt"),
+        (["-s", "--key-file", "", "--json-lines"], "--key-file: names no file"),
+        (["-s", "--key-file", "", "-z", "x", "--json-lines"], "a key takes the place of the salt"),
+        (["-s", "-o", "--salt-file", "", "--json-lines"], "--salt-file: names no file"),
+        (["-s", "--key-file", "/none", "--salt-file", "", "--json-lines"], "a key takes the place of the salt"),
+        (["-s", "--token-file", "", "-u", "http://127.0.0.1:1/"], "--token-file: names no file"),
+        (["--make-key", ""], "--make-key: names no file"),
         (["-s", "--interval", "0.5", "--json-lines"], "'0.5' is not a number of seconds from 1 to 86400"),
         (["-s", "--interval", "nan", "--json-lines"], "'nan' is not a number of seconds"),
     ],
@@ -448,6 +454,25 @@ def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path):
             found.append(document)
         assert len(found) == count
         assert text.startswith('{\n    "token": null,\n    "kind": "')
+
+
+@pytest.mark.parametrize("program", ["command.PROGRAM", "afmetrics.PROGRAM"])
+def test_only_colmet_itself_says_all_of_it(tmp_path, program):
+    script = (
+        "import logging; from colmet.tools.facility import afmetrics, command\n"
+        f"command.set_up_logging({program}, logging.DEBUG)\n"
+        "for name in ('oauthlib.oauth2', 'requests_oauthlib', 'urllib3.connectionpool', 'kubernetes', 'rest'):\n"
+        "    logging.getLogger(name).debug('of the library')\n"
+        "for name in ('colmet.tools.batch.slurm', '__main__'):\n"
+        "    logging.getLogger(name).debug('of our own')\n"
+        "logging.getLogger('requests_oauthlib').info('it refreshes')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert "of the library" not in said and said.count("of our own") == 2 and "it refreshes" in said
 
 
 def test_the_version_is_told(tmp_path):

@@ -87,7 +87,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
     try:
         parsed = options.build_parser(program).parse_args(argv)
         set_up_logging(program, parsed.loglevel)
-        if parsed.make_key:
+        if parsed.make_key is not None:
             secretfile.make_key(parsed.make_key)
             return 0
         with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
@@ -110,17 +110,20 @@ def set_up_logging(program: Program, level: int | None) -> None:
         program: which of the two it is.
         level: of logging; None for warnings.
     """
+    # the DEBUG of libraries is whole answers, and secrets of accounts
+    of_all = level and max(level, logging.INFO)
     if program.is_alias:
         logging.basicConfig(
-            level=level,
+            level=of_all,
             stream=sys.stdout,
             format="[%(asctime)s] %(levelname)s:%(name)s:%(message)s",
             datefmt="%Y-%m-%d %H:%M:%S",
         )
     else:
-        logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("kubernetes", "urllib3"):  # their DEBUG is whole answers, and the account's token
-        logging.getLogger(name).setLevel(logging.INFO)
+        logging.basicConfig(level=of_all, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if level == logging.DEBUG:
+        for name in ("colmet", "__main__"):
+            logging.getLogger(name).setLevel(level)
 
 
 def _run(program: Program, parsed: argparse.Namespace, service: Service, signals: cli.Signals) -> int:
@@ -249,16 +252,16 @@ def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
     Raises:
         ConfigError: a file cannot be used, or there are a key and a salt.
     """
-    if parsed.key_file:
-        if parsed.salt or parsed.salt_file:
+    if parsed.key_file is not None:
+        if parsed.salt or parsed.salt_file is not None:
             raise ConfigError("a key takes the place of the salt: leave out one of --key-file and --salt, --salt-file")
         return obfuscation.keyed(secretfile.read_key(parsed.key_file, "--key-file"))
     if not parsed.obfuscate_users:
-        if parsed.salt or parsed.salt_file:
+        if parsed.salt or parsed.salt_file is not None:
             log.warning("names of users go as they are: a salt does nothing without -o")
         return obfuscation.plain
     salt: str = parsed.salt
-    if parsed.salt_file:
+    if parsed.salt_file is not None:
         salt = secretfile.read_line(parsed.salt_file, "--salt-file")
     elif salt:
         _warn_of_ps(program, "-z", "--salt-file")
@@ -302,7 +305,7 @@ def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
     """The token: of the command line, of a file, or of the environment."""
     if parsed.token is not None:
         return str(parsed.token)
-    if parsed.token_file:
+    if parsed.token_file is not None:
         return secretfile.read_line(parsed.token_file, "--token-file")
     return inherited or None
 

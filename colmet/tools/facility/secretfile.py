@@ -22,6 +22,7 @@ def read(path: str, option: str) -> bytes:
     Raises:
         ConfigError: it cannot be read, others can read it too, or it is too large.
     """
+    _must_be_named(path, option)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
@@ -77,6 +78,7 @@ def make_key(path: str) -> None:
     Raises:
         ConfigError: it is there, or cannot be written.
     """
+    _must_be_named(path, "--make-key")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -92,3 +94,8 @@ def make_key(path: str) -> None:
         raise ConfigError(f"--make-key: {path} is there already; with another key all names change") from err
     except (OSError, ValueError) as err:
         raise ConfigError(f"--make-key: {path}: {getattr(err, 'strerror', None) or err}") from err
+
+
+def _must_be_named(path: str, option: str) -> None:
+    if not path:
+        raise ConfigError(f"{option}: names no file; is the variable empty that has its name?")
