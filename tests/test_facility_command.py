@@ -83,8 +83,8 @@ def facility(*argv):
     return command.main(["-c", "X", *argv])
 
 
-def printed(capsys):
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def printed(capfd):
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
 
 
 # -- from end to end --
@@ -121,11 +121,11 @@ def test_all_documents_reach_the_endpoint_in_the_order_of_a_run(endpoint, condor
     assert [document["users"] for document in endpoint.taken[:2]] == [["alice"], ["bob"]]
 
 
-def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capsys):
+def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
     assert facility("-b", "-q", "all:", "-q", 'long:Queue == "a:b"', "--json-lines", *kept(tmp_path)) == 0
     queue = {"idle": 12, "running": 7, "held": 4, "allocated_cores": 13, "allocated_mem": 26432}
     head = {"token": None, "cluster": "X"}
-    assert printed(capsys) == [
+    assert printed(capfd) == [
         {**head, "kind": "condorqueue", "queue": "all", **queue},
         {**head, "kind": "condorqueue", "queue": "long", **queue},
         {**head, "kind": "condorjob", "users": "alice", "Id": "120.0", "Runtime": 0, "state": "idle"},
@@ -140,26 +140,26 @@ def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capsys):
     assert '[CpusProvisioned] [MemoryProvisioned] [-json] [-constraint] [Queue == "a:b"]\n' in asked
 
 
-def test_without_queues_no_document_tells_of_one(condor, tmp_path, capsys):
+def test_without_queues_no_document_tells_of_one(condor, tmp_path, capfd):
     assert facility("-b", "--json-lines", *kept(tmp_path)) == 0
-    assert {document["kind"] for document in printed(capsys)} == {"condorjob"}
+    assert {document["kind"] for document in printed(capfd)} == {"condorjob"}
 
 
-def test_names_of_jobs_and_hosts_are_others_where_that_is_wanted(condor, tmp_path, capsys):
+def test_names_of_jobs_and_hosts_are_others_where_that_is_wanted(condor, tmp_path, capfd):
     argv = ["-b", "--host", "--disk", "/", "-o", "-z", "salt", "-O", "bnl.gov", "--json-lines", *kept(tmp_path)]
     assert facility(*argv) == 0
-    found = printed(capsys)
+    found = printed(capfd)
     jobs = [document["users"] for document in found if document["kind"] == "condorjob"]
     assert set(jobs) == {"3baa379b", "07a2341c"} and jobs.count("3baa379b") == 2
     digits = "".join(re.findall(r"\d", socket.gethostname()))
     assert {document["login_node"] for document in found if "login_node" in document} == {f"atlas{digits}.bnl.gov"}
 
 
-def test_a_key_makes_other_names_without_a_further_option(condor, tmp_path, capsys):
+def test_a_key_makes_other_names_without_a_further_option(condor, tmp_path, capfd):
     key = str(tmp_path / "key")
     assert facility("--make-key", key) == 0
     assert facility("-b", "--key-file", key, "--json-lines", *kept(tmp_path)) == 0
-    names = {document["users"] for document in printed(capsys)}
+    names = {document["users"] for document in printed(capfd)}
     assert len(names) == 2 and all(re.fullmatch("[0-9a-f]{16}", name) for name in names)
 
 
@@ -489,6 +489,42 @@ def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert not done.stderr
+
+
+@pytest.mark.parametrize("reader", ["> /dev/full", "| true"])
+def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
+    script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
+    argv = ["-m", "colmet.tools.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-u"]
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, *argv, endpoint.url, *kept(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
+    assert (tmp_path / "status").read_text() == "1\n"
+    assert done.stderr.count("\n") == 1 and "ERROR __main__: documents cannot be printed: " in done.stderr
+
+
+def test_lines_take_a_standard_output(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it where it is closed
+    assert facility("--host", "--json-lines", *kept(tmp_path)) == 2
+    assert capsys.readouterr().err == "colmet-facility: error: --json-lines: standard output is closed\n"
+
+
+def test_a_service_that_can_print_no_more_goes_on(endpoint, tmp_path):
+    argv = ["-c", "X", "--host", "--disk", "/", "--json-lines", "-u", endpoint.url, "--interval", "1", *kept(tmp_path)]
+    with open("/dev/full", "w") as full, subprocess.Popen(
+        [sys.executable, "-m", "colmet.tools.facility.command", *argv],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        while len(endpoint.taken) < 8 and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert {line.partition("ERROR ")[2] for line in said.splitlines()} == {
+        "__main__: documents cannot be printed: No space left on device"
+    }
 
 
 def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_path):

@@ -183,21 +183,37 @@ def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = l
         return not gathered.failed
     found = [document for group in gathered.groups for document in group.documents]
     complete = not gathered.failed
-    if outputs.prints:
-        _print(found)
     if outputs.collector is not None:
         outputs.collector.put(found, time.time_ns())
     if outputs.sender is not None:
         complete &= outputs.sender.send(found).complete
     if outputs.collector is not None:
         complete &= outputs.collector.finish().complete
+    if outputs.prints:  # last: whoever reads this may be slow, or away
+        complete &= _print(found, needed=outputs.sender is None and outputs.collector is None)
     return complete
 
 
-def _print(found: Iterable[Document]) -> None:
-    for document in found:
-        print(json.dumps(document))
-    sys.stdout.flush()
+def _print(found: Iterable[Document], needed: bool) -> bool:
+    """Print documents; whether that could be done.
+
+    Args:
+        found: the documents.
+        needed: they go nowhere else: where nobody reads them any more, there is nothing left to do.
+
+    Raises:
+        BrokenPipeError: there is nothing left to do.
+    """
+    try:
+        # a file of this run's own: what cannot be printed is not tried again by the next one, nor at the end
+        with open(sys.stdout.fileno(), "w", encoding="ascii", closefd=False) as file:
+            file.writelines(f"{json.dumps(document)}\n" for document in found)
+    except OSError as err:
+        if needed and isinstance(err, BrokenPipeError):
+            raise
+        log.error("documents cannot be printed: %s", err.strerror or err)
+        return False
+    return True
 
 
 def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
@@ -288,6 +304,8 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
     if parsed.debug:
         return Outputs(debug=True, token=parsed.token)
     prints = not program.is_alias and parsed.json_lines
+    if prints and sys.stdout is None:
+        raise ConfigError("--json-lines: standard output is closed")
     collector = collector_output.from_options(parsed, stopping)
     url = parsed.url
     if not url and collector is None and not prints:
