@@ -387,6 +387,13 @@ def test_what_the_alias_keeps_is_not_sent_to_the_endpoint_of_the_other(monkeypat
     assert sender.spool_directory(other) == "/var/spool/colmet-facility"
 
 
+def test_machines_with_one_home_directory_have_a_state_each(tmp_path, monkeypatch):
+    for name in ("login1", "login2"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        assert facility("--host", "--disk", "/", "--json-lines", "--spool-dir", str(tmp_path)) == 0
+    assert sorted(os.listdir(tmp_path)) == ["network-login1.json", "network-login2.json"]
+
+
 def test_traffic_of_an_interval_of_hours_is_told_of(tmp_path):
     counts = iter([machine.Counted(0, 0, 0), machine.Counted(5, 6, 7200_500)])
     given = options.build_parser(command.PROGRAM).parse_args(

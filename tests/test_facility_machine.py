@@ -58,13 +58,20 @@ def test_traffic_is_the_sum_of_all_interfaces():
 # -- the state file of the network --
 
 
+def held(state):
+    """What the state has for every program, and whose it is."""
+    of_all = json.loads(state.read_text())
+    assert of_all.pop("of") == machine.counting()
+    return of_all
+
+
 def test_traffic_is_the_difference_to_the_state_file(tmp_path):
     now_ms = int(time.time() * 1000)
     state = tmp_path / "afmetrics.json"
     state.write_text(json.dumps({"sent": 1000, "received": 5000, "timestamp": now_ms - 300_000}))
     network = Network(str(state), lambda: Counted(1250, 9000, now_ms))
     assert network.traffic() == Traffic(250, 4000, 300.0)
-    assert json.loads(state.read_text()) == {"sent": 1250, "received": 9000, "timestamp": now_ms}
+    assert held(state) == {"sent": 1250, "received": 9000, "timestamp": now_ms}
     assert os.listdir(tmp_path) == ["afmetrics.json"]
 
 
@@ -94,7 +101,30 @@ def test_a_state_that_tells_nothing_begins_anew(tmp_path, text):
         state.write_bytes(text)
     network = Network(str(state), lambda: Counted(10, 20, 100_000_000))
     assert network.traffic() == Traffic(0, 0, 0.0)
-    assert json.loads(state.read_text()) == {"sent": 10, "received": 20, "timestamp": 100_000_000}
+    assert held(state) == {"sent": 10, "received": 20, "timestamp": 100_000_000}
+
+
+def test_the_counters_of_another_machine_or_boot_are_none_of_ours(tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    counts = iter([Counted(10, 20, 0), Counted(15, 30, 60_000), Counted(25, 50, 120_000), Counted(45, 90, 180_000)])
+
+    def traffic():
+        return Network(str(state), lambda: next(counts)).traffic()
+
+    assert traffic() == Traffic(0, 0, 0.0)
+    assert traffic() == Traffic(5, 10, 60.0)
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "login2")
+    assert traffic() == Traffic(0, 0, 0.0)
+    (tmp_path / "boot").write_text("another\n")
+    monkeypatch.setattr(machine, "BOOT_ID", str(tmp_path / "boot"))
+    assert traffic() == Traffic(0, 0, 0.0)
+    assert json.loads(state.read_text())["of"] == "login2 another"
+
+
+def test_without_a_number_of_the_boot_machines_have_their_names(monkeypatch, tmp_path):
+    assert machine.counting() == f"{machine.name()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    monkeypatch.setattr(machine, "BOOT_ID", str(tmp_path / "none"))
+    assert machine.counting() == f"{machine.name()} "
 
 
 def test_a_state_of_one_hour_still_counts():
@@ -134,7 +164,7 @@ def test_a_file_that_root_made_for_another_user_is_written_in_its_place():
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        assert json.loads(state.read_text()) == {"sent": 1, "received": 2, "timestamp": 3}
+        assert held(state) == {"sent": 1, "received": 2, "timestamp": 3}
         assert state.stat().st_uid == 65534
 
 

@@ -47,7 +47,7 @@ PROGRAM = Program(
     state_file=None,
     is_alias=False,
 )
-STATE_NAME = "network.json"  # in the directory of the spool
+STATE_NAME = "network-{}.json"  # of a machine, in the directory of the spool: several may have one home directory
 WITHOUT_SPOOL = "/run/colmet-facility.json"
 WAKE_S = 3600.0  # for one wait between two runs
 ENDED_MARGIN_S = 60  # a job that ended while a run took long is told of by the next one
@@ -259,7 +259,7 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
 
 def _state_file(parsed: argparse.Namespace) -> str:
     directory = sender.spool_directory(parsed)
-    return os.path.join(directory, STATE_NAME) if directory else WITHOUT_SPOOL
+    return os.path.join(directory, STATE_NAME.format(machine.name())) if directory else WITHOUT_SPOOL
 
 
 def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:

@@ -23,6 +23,7 @@ from colmet.tools.facility.documents import Space, Traffic
 log = logging.getLogger(__name__)
 
 MTAB = "/etc/mtab"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DISKS = ("/home", "/data", "/scratch")
 MAX_AGE_S = 3600.0  # of what was counted before
 _MAX_STATE_BYTES = 4096
@@ -85,13 +86,28 @@ def _psutil() -> Any:
     return psutil
 
 
-def parse_counted(text: bytes) -> Counted | None:
-    """What a state file holds; None where it has another form."""
+def counting() -> str:
+    """Whose counters these are: this machine's, since it was started; containers on it have its boot, not its name."""
+    try:
+        boot = Path(BOOT_ID).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        boot = ""
+    return f"{name()} {boot}"
+
+
+def parse_counted(text: bytes, of: str = "") -> Counted | None:
+    """What a state file holds; None where it has another form, or is of another machine or boot.
+
+    Args:
+        text: of the file.
+        of: whose counters are asked for, as `counting` says it; that of afmetrics_collector does not say it.
+    """
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    values = [held.get(field) for field in Counted._fields] if isinstance(held, dict) else []
+    mine = isinstance(held, dict) and held.get("of", of) == of
+    values = [held.get(field) for field in Counted._fields] if mine else []
     counts = [value for value in values if type(value) is int and value >= 0]  # True is no count
     return Counted(*counts) if len(counts) == len(Counted._fields) else None
 
@@ -114,7 +130,7 @@ class Network:
     """Traffic since the measurement before, which a file holds from one run to the next.
 
     Args:
-        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds}.
+        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": whose}.
         count: tells what is counted up to now.
         max_age_s: of the measurement before, in seconds.
 
@@ -127,6 +143,7 @@ class Network:
         self._count = count
         self._max_age_s = max_age_s
         self._before: Counted | None = None
+        self._of = counting()
         self.failures = 0
 
     def traffic(self) -> Traffic:
@@ -148,12 +165,12 @@ class Network:
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             with open(descriptor, "rb") as file:
-                return parse_counted(file.read(_MAX_STATE_BYTES) or b"")
+                return parse_counted(file.read(_MAX_STATE_BYTES) or b"", self._of)
         except (OSError, ValueError):
             return None  # as for the first run
 
     def _write(self, counted: Counted) -> None:
-        text = json.dumps(counted._asdict()).encode()
+        text = json.dumps({**counted._asdict(), "of": self._of}).encode()
         try:
             try:
                 self._replace(text)

@@ -111,7 +111,7 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
         metavar="FILE",
         default=program.state_file,
         help="with --host: holds the network counters from one run to the next (default: "
-        + ("%(default)s)" if program.state_file else "network.json in the directory of the spool)"),
+        + ("%(default)s)" if program.state_file else "network-HOST.json in the directory of the spool)"),
     )
     group.add_argument("-b", "--batch", action="store_true", help="queues and jobs of the batch system")
     group.add_argument(
