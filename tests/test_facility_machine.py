@@ -20,7 +20,16 @@ from hypothesis import strategies as st
 from colmet.tools.facility import deadlines, machine
 from colmet.tools.facility.deadlines import Deadlines, SourceFailed
 from colmet.tools.facility.documents import Traffic
-from colmet.tools.facility.machine import Counted, Disks, DisksSilent, Network, parse_counted, parse_mounts, since
+from colmet.tools.facility.machine import (
+    Counted,
+    Disks,
+    DisksSilent,
+    Network,
+    parse_counted,
+    parse_mounts,
+    parse_self_binds,
+    since,
+)
 
 
 def said(*command):
@@ -231,6 +240,41 @@ def test_devices_are_those_of_the_table_of_mounts():
         "/scratch": "sdb1",
         "/my disk": "sdc1",
     }
+
+
+def test_what_is_mounted_on_itself_alone_is_no_mount():
+    """As systemd does with /home for a unit; a part of a disk that somebody mounts elsewhere is another matter."""
+    text = (
+        "27 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        "50 27 254:0 /home /home ro shared:1 - ext4 /dev/vda rw\n"
+        "51 50 254:0 /home /home ro - ext4 /dev/vda rw\n"
+        "52 27 254:0 /srv/data /data rw - ext4 /dev/vda rw\n"
+        "54 53 8:16 /top/my\\040disk /scratch/my\\040disk ro - xfs /dev/sdb rw\n"
+        "53 27 8:16 /top /scratch rw - xfs /dev/sdb rw\n"
+        "55 27 8:32 / /own rw - xfs /dev/sdc rw\n"
+        "56 55 8:32 / /own ro - xfs /dev/sdc rw\n"  # on top of a disk
+        "57 27 0:40 /nfs /nfs rw - nfs4 server:/nfs rw\n"
+        "odd\n"
+    )
+    assert parse_self_binds(text) == {"/home", "/scratch/my disk"}
+    subvolumes = "27 1 0:21 /@ / rw - btrfs /dev/vda rw\n28 27 0:21 /@home /home rw - btrfs /dev/vda rw\n"
+    assert parse_self_binds(subvolumes) == set()
+
+
+@pytest.mark.live
+def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, root):
+    script = """set -e; cd "$1"; shift
+    mkdir home data elsewhere own; mount -t tmpfs disk own
+    mount --bind home home; mount -o remount,bind,ro home; mount --bind data elsewhere; mount --bind own own
+    exec "$@" """
+    command = ["-m", "colmet.tools.facility.command", "-c", "X", "--host", "--json-lines", "--spool-dir", ""]
+    places = [str(tmp_path / name) for name in ("home", "elsewhere", "own")]
+    disks = [word for place in places for word in ("--disk", place)]
+    argv = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, *command, *disks]
+    documents = [json.loads(line) for line in said(*argv, "--state-file", str(tmp_path / "state")).splitlines()]
+    devices = {document["mount"]: document.get("device") for document in documents if document["kind"] == "DISK"}
+    home, elsewhere, own = (devices[place] for place in places)
+    assert home is None and elsewhere and own == "disk"
 
 
 def test_a_missing_disk_is_left_out_with_a_warning_at_first(tmp_path, caplog):

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MTAB = "/etc/mtab"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MOUNTINFO = "/proc/self/mountinfo"
 DISKS = ("/home", "/data", "/scratch")
 MAX_AGE_S = 3600.0  # of what was counted before
 _MAX_STATE_BYTES = 4096
@@ -217,9 +218,32 @@ def parse_mounts(text: str) -> dict[str, str]:
     for line in text.splitlines():
         words = line.split(" ")
         if len(words) >= 2:
-            device, path = (_ESCAPED.sub(lambda match: chr(int(match[1], 8)), word) for word in words[:2])
+            device, path = map(_plain, words[:2])
             found[path] = device.replace("/dev/", "")
     return found
+
+
+def parse_self_binds(text: str) -> set[str]:
+    """Paths that are mounts only as they were mounted on themselves, as ProtectHome= of a unit does with /home.
+
+    Args:
+        text: of /proc/self/mountinfo.
+    """
+    lines = [words for line in text.splitlines() if len(words := line.split(" ")) >= 5]
+    mounts = {number: (device, _plain(root), _plain(path)) for number, _, device, root, path, *_ in lines}
+    self_binds: set[str] = set()
+    others: set[str] = set()
+    for number, above, *_ in lines:
+        device, root, path = mounts[number]
+        device_above, root_above, path_above = mounts.get(above, ("", "", ""))
+        inside = path[len(path_above.rstrip("/")) :]  # of the mount above
+        is_self_bind = device == device_above and root.rstrip("/") == root_above.rstrip("/") + inside
+        (self_binds if is_self_bind else others).add(path)
+    return self_binds - others
+
+
+def _plain(word: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), word)
 
 
 class Disks:
@@ -281,11 +305,14 @@ class Disks:
 
     def _devices(self) -> dict[str, str]:
         try:
-            text = Path(self._mtab).read_text(encoding="utf-8", errors="replace")
+            mtab, mountinfo = (
+                Path(file).read_text(encoding="utf-8", errors="replace") for file in (self._mtab, MOUNTINFO)
+            )
         except OSError as err:
-            log.warning("devices are left out: file=%s: %s", self._mtab, err.strerror or err)
+            log.warning("devices are left out: file=%s: %s", err.filename, err.strerror or err)
             return {}
-        return parse_mounts(text)
+        none = parse_self_binds(mountinfo)
+        return {path: device for path, device in parse_mounts(mtab).items() if path not in none}
 
 
 class DisksSilent(SourceFailed):
