@@ -57,3 +57,11 @@ def test_colmet_status_finds_the_socket_of_the_collectors_unit():
     link = re.findall(r"^L (\S+) - - - - (\S+)$", (PACKAGING / "tmpfiles/colmet-collector.conf").read_text(), re.M)[0]
     assert link[0] == f"{DIRECTORY}/collector.sock"
     assert Path(DIRECTORY, link[1]) == Path("/run", runtime, "collector.sock")
+
+
+def test_each_package_has_the_directory_that_its_settings_and_secrets_go_to():
+    """So that what is said of setting it up works where it is the only one, too."""
+    for package in ("node", "collector", "facility"):
+        lists = (PACKAGING / f"debian/colmet-{package}.{kind}" for kind in ("install", "dirs"))
+        text = "".join(path.read_text() for path in lists if path.exists())
+        assert re.search(r"(^| )etc/colmet$", text, re.M), package

@@ -14,6 +14,7 @@ from machine import Machine, tell
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
 BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/operations.md").read_text(), re.M | re.S))
+FACILITY = re.findall(r"^```sh set-up\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 # What a container lacks, and what is said without keys.
 KNOWN = ("no exit records", "no fork events", "sent in clear", "nodes need no keys", "kernel.task_delayacct is 0")
 CONTAINED = ("container", "task ends", "cgroups")
@@ -125,8 +126,11 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     machine.run(BLOCKS["facility"], fetch=True)
     state = "systemctl show -P UnitFileState -P ActiveState colmet-facility"
     assert sorted(machine.run(state).split()) == ["disabled", "inactive"]
-    options = 'OPTIONS="-c MYSITE -s --host --disk / --zeromq-uri tcp://127.0.0.1:5556"'
-    machine.run(f"echo '{options}' > /etc/default/colmet-facility && systemctl enable --now colmet-facility")
+    assert "/etc/colmet" in machine.run("dpkg -L colmet-facility").split(), "it may be the only package"
+    options = "-c MYSITE -s --host --disk / --zeromq-uri tcp://127.0.0.1:5556 --key-file /etc/colmet/facility.key"
+    typed = FACILITY.replace("install ", "echo TOKEN | install ").replace("editor", f"echo 'OPTIONS=\"{options}\"' >")
+    machine.run(typed)
+    assert machine.run("runuser -u colmet -- cat /etc/colmet/facility.token") == "TOKEN\n"
     machine.wait_for("systemctl show -P StatusText colmet-facility | grep -qx 'runs: 1, incomplete: 0'")
     assert not machine.run("systemd-analyze verify --man=no colmet-facility.service")
     line = re.search(r"colmet-facility.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
