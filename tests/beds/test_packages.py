@@ -137,6 +137,10 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert float(line[1]) <= 2
     told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u colmet-facility"))
     assert not [text for text in told if not text.startswith("rows are sent in clear")], told
+    command = "colmet-facility -c X --host --disk / --disk /home --json-lines --spool-dir '' --state-file /tmp/state"
+    said = machine.run(f"systemd-run --quiet --pipe -p ProtectHome=read-only -p PrivateTmp=yes {command}").splitlines()
+    devices = {one["mount"]: one.get("device") for one in map(json.loads, said) if one["kind"] == "DISK"}
+    assert devices["/"] and devices["/home"] is None, "the unit itself has made a mount of it"
     before = machine.run("systemctl show -P MainPID colmet-facility")
     machine.run(BLOCKS["facility"].replace("install", "install --reinstall"), fetch=True)
     machine.wait_for("systemctl show -P StatusText colmet-facility | grep -q 'runs: '")
