@@ -544,14 +544,20 @@ def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_p
         "NOTIFY_SOCKET": str(tmp_path / "notify"),
         "WATCHDOG_USEC": "600000",
     }
-    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--interval", "1", *kept(tmp_path)]
+    token = tmp_path / "token"
+    token.write_text("one")
+    token.chmod(0o600)
+    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token)]
+    argv += ["--interval", "1", *kept(tmp_path)]
     with manager, subprocess.Popen(
         [sys.executable, "-m", "colmet.tools.facility.command", *argv],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         said = [manager.recv(4096).decode()]
-        while said.count("WATCHDOG=1") < 3 or len(endpoint.taken) < 8:
+        while said.count("WATCHDOG=1") < 3 or len(endpoint.taken) < 12:
             said.append(manager.recv(4096).decode())
+            if len(endpoint.taken) >= 4:
+                token.write_text("two")  # it is renewed while the service runs
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=60)
         while not said[-1].startswith("STOPPING"):
@@ -560,6 +566,7 @@ def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_p
     assert said[0] == "READY=1" and said[-1] == "STOPPING=1" and "STATUS=runs: 1, incomplete: 0" in said
     traffic = [document["network"] for document in endpoint.taken if document["kind"] == "NETWORK"]
     assert traffic[0]["interval"] == 0.0 and traffic[1]["interval"] > 0.5
+    assert (endpoint.taken[0]["token"], endpoint.taken[-1]["token"]) == ("one", "two")
 
 
 @pytest.mark.parametrize(

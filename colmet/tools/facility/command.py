@@ -7,6 +7,7 @@ cannot be used.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import math
@@ -311,7 +312,11 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
     if not url and collector is None and not prints:
         raise ConfigError("give at least one place to go to: --url, --zeromq-uri, --json-lines, --debug")
     try:
-        outlet = sender.from_options(parsed, url, _token(parsed, inherited), stopping) if url else None
+        token = _token(parsed, inherited)
+        renew = None
+        if parsed.token is None and parsed.token_file is not None:
+            renew = functools.partial(secretfile.read_line, parsed.token_file, "--token-file")
+        outlet = sender.from_options(parsed, url, token, stopping, renew) if url else None
     except BaseException:
         if collector is not None:
             collector.close()
