@@ -6,8 +6,10 @@ import math
 import os
 import re
 import stat
+import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ from colmet.tools.batch.gridengine import (
     pause_s,
 )
 from colmet.tools.batch.gridengine_memory import parse_memory, parse_qhost, read_memory
-from colmet.tools.batch.gridengine_xml import read_elements
+from colmet.tools.batch.gridengine_xml import Sieve, read_elements
 from colmet.tools.batch.model import BatchError, Queue
 
 DATA = Path(__file__).parent / "data/gridengine"
@@ -307,7 +309,18 @@ def test_an_environment_is_left_out_wherever_a_part_ends(size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gridengine_xml, "_CHUNK", size)
         (element,) = read_elements(data, "utf-8", "test", ("a", "b"))
-    assert element.text == "xyz"
+    assert "".join(element.itertext()) == "xyz"
+
+
+@pytest.mark.parametrize("tag", ["JB_env_list", "JB_job_args", "JB_context"])
+@given(st.integers(1, 30))
+def test_what_users_give_their_jobs_is_sieved_wherever_a_part_ends(tag, size):
+    data = f"<a>x<{tag}>&boo; <{tag}> </a> </JB_job></{tag}>y<{tag}></{tag}>z</a><{tag}".encode()
+    sieve = Sieve()
+    kept = b"".join(sieve.keep(data[start : start + size]) for start in range(0, len(data), size))
+    assert kept == f"<a>x<{tag}></{tag}>y<{tag}></{tag}>z</a><{tag}".encode()
+    assert sieve.keep(b">" + b"x" * 100) == b">"
+    assert sieve.keep(b"x" * 100) == b""
 
 
 def test_another_encoding_is_read_where_it_is_named():
@@ -595,8 +608,45 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(commands, tmp_p
 def test_a_command_that_prints_without_end_is_killed(commands, monkeypatch):
     monkeypatch.setattr(gridengine, "MAX_BYTES", 1 << 20)
     commands("qstat", "exec cat /dev/zero")
-    with pytest.raises(BatchError, match="printed more than 1048576 bytes and was killed"):
+    with pytest.raises(BatchError, match=r"printed more than 1048576 bytes, .* and was killed"):
         GridEngine().jobs()
+
+
+def large_cell(jobs, size):
+    """A program that prints what `qstat -j` does for so many jobs, each with an environment of so many bytes."""
+    return f"""exec {sys.executable} -c '
+import sys
+tell = sys.stdout.write
+tell("<detailed_job_info><djob_info>")
+for number in range(1, {jobs} + 1):
+    tell(f"<element><JB_job_number>{{number}}</JB_job_number><JB_owner>u</JB_owner><JB_uid>1</JB_uid>")
+    tell("<JB_env_list><VA_value>" + "x" * {size} + "</VA_value></JB_env_list></element>")
+tell("</djob_info></detailed_job_info>")'"""
+
+
+@pytest.mark.parametrize(("jobs", "size"), [(7000, 10_000), (70, 1_000_000)])
+def test_a_cell_with_large_environments_is_told_and_takes_no_memory_for_them(commands, jobs, size):
+    real(commands)
+    commands("qstat", large_cell(jobs, size))
+    watch = MemoryWatch(CommandSource())
+    tracemalloc.start()
+    try:
+        assert watch.refresh(), watch.why
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(watch.owners()["u"]["jobs"]) == jobs
+    assert set(watch.hosts()) == {"node1", "node2"}
+    assert peak < 20 << 20
+
+
+def test_what_is_too_much_without_environments_is_said(commands, monkeypatch):
+    monkeypatch.setattr(gridengine, "MAX_BYTES", 10_000)
+    real(commands)
+    commands("qstat", large_cell(1000, 10))
+    watch = MemoryWatch(CommandSource())
+    assert not watch.refresh()
+    assert "printed more than 10000 bytes, not counting what is passed over, and was killed" in watch.why
 
 
 def has_gone(pid):
@@ -825,10 +875,24 @@ def test_what_is_no_file_is_refused_at_once(folder, kind):
 
 def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
     monkeypatch.setattr(gridengine, "MAX_BYTES", 1000)
-    monkeypatch.setattr(gridengine_xml, "MAX_BYTES", 1000)
     watch = MemoryWatch(FileSource(str(folder)))
     assert not watch.refresh()
-    assert "more than 0 MiB; refused" in watch.why
+    assert "more than 0 MiB, not counting jobs' environments; refused" in watch.why
+    monkeypatch.undo()
+    monkeypatch.setattr(gridengine, "MAX_FILE", 2 << 20)
+    with (folder / "qstat_qmem.xml").open("ab") as file:
+        file.truncate(2 << 20)
+    assert not watch.refresh()
+    assert watch.why.endswith("qstat_qmem.xml: 2 MiB or more; refused")
+
+
+def test_environments_in_files_do_not_count(folder, monkeypatch):
+    large = QSTAT.replace(b"<JB_env_list>", b"<JB_env_list>" + b"x" * (2 << 20), 1)
+    (folder / "qstat_qmem.xml").write_bytes(large)
+    monkeypatch.setattr(gridengine, "MAX_BYTES", len(QSTAT))
+    watch = MemoryWatch(FileSource(str(folder)))
+    assert watch.refresh(), watch.why
+    assert (watch.hosts(), watch.owners()) == of_the_cell(granted=None)[:2]
 
 
 def test_a_cell_that_is_slow_is_asked_half_of_the_time_and_one_that_is_silent_again_within_a_period():

@@ -43,6 +43,8 @@ class Command:
         env: added to the environment.
         hide: words that no text of this command may show.
         max_answer: bytes that it may print.
+        sift: makes, for each run, what gives of every part of standard output what is kept; None for all of it. Only
+            that counts as printed.
 
     Attributes:
         runs: programs started.
@@ -57,6 +59,7 @@ class Command:
         env: Mapping[str, str] | None = None,
         hide: Iterable[str] = (),
         max_answer: int = MAX_ANSWER,
+        sift: Callable[[], Callable[[bytes], bytes]] | None = None,
     ) -> None:
         self.argv = list(argv)
         self.deadline_s = deadline_s
@@ -64,6 +67,7 @@ class Command:
         self._find = find
         self._env = env or {}
         self._max_answer = max_answer
+        self._sift = sift
         self._hide = sorted(filter(None, hide), key=len, reverse=True)
         self._lock = threading.Lock()  # a process is reaped or killed, not both at once; never held for long
         self._process: Popen[bytes] | None = None
@@ -92,7 +96,8 @@ class Command:
         if self._cancelled:
             raise self._failure("was stopped, colmet-node ends")
         if len(out) > self._max_answer or len(said) > self._max_answer:
-            raise self._failure(f"printed more than {self._max_answer} bytes and was killed")
+            besides = ", not counting what is passed over," if self._sift else ""
+            raise self._failure(f"printed more than {self._max_answer} bytes{besides} and was killed")
         if not ended:
             self.killed += 1
             left = "" if gone else f"; {_HELD}"
@@ -151,6 +156,7 @@ class Command:
         assert process.stdout is not None and process.stderr is not None
         out, said = bytearray(), bytearray()
         heard = {process.stdout.fileno(): out, process.stderr.fileno(): said}
+        sift = self._sift() if self._sift else bytes
         poll = select.poll()
         for fd in heard:
             poll.register(fd, select.POLLIN)
@@ -162,7 +168,7 @@ class Command:
                 break
             for fd, _ in poll.poll(min(left_s * 1000, _LOOK_MS) + 0.5):
                 part = os.read(fd, 1 << 16)
-                heard[fd] += part
+                heard[fd] += sift(part) if heard[fd] is out else part
                 if not part:
                     poll.unregister(fd)
                     del heard[fd]

@@ -20,7 +20,7 @@ from colmet.common.errors import CommandFailed, ConfigError
 from colmet.node.command import Command
 from colmet.tools.batch import answers
 from colmet.tools.batch.gridengine_memory import COMMANDS, Memory, parse_memory, read_memory
-from colmet.tools.batch.gridengine_xml import MAX_BYTES, check_encoding, read_elements
+from colmet.tools.batch.gridengine_xml import MAX_BYTES, Sieve, check_encoding, read_elements
 from colmet.tools.batch.model import BatchError, BatchJob, BatchSystem, Queue
 from colmet.tools.batch.qmem import Hosts, Owners
 
@@ -32,6 +32,7 @@ PERIOD_S = 10.0
 KEPT_PERIODS = 10  # that the last good answer is told for
 FILE_AGE_S = 900.0  # older files are not told: whatever writes them has stopped
 FILES = ("qhost_qmem.xml", "qstat_qmem.xml")
+MAX_FILE = 1 << 30  # bytes that are read of a file, whatever is kept of them; a command has its deadline
 NO_QUEUE = "unassigned"  # jobs that wait have no queue in Grid Engine, unless they asked for one
 _MIB = 1 << 20
 _NUMBER = re.compile("[0-9]{1,10}")
@@ -39,11 +40,11 @@ _RANGE = re.compile("([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 def _command(argv: Sequence[str], deadline_s: float) -> Command:
-    return Command(argv, deadline_s, max_answer=MAX_BYTES)
+    return Command(argv, deadline_s, max_answer=MAX_BYTES, sift=lambda: Sieve().keep)
 
 
 def _run(command: Command) -> bytes:
-    """What a command prints.
+    """What a command prints, by `Sieve`.
 
     Raises:
         BatchError: it is not there, fails, prints more than `MAX_BYTES`, or takes too long.
@@ -334,7 +335,7 @@ class FileSource(MemorySource):
             seen = [self._look(path, fd) for path, fd in zip(self.names, files)]
             if seen == self._last:
                 return None
-            qhost, qstat = (_read_whole(fd) for fd in files)
+            qhost, qstat = (_read_file(path, fd) for path, fd in zip(self.names, files))
         finally:
             for fd in files:
                 os.close(fd)
@@ -361,9 +362,19 @@ class FileSource(MemorySource):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_whole(fd: int) -> bytes:
+def _read_file(path: str, fd: int) -> bytes:
+    """What it holds, by `Sieve`."""
+    sieve = Sieve()
+    kept = bytearray()
     with open(fd, "rb", closefd=False) as file:
-        return file.read(MAX_BYTES + 1)  # one more is refused
+        for _ in range(MAX_FILE // _MIB):
+            part = file.read(_MIB)
+            if not part:
+                return bytes(kept)
+            kept += sieve.keep(part)
+            if len(kept) > MAX_BYTES:
+                raise BatchError(f"{path}: more than {MAX_BYTES >> 20} MiB, not counting jobs' environments; refused")
+    raise BatchError(f"{path}: {MAX_FILE >> 20} MiB or more; refused")
 
 
 class MemoryWatch:

@@ -15,7 +15,7 @@ from xml.parsers import expat
 
 from colmet.tools.batch.model import BatchError
 
-MAX_BYTES = 64 << 20  # of an answer; a job has some 10 KB in that of qstat -j, mostly its environment
+MAX_BYTES = 128 << 20  # of what `Sieve` keeps of an answer; of a job in that of qstat -j 3 to 15 KB
 MAX_DEPTH = 40  # of elements in one another; Grid Engine's own are 10 deep
 MAX_ELEMENTS = 2_000_000  # in memory at once: a job's, or a host's; an array job has some 25 for each running task
 _CHUNK = 1 << 18
@@ -23,7 +23,8 @@ _SAID = 200  # characters of what a command says instead
 _FORBIDDEN = "\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff"  # in XML 1.0
 _bad = re.compile(f"[{_FORBIDDEN}]")
 _reference = re.compile("&#(x[0-9a-fA-F]{1,8}|[0-9]{1,8});")
-_ENVIRONMENT, _ENVIRONMENT_END = "<JB_env_list>", "</JB_env_list>"
+_of_user = re.compile(b"<(JB_env_list|JB_job_args|JB_context)>")
+_PART_OF_TAG = len("</JB_env_list>") - 1  # the longest of those
 # what a master that has been started anew makes of the tag of a task: <JATASK:       7.>, where 7 is the job
 _named = re.compile(r"<(/?[A-Z]{1,16}): {0,16}[0-9]{1,10}\.>")
 _LONGEST = 48  # characters of a reference, and of those tags, but for their last
@@ -35,7 +36,7 @@ def read_elements(
     """Each element at a place of a document, as soon as it has been read.
 
     Args:
-        data: what a command printed.
+        data: what a command printed, by `Sieve` or all of it.
         encoding: of it. What is not in it becomes U+FFFD: else one user's job could keep all others from being read.
         name: of the command or file, for errors.
         path: tags from the root on; "*" is any.
@@ -45,7 +46,7 @@ def read_elements(
         BatchError: not such a document; too large; a DOCTYPE; no such encoding.
     """
     reader = _Reader(name, path, keep)
-    for text in _cut(_decode(data, encoding, name)):
+    for text in _mend_tags(_decode(data, encoding, name)):
         yield from reader.feed(text)
     yield from reader.feed("", last=True)
 
@@ -56,6 +57,40 @@ def check_encoding(encoding: str) -> None:
         "<".encode(encoding)  # refuses codecs that are for something else, as codecs.lookup does not
     except (LookupError, ValueError) as err:
         raise BatchError(f"no encoding is named {encoding!r}; such as utf-8 or iso-8859-15") from err
+
+
+class Sieve:
+    """Leaves out jobs' environments, arguments and contexts, but for their tags, of what comes in parts.
+
+    They are most of the text, of no use here, and of users who may put in what they like, as much of it as they like.
+    """
+
+    def __init__(self) -> None:
+        self._end = b""  # the tag that ends what is left out; empty outside
+        self._last = b""  # of the last part: a tag may have begun there
+
+    def keep(self, part: bytes) -> bytes:
+        """What is kept of the next part."""
+        kept = []
+        text, start = self._last + part, len(self._last)
+        while True:
+            if self._end:
+                behind = text.find(self._end) + len(self._end)
+                if behind < len(self._end):
+                    break
+                kept.append(self._end)
+                self._end = b""
+            else:
+                tag = _of_user.search(text)
+                if tag is None:
+                    kept.append(text[start:])
+                    break
+                behind = tag.end()
+                kept.append(text[start:behind])
+                self._end = b"</" + tag[1] + b">"
+            text, start = text[behind:], 0
+        self._last = text[-_PART_OF_TAG:]
+        return b"".join(kept)
 
 
 class _Reader:
@@ -135,9 +170,10 @@ def _decode(data: bytes, encoding: str, name: str) -> Iterator[str]:
         raise BatchError(f"{name}: more than {MAX_BYTES >> 20} MiB; refused")
     check_encoding(encoding)
     decoder = codecs.getincrementaldecoder(encoding)("replace")
+    sieve = Sieve()
     left = ""
     for start in range(0, max(len(data), 1), _CHUNK):
-        chunk = data[start : start + _CHUNK]
+        chunk = sieve.keep(data[start : start + _CHUNK])
         try:
             text = left + decoder.decode(chunk, final=start + _CHUNK >= len(data))
         except ValueError as err:  # some encodings cannot replace anything
@@ -152,28 +188,12 @@ def _decode(data: bytes, encoding: str, name: str) -> Iterator[str]:
     yield left
 
 
-def _cut(texts: Iterator[str]) -> Iterator[str]:
-    """Leave out jobs' environments: most of the text, of no use here, and of users who may put in what they like."""
+def _mend_tags(texts: Iterator[str]) -> Iterator[str]:
+    """Take the blanks out of the tags of tasks."""
     left = ""
-    inside = False
     for part in texts:
-        text = left + part
-        kept = []
-        while True:
-            before, found, behind = text.partition(_ENVIRONMENT_END if inside else _ENVIRONMENT)
-            if not found:
-                break
-            if not inside:
-                kept.append(before)
-            inside = not inside
-            text = behind
-        text, left = _split(text, "<", ">")
-        if not inside:
-            kept.append(text)
-        text = "".join(kept)
+        text, left = _split(left + part, "<", ">")
         yield _named.sub(r"<\1>", text) if ".>" in text else text
-    if inside:
-        left = _ENVIRONMENT  # it does not end: nor does the document
     yield left
 
 
