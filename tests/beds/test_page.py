@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -367,6 +368,18 @@ def test_lines_of_several_nodes_are_added_up_where_all_are_known(browser, site):
         )
         assert one["times"] == [0, 5, 10, 35, 60, 65], "nothing came for long: the line is interrupted"
         assert one["values"] == pytest.approx([0.1, 0.2, 0.3, None, 0.4, 0.5])
+
+
+def test_samples_that_come_a_little_early_or_late_leave_no_gap_in_a_sum(browser, site):
+    late = random.Random(9)
+    times = [[1000 + 5 * n + round(late.expovariate(1000), 3) for n in range(180)] for _ in range(2)]
+    series = [{"times": one, "values": [1] * 180} for one in times]
+    with browser.page() as page:
+        page.open(site)
+        answer = json.dumps({"unit": "count", "step": 0, "series": series})
+        made = page.run(f"import('/static/series.js').then(m => m.together({answer}))")
+    assert made["values"] == [2] * 180
+    assert made["times"] == pytest.approx(times[0], abs=1)
 
 
 def test_values_are_told_as_people_read_them(browser, site):

@@ -46,7 +46,8 @@ function broken({ times, values }) {
 
 function summed(parts, step, mean) {
   const width = Math.max(step || 0, ...parts.map((one) => period(one.times))) || 1;
-  const origin = Math.min(...parts.map((one) => one.times[0]));
+  // values lie about the middles of the cells: one that comes a little early or late is in its own all the same
+  const origin = Math.min(...parts.map((one) => one.times[0])) - width / 2;
   const cells = parts.map((one) => {
     const cell = new Map();
     one.times.forEach((time, n) => cell.set(Math.floor((time - origin) / width), one.values[n] ?? null));
