@@ -352,6 +352,19 @@ def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, tmp_path):
         assert page.complaints() == []
 
 
+def test_one_who_has_no_job_is_told_so(browser, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
+    users.chmod(0o600)
+    with served(web_facts.MadeUpFacts(20, 50), str(users)) as url, browser.page() as page:
+        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@"))
+        page.wait("document.getElementById('main')?.dataset.shown")
+        assert "No job of yours" in page.run("document.querySelector('.about').textContent")
+        page.run("location.hash = '#/memory'")
+        page.wait("document.querySelector('#main > div > p:last-child')?.textContent.startsWith('No job of yours')")
+        assert page.complaints() == []
+
+
 def test_lines_of_several_nodes_are_added_up_where_all_are_known(browser, site):
     """What is added is what each node had in the same interval; an interval in which one has no value is not known."""
     with browser.page() as page:

@@ -1,7 +1,7 @@
 // The cluster at a glance: totals, a cell for each node, the jobs.
 
 import { ask } from "./api.js";
-import { JOB_COLUMNS, NODE_COLUMNS, jobAddress, nodeAddress } from "./columns.js";
+import { JOB_COLUMNS, NODE_COLUMNS, NO_JOB, jobAddress, nodeAddress } from "./columns.js";
 import { Facts, Warnings, choice, el, keep, mark, say } from "./dom.js";
 import { Table, natural } from "./table.js";
 import { NONE, cores, count, flow, share, size } from "./units.js";
@@ -102,8 +102,14 @@ export class Cluster {
     await Promise.all([
       ask("api/v1/cluster", {}, signal).then((answer) => this.#total(answer)),
       ask("api/v1/jobs", asked, signal).then((answer) => this.#page(answer)),
-      all(signal).then((answer) => this.nodes.show(answer)),
+      all(signal).then((answer) => this.#grid(answer, signal)),
     ]);
+  }
+
+  /** The nodes; whoever sees their own jobs only sees the nodes of these. */
+  async #grid(answer, signal) {
+    if (!answer.items.length) this.who ??= await ask("api/v1/whoami", {}, signal);
+    this.nodes.show(answer, this.who?.admin === false ? NO_JOB : NO_NODE);
   }
 
   #total({ nodes, jobs, messages, warnings }) {
@@ -184,7 +190,8 @@ class Nodes {
       this.grid, this.about, this.more, this.list);
   }
 
-  show({ total, items }) {
+  /** Show nodes; `none` is said where there are none. */
+  show({ total, items }, none) {
     this.rows = [...items].sort((a, b) => natural(a.node, b.node));
     keep(this.grid, this.rows, (row) => row.node, () => {
       return el("li", {}, el("a", { class: "cell", tabindex: "-1" }, el("i")));
@@ -199,8 +206,9 @@ class Nodes {
       if (cell.firstElementChild.style.height !== height) cell.firstElementChild.style.height = height;
     });
     if (!this.grid.querySelector("a[tabindex='0']")) this.#rove(this.grid.querySelector("a"));
-    if (!items.length) say(this.about, NO_NODE);
-    else if (this.about.textContent === NO_NODE) say(this.about, POINT);
+    if (!items.length) say(this.about, none);
+    else if (this.empty) say(this.about, POINT);
+    this.empty = !items.length;
     const focused = this.grid.contains(document.activeElement) ? document.activeElement.closest("a") : null;
     if (focused) say(this.about, focused.title);
     this.more.hidden = items.length >= total;

@@ -5,6 +5,8 @@ import { NONE, cores, count, flow, iso, lasting, share, size, when } from "./uni
 
 /** A name as a part of an address; half a character, which names may hold, has no form there. */
 export const encoded = (name) => encodeURIComponent(String(name).replace(/\p{Cs}/gu, "\ufffd"));
+/** What is said to those who see their own jobs only, where they have none. */
+export const NO_JOB = "No job of yours runs now, as far as this collector knows.";
 /** Where a job is shown. */
 export const jobAddress = (job) => `#/job/${encoded(job)}`;
 /** Where a node is shown. */

@@ -1,7 +1,7 @@
 // Memory used and reserved, by host and job: what `colmet mem` shows.
 
 import { ask } from "./api.js";
-import { jobAddress, nodeAddress } from "./columns.js";
+import { NO_JOB, jobAddress, nodeAddress } from "./columns.js";
 import { choice, el, say } from "./dom.js";
 import { Table, column, linked } from "./table.js";
 import { NONE, count, size } from "./units.js";
@@ -135,7 +135,7 @@ export class Memory {
   async refresh(signal) {
     this.who ??= await ask("api/v1/whoami", {}, signal);
     const [hosts, owners] = await Promise.all([ask("qhost", {}, signal), ask("qstat", {}, signal)]);
-    this.message = hosts.success ? "" : hosts.message;
+    this.message = hosts.success ? "" : this.who.admin ? hosts.message : NO_JOB;
     this.hosts = measured(hosts.data, owners.data, this.who.admin);
     this.#list();
   }
