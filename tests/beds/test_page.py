@@ -303,6 +303,30 @@ def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
         assert page.complaints() == []
 
 
+def test_a_job_that_is_in_the_store_is_seen_to_run_as_soon_as_it_is_heard_of(browser, monkeypatch):
+    """As after a restart of the interface."""
+    facts, job = web_facts.MadeUpFacts(20, 100), web_facts.STORED_ONLY
+    about = "document.querySelector('h1 + p').textContent"
+    with served(facts) as url, browser.page() as page:
+        page.open(f"{url}{OFTEN}#/job/{job}")
+        page.wait("document.querySelector('h1 + p')?.textContent.includes('of it is in the store')")
+        facts.on[job], facts.user[job] = ["node1"], "alice"
+        monkeypatch.setattr(web_facts, "STORED_ONLY", 0)
+        page.wait(f"{about} === 'of alice, running'")
+
+
+def test_it_does_not_say_that_it_is_live_where_it_asks_nothing(browser, site):
+    state = "document.getElementById('state').textContent"
+    with browser.page() as page:
+        page.open(f"{site}{OFTEN}#/job/{web_facts.FIRST - 1}")
+        page.wait("document.querySelector('h1 + p')?.textContent.includes('ended, or silent, since')")
+        page.wait(f"{state}.startsWith('Live, ')")
+        before = page.run(state)
+        time.sleep(2.5)
+        assert page.run(state) == before
+        assert page.complaints() == []
+
+
 def test_a_cluster_of_which_nothing_is_known_says_so(browser):
     with served(Known(Memory(1 << 20, 60.0), None)) as url, browser.page() as page:
         page.open(url)

@@ -7,7 +7,7 @@ import { Panels, line } from "./panels.js";
 import { Table } from "./table.js";
 import { count, iso, lasting, sentence, share, when } from "./units.js";
 
-const ENDED_S = 60; // between two questions about a job that has ended
+const ENDED_S = 60; // between two questions about a job of which nothing came for as long
 const WHOLE_S = 120; // between two about what is missing
 const MOST_GAPS = 200;
 
@@ -63,7 +63,6 @@ export class Job {
       el("h1", { text: this.title, tabindex: "-1" }),
       this.about, this.warnings.element, this.facts.element, this.below, this.nodes, this.whole.element);
     this.asked = 0;
-    this.running = true;
   }
 
   close() {
@@ -74,13 +73,20 @@ export class Job {
     this.table.show(this.table.arranged(this.rows));
   }
 
+  /** Whether the job has ended some time ago, and was asked for since. One of which only the store tells may yet be heard of. */
+  #rests() {
+    const { running, last } = this.last?.job ?? {};
+    return !running && last != null && now() >= last + ENDED_S && now() < this.asked + ENDED_S;
+  }
+
+  /** Whether anything was asked. */
   async refresh(signal) {
-    if (this.running || now() >= this.asked + ENDED_S || !this.last) {
+    const asks = !this.#rests();
+    if (asks) {
       this.last = await ask(this.path, {}, signal);
       this.asked = now();
     }
     const { job, nodes, tables, warnings } = this.last;
-    this.running = job.running;
     const state = job.running ? "running" : job.last == null ? "not running; what is known of it is in the store" : `ended, or silent, since ${when(job.last)}`;
     say(this.about, `${job.user ? `of ${job.user}, ` : ""}${state}`);
     this.facts.show(jobFacts(job));
@@ -94,6 +100,7 @@ export class Job {
     }
     this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN);
     this.whole.refresh(this.path, signal);
+    return asks;
   }
 }
 

@@ -116,10 +116,10 @@ async function turn(anyway = false) {
   const mine = control;
   let next = PERIOD_S;
   try {
-    await view.refresh(mine.signal);
+    const asked = await view.refresh(mine.signal); // false: there was no need
     if (mine !== control) return;
     failures = 0;
-    answered = Date.now();
+    if (asked !== false) answered = Date.now();
     tell("");
     if (!main.dataset.shown) performance.mark("colmet-shown");
     main.dataset.shown = "true";
