@@ -34,6 +34,7 @@ MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
 PIECE_BYTES = 1 << 20
 MAX_TEXT = 200  # characters of an answer in an error
+_OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _PLACE = re.compile(r"[^\s:/@?#\[\]]{1,255}:(\d{1,5})", re.ASCII)
 _SECRET = re.compile(r"[!-~]{1,4096}", re.ASCII)  # what a header may have
 
@@ -280,7 +281,9 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 def _cause(err: Exception) -> str:
     if isinstance(err, ssl.SSLCertVerificationError):
-        return f"its certificate: {clean(err.verify_message)}; --ca-file names who may vouch for it"
+        is_other = err.verify_code in _OTHER_NAME
+        what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
+        return f"its certificate: {clean(err.verify_message)}; {what}"
     if isinstance(err, ssl.SSLError):
         return f"no TLS: {clean(err.reason or err)}"
     if isinstance(err, socket.timeout):  # TimeoutError is another one before Python 3.10
