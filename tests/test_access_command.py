@@ -7,6 +7,7 @@ import fcntl
 import io
 import os
 import stat
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from web_client import basic, bearer
@@ -106,6 +107,33 @@ def test_a_name_or_only_one_of_its_tokens_is_removed(file, monkeypatch, capsys):
     assert "there is no alice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        (["remove", "alice", "--group", "admin"], "--group"),
+        (["remove", "alice", "--token", "--until", "2999-01-01"], "--until"),
+        (["remove", "alice", "--password-stdin"], "--password-stdin"),
+        (["list", "alice"], "NAME"),
+        (["list", "--token"], "--token"),
+        (["add", "bob", "--until", "2999-01-01", "--password-stdin"], "--until"),
+    ],
+)
+def test_what_would_be_of_no_effect_is_refused(file, monkeypatch, capsys, arguments, argument):
+    command.add(str(file), "alice", Token(token_digest("x")), frozenset({"admin"}))
+    before = file.read_text()
+    assert run(monkeypatch, file, *arguments, stdin="secret\n") == 2
+    out, err = capsys.readouterr()
+    assert f" takes no {argument}" in err and not out
+    assert file.read_text() == before
+
+
+def test_a_token_that_has_ended_already_is_not_made(file, monkeypatch, capsys):
+    today = datetime.now(timezone.utc).date()
+    assert run(monkeypatch, file, "add", "bob", "--token", "--until", str(today - timedelta(1))) == 2
+    assert "has passed" in capsys.readouterr().err and not file.exists()
+    assert run(monkeypatch, file, "add", "bob", "--token", "--until", str(today + timedelta(1))) == 0
+
+
 def test_comments_and_lines_of_others_stay(file, monkeypatch):
     file.write_text("# ours\n\nbob:sha256$" + "0" * 64 + "\n")
     file.chmod(0o600)
@@ -146,6 +174,8 @@ def test_a_link_stays_a_link(file, tmp_path, monkeypatch):
         ["add", "alice", "--token", "--until", "soon"],
         ["add", "alice", "--until", "2999-01-01", "--password-stdin"],
         ["add", "alice", "--password-stdin"],
+        ["add", "alice", "--token", "--until", "2020-01-01"],
+        ["add", "alice", "--token", "--password-stdin"],
         ["remove", "alice"],
         ["list"],
     ],

@@ -16,7 +16,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import date
+from datetime import date, datetime, timezone
 
 from colmet.common import cli
 from colmet.common.errors import ConfigError
@@ -37,6 +37,12 @@ from colmet.tools.web.credentials import (
 from colmet.tools.web.users import read_lines, read_users
 
 GROUP = "colmet"  # of the collector: it has to read the file
+TAKEN = {
+    "list": (),
+    "remove": ("NAME", "--token"),
+    "add with --token": ("NAME", "--group", "--token", "--until"),
+    "add without --token": ("NAME", "--group", "--password-stdin"),
+}
 HEAD = "# Who may ask the collector's JSON interface. Written by colmet access; see its help.\n"
 
 
@@ -71,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: an option or the file cannot be used.
     """
+    _check(options)
     if options.action == "list":
         for text in listed(options.file):
             print(text)
@@ -85,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
         until = None if options.until is None else date.fromisoformat(options.until)
     except ValueError as err:
         raise ConfigError(str(err)) from err
+    if until is not None and until < datetime.now(timezone.utc).date():
+        raise ConfigError(f"--until {until.isoformat()} has passed: nobody could use the token")
     if options.action == "remove":
         count = remove(options.file, options.name, options.token)
         what = (
@@ -99,8 +108,6 @@ def run(options: argparse.Namespace) -> int:
         add(options.file, options.name, Token(token_digest(token), options.token, until), groups)
         print(token)  # alone, for whoever puts it into a file
         return 0
-    if until is not None:
-        raise ConfigError("--until is for a --token")
     try:
         secret = make_password(_password(options.password_stdin))
     except ValueError as err:
@@ -108,6 +115,27 @@ def run(options: argparse.Namespace) -> int:
     was_there = add(options.file, options.name, secret, groups)
     print(f"{options.name}: {'another' if was_there else 'a'} password set", file=sys.stderr)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would be of no effect: whoever gave it meant something else.
+
+    Raises:
+        ConfigError: there is such an argument.
+    """
+    what = options.action
+    if what == "add":
+        what += " without --token" if options.token is None else " with --token"
+    given = {
+        "NAME": options.name,
+        "--group": options.group,
+        "--token": options.token,
+        "--until": options.until,
+        "--password-stdin": options.password_stdin or None,
+    }
+    for argument, value in given.items():
+        if value is not None and argument not in TAKEN[what]:
+            raise ConfigError(f"{what} takes no {argument}")
 
 
 def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = None) -> bool:
