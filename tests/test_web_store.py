@@ -99,12 +99,16 @@ def test_a_store_that_cannot_be_read_is_an_error_for_all_who_ask_and_tried_again
 
 def test_whose_a_job_is(store, history):
     job_rows(history)
-    assert store.users(42) == {"alice"} and store.users(43) is None
+    assert store.owners(42) == ({"alice"}, START + 605) and store.owners(43) is None
     history.add(44, "cgroup_default", "n1", [START], user=b"")
     history.add(45, "cgroup_default", "n1", [START, START + 5], user=[b"alice", b"bob"])
     history.add(46, "other_default", "n1", [START], value=1)
-    assert store.users(44) == store.users(46) == frozenset()
-    assert store.users(45) == {"alice", "bob"}
+    history.add(47, "cgroup_default", "n1", [START, START + 5], user=[b"", b"alice"])
+    history.add(48, "cgroup_default", "n1", [START, START + 5, START + 9000], user=[b"alice", b"alice", b""])
+    assert not any(store.owners(44).users) and not any(store.owners(46).users)
+    assert store.owners(45).users == {"alice", "bob"}
+    assert store.owners(47).users == {"alice"}, "the owner is not known at once"
+    assert store.owners(48) == ({"alice", ""}, START + 5), "another job, of which nobody tells whose it is"
 
 
 def test_answers_that_are_kept_are_bounded(store, history, monkeypatch):
@@ -261,6 +265,26 @@ def test_what_another_user_had_under_a_number_before_is_not_told_to_who_has_it_n
     history.read = history.tables = lambda *asked: (_ for _ in ()).throw(ColmetError("the disk is away"))
     assert bed.known.owned_since(1000, "alice") is None, "it is kept whose it is"
     assert bed.known.owned_since(1002, Cluster.user(1002)) == known.first, "nobody can tell: no more than is known"
+
+
+@pytest.mark.parametrize("ticks", [1, 40])
+def test_a_job_that_nobody_tells_the_owner_of_is_not_that_of_who_had_its_number_before(bed, history, ticks):
+    bed.cluster.user = lambda job: "" if job == 42 else Cluster.user(job)
+    job_rows(history, start=START - 10_000_000)
+    assert bed.known.owner(42) == "alice"
+    bed.go(ticks, keep=False)
+    bed.cluster.on["n1"].append(42)
+    bed.go(2, keep=False)
+    assert bed.known.owner(42) == "" and bed.known.job(42)["job"]["running"]
+    assert bed.known.jobs(JobsAsked(user="alice", text="42")).total == 0
+
+
+def test_the_owner_that_the_store_tells_counts_for_a_job_that_goes_on(bed, history):
+    """After a start, before the nodes tell it."""
+    bed.cluster.user = lambda job: ""
+    job_rows(history, job=1000, start=START - 610)
+    bed.go(1, keep=False)
+    assert bed.known.owner(1000) == "alice" and bed.known.owned_since(1000, "alice") is None
 
 
 def test_of_two_jobs_with_one_number_neither_user_is_told(bed, history):

@@ -273,14 +273,22 @@ class Known(Facts):
         here = self._row_owner(found, job) if is_here else ""
         if here or self._store is None or (known is not None and known.is_disputed):
             return here if is_here else None
-        stored = self._stored_owner(job)
-        return "" if stored is None and is_here else stored
+        if not is_here:
+            return self._stored_owner(job)
+        if known is None or self._saw_all(known):  # what is stored of the number is of a job before
+            return ""
+        return self._stored_owner(job, known.first - GRACE_S) or ""
 
-    def _stored_owner(self, job: int) -> str | None:
-        """Whose the rows of a job in the store are: "" where nobody says, or not all say the same; None for none."""
-        users = () if self._store is None else self._store.users(job)
-        names = None if users is None else {self._name_of(user) for user in users}
-        return None if names is None else names.pop() if len(names) == 1 else ""
+    def _stored_owner(self, job: int, reaches: float = -math.inf) -> str | None:
+        """Whose the rows of a job in the store are: "" where nobody says, or not all say the same; None for none.
+
+        Where nobody has said it from a time on that they have to reach, it is another job's.
+        """
+        found = None if self._store is None else self._store.owners(job)
+        if found is None:
+            return None
+        names = {self._name_of(user) for user in found.users} if found.last >= reaches else set()
+        return names.pop() if len(names) == 1 else ""
 
     def owned_since(self, job: int, user: str) -> float | None:
         """From when on what is told of a job is this user's, who owns it now; None for all of it. May wait for a store.
@@ -288,14 +296,13 @@ class Known(Facts):
         Batch systems give numbers again: what was before may be another user's.
         """
         known = self._memory.job(job)
-        if known is None or not known.user:  # it is the store that has told whose it is: all of it is
-            return None
-        if self._store is None or self._saw_all(known):
-            return known.first
+        first = self._now() if known is None else known.first
+        if self._store is None or (known is not None and self._saw_all(known)):
+            return first
         try:
-            return None if self._stored_owner(job) == user else known.first
+            return None if self._stored_owner(job) == user else first
         except ColmetError:  # also where too many ask
-            return known.first
+            return first
 
     def job(self, job: int) -> Mapping[str, Any] | None:
         """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store."""

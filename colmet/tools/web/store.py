@@ -15,9 +15,12 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from colmet.common.errors import ColmetError
 from colmet.tools.history.series import NODE, History, Series
 from colmet.tools.web.facts import Busy, StoreWarning
+from colmet.tools.web.memory import AGAIN_S
 
 READERS = 2
 WAITING = 14  # as many as the threads that ask: one who asks for much turns nobody away
@@ -45,6 +48,18 @@ class Answer(NamedTuple):
 
     value: Any
     warnings: tuple[str, ...]
+
+
+class Owners(NamedTuple):
+    """Whose the rows of a job's number are.
+
+    Attributes:
+        users: as the nodes know them; "" among them where some rows are of a job that nobody tells the owner of.
+        last: time of the last row that names somebody, seconds since 1970.
+    """
+
+    users: frozenset[str]
+    last: float
 
 
 class _Kept(NamedTuple):
@@ -155,23 +170,18 @@ class Store:
 
         return self._ask(("read", job, table, tuple(columns), since, until, names), work, KEEP_S)
 
-    def users(self, job: int) -> frozenset[str] | None:
-        """Whose a job's rows are, as the nodes know them; None where there is no such job."""
+    def owners(self, job: int) -> Owners | None:
+        """Whose a job's rows are; None where there is no such job."""
 
-        def work(history: History) -> frozenset[str] | None:
+        def work(history: History) -> Owners | None:
             tables = history.tables(job)
             if not tables:
                 return None
-            users: set[str] = set()
-            for table in sorted([name for name in tables if "user" in tables[name]]):
-                for series in history.read(job, table, ["user"]):
-                    cells = series.columns.get("user")
-                    if cells is not None and cells.dtype.kind == "S":
-                        users.update([one.decode("utf-8", "replace") for one in set(cells.tolist()) if one])
-            return frozenset(users)
+            names = sorted([name for name in tables if "user" in tables[name]])
+            return _owners([series for name in names for series in history.read(job, name, ["user"])])
 
-        found: frozenset[str] | None = self._ask(
-            ("users", job), work, lambda found: OWNER_S if found else UNKNOWN_S
+        found: Owners | None = self._ask(
+            ("owners", job), work, lambda found: OWNER_S if found and any(found.users) else UNKNOWN_S
         ).value
         return found
 
@@ -278,6 +288,24 @@ class Store:
         self._kept_bytes += size
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+
+def _owners(found: Sequence[Series]) -> Owners:
+    """Whose rows are. Some lack the user while a job begins; where all do for a while, they are another job's."""
+    columns = [(one.times, one.columns["user"]) for one in found if "user" in one.columns]
+    columns = [(times, cells) for times, cells in columns if len(times) and cells.dtype.kind == "S"]
+    if not columns:
+        return Owners(frozenset(), -np.inf)
+    times = np.concatenate([times for times, _ in columns]).astype(float)
+    cells = np.concatenate([cells for _, cells in columns])
+    order = np.argsort(times, kind="stable")
+    times, cells = times[order], cells[order]
+    is_named = cells != b""
+    whiles = np.flatnonzero(np.diff(times, prepend=-np.inf) > AGAIN_S)
+    users = {one.decode("utf-8", "replace") for one in set(cells.tolist())}
+    if np.logical_or.reduceat(is_named, whiles).all():
+        users.discard("")
+    return Owners(frozenset(users), float(times[is_named].max(initial=-np.inf)))
 
 
 def _size(value: Any) -> int:
