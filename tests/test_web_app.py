@@ -499,6 +499,37 @@ def test_a_nodes_past_before_the_users_first_job_there_is_not_told(app, facts):
     assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since=1", ROOT)["since"] < began
 
 
+def test_tables_of_a_facility_name_users_and_are_for_administrators(users, page):
+    times = {"name": "times", "unit": "count", "kind": "gauge", "help": None}
+
+    class Facility(MadeUpFacts):
+        def job(self, job):
+            found = super().job(job)
+            return found and {**found, "tables": {**found["tables"], "facility_users_default": [times]}}
+
+        def node(self, name):
+            found = super().node(name)
+            return found and {**found, "tables": {**found["tables"], "facility_users_default": [times]}}
+
+        def series(self, asked):
+            if asked.table != "facility_users_default":
+                return super().series(asked)
+            found = super().series(asked._replace(job=0, table="procstats_default", column="loadavg_1min"))
+            return {**found, "series": [{**one, "labels": {"user": "bob"}} for one in found["series"]]}
+
+    app = make(Facility(40, 40), users, folder=page)
+    for what in (f"jobs/{ALICES}", "nodes/node1"):
+        tables = {
+            name: set(got(app, f"/api/v1/{what}", who)["tables"]) for name, who in (("alice", ALICE), ("root", ROOT))
+        }
+        assert tables["root"] - tables["alice"] == {"facility_users_default"} and tables["alice"]
+        query = f"/api/v1/{what}/series?node=node1&metric=" if "jobs" in what else f"/api/v1/{what}/series?metric="
+        assert "bob" in set(texts_in(got(app, f"{query}facility_users_default.times", ROOT)))
+        there = refused(app, f"{query}facility_users_default.times", 404, ALICE)
+        none = refused(app, f"{query}facility_nothing_default.times", 404, ALICE)
+        assert there.body == none.body.replace(b"nothing", b"users")
+
+
 def test_qhost_and_qstat_are_in_the_envelope_and_of_the_own_jobs_only(app, facts):
     for route in ("/qhost", "/qstat"):
         told = got(app, route, ROOT)

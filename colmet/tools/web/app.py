@@ -19,7 +19,17 @@ from colmet.tools.batch.qmem import Hosts, Owners, envelope
 from colmet.tools.web import models
 from colmet.tools.web.access import Access
 from colmet.tools.web.answers import answer, failure, pack, takes_gzip, to_json
-from colmet.tools.web.facts import FOLDS, SOURCES, Busy, Facts, JobsAsked, NodesAsked, SeriesAsked, StoreWarning
+from colmet.tools.web.facts import (
+    FACILITY,
+    FOLDS,
+    SOURCES,
+    Busy,
+    Facts,
+    JobsAsked,
+    NodesAsked,
+    SeriesAsked,
+    StoreWarning,
+)
 from colmet.tools.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
 from colmet.tools.web.front import Front, too_many, visitor_of
 from colmet.tools.web.workers import Workers
@@ -280,7 +290,7 @@ class Routes:
             # of a job that is stored only, the row need not tell whose it is
             if found is None or (only is not None and found["job"]["user"] not in (only, None, "")):
                 raise HTTPException(404, _NO_JOB.format(job))
-            return found
+            return {**found, "tables": own_tables(found["tables"], only)}
 
         return await self._told(self._store, request, work)
 
@@ -308,7 +318,7 @@ class Routes:
             asked = SeriesAsked(job, table, column, node, start, until, points, fold, rate, source)
             if start is not None and until is not None and start > until:
                 return _no_series(asked, [])
-            return self._series(asked, f"job {job} has no {metric}, or is none that you may see")
+            return self._series(asked, only, f"job {job} has no {metric}, or is none that you may see")
 
         return await self._told(self._store, request, work)
 
@@ -365,7 +375,8 @@ class Routes:
             found = self._facts.node(node)
             if found is None:
                 raise HTTPException(404, _NO_NODE.format(node))
-            return {**found, "jobs": [row for row in found["jobs"] if only is None or row["user"] == only]}
+            jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
+            return {**found, "jobs": jobs, "tables": own_tables(found["tables"], only)}
 
         return await self._told(self._memory, request, work)
 
@@ -396,7 +407,7 @@ class Routes:
             asked = SeriesAsked(0, table, column, node, start, until, points, fold, rate, source)
             if start is not None and until is not None and start > until:
                 return _no_series(asked, [])
-            return self._series(asked, f"node {node!r} has no {metric}, or is none that you may see")
+            return self._series(asked, only, f"node {node!r} has no {metric}, or is none that you may see")
 
         return await self._told(self._store, request, work)
 
@@ -488,7 +499,9 @@ class Routes:
             if not page.items or offset >= page.total:
                 return first
 
-    def _series(self, asked: SeriesAsked, lacking: str) -> Mapping[str, Any]:
+    def _series(self, asked: SeriesAsked, only: Optional[str], lacking: str) -> Mapping[str, Any]:
+        if not own_tables({asked.table: ()}, only):
+            raise HTTPException(404, lacking)
         try:
             found = self._facts.series(asked)
         except Busy:
@@ -515,6 +528,11 @@ def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
 def own_owners(owners: Owners, only: Optional[str]) -> Owners:
     """Of owners: this user; all where there is none."""
     return {name: owner for name, owner in owners.items() if only is None or name == only}
+
+
+def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, Any]:
+    """Of tables: those that an ordinary user may see; all where there is none."""
+    return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
 
 
 def _empty_job(job: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from colmet.tools.batch.qmem import Hosts, Owners
 
 FOLDS = ("mean", "min", "max", "last")
 SOURCES = ("auto", "memory", "stored")
+FACILITY = "facility_"  # begins the names of tables of colmet-facility: of no node, and some name users
 
 
 class Busy(ColmetError):
