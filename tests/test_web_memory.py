@@ -182,6 +182,16 @@ def test_a_number_that_comes_back_is_another_job(bed):
     assert (bed.memory.job(7).user, bed.memory.job(7).first) == ("bob", START + bed.now)
 
 
+def test_of_a_job_all_has_come_where_its_node_had_been_heard_without_it(bed):
+    bed.gauge("n1", 1, {7: 1})
+    bed.gauge("n1", 2, {7: 1, 8: 1})
+    bed.gauge("n2", 2, {8: 1, 9: 1}, jobs=())
+    assert [bed.memory.job(job).is_whole for job in (7, 8, 9)] == [False, True, False]
+    bed.now += 2 * memory_module.AGAIN_S
+    bed.gauge("n1", bed.now, {8: 1})
+    assert not bed.memory.job(8).is_whole, "it may have been away"
+
+
 def test_jobs_that_ended_first_are_forgotten_first(bed, monkeypatch):
     monkeypatch.setattr(memory_module, "MAX_JOBS", 50)
     monkeypatch.setattr(memory_module, "FORGET", 10)

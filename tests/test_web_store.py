@@ -200,6 +200,37 @@ def test_a_job_that_was_seen_from_its_beginning_takes_no_store(bed):
     assert len(seconds(bed.series(job=2000))[0]) == 5 and bed.known._store.counters()["asked"] == before
 
 
+@pytest.mark.parametrize("later", ["alice", "bob"])
+def test_a_job_that_was_away_for_long_keeps_its_past_where_that_is_the_same_users(bed, history, later):
+    bed.cluster.on = {name: [] for name in bed.cluster.names}
+    bed.go(40)
+    bed.cluster.on["n1"] = [2000]  # alice's
+    bed.go(5)
+    bed.clock.now += 7200
+    bed.cluster.tick += 7200 // bed.cluster.period
+    bed.cluster.user = lambda job: later
+    bed.go(3)
+    asked, tables = [], history.tables
+    history.tables = lambda job, since=None, *more: asked.append(since) or tables(job, since, *more)
+    since = bed.known.owned_since(2000, later)
+    assert bed.known.job(2000)["stored"]
+    former, now = [5.0 * n for n in range(41, 46)], [5.0 * n for n in range(1486, 1489)]
+    if later == "alice":
+        assert since is None and seconds(bed.series(job=2000)) == [[*former, 3827.5, *now]], "with a hole"
+    else:
+        assert since == START + now[0] and seconds(bed.series(job=2000, since=since)) == [now]
+        assert asked[1:] and min(asked[1:]) > START + former[-1], "of bob's, also in what there is of it"
+
+
+def test_a_job_that_runs_on_after_a_start_has_its_past_however_seldom_its_node_sends(bed):
+    bed.cluster.period = 300
+    bed.go(10, take=False)
+    bed.memory.began = START + bed.clock.now - 1000
+    bed.go(3)
+    assert bed.known.owned_since(1000, "alice") is None
+    assert seconds(bed.series()) == [[300.0 * n for n in range(1, 14)]]
+
+
 def test_the_curves_of_a_node_are_its_own(bed):
     bed.go(5)
     found = bed.series("loadavg_1min", job=0, table="procstats_default", node="n1")

@@ -314,7 +314,7 @@ class Known(Facts):
         user = self._row_owner(found, job)
         if self._store is not None:
             try:
-                answer = self._store.tables(job, None if known is None or not self._saw_all(known) else known.first)
+                answer = self._store.tables(job, self._begun(job, known, user))
                 stored = answer.value
                 warnings += answer.warnings
                 if not is_here and stored:
@@ -340,6 +340,12 @@ class Known(Facts):
             "warnings": warnings,
         }
 
+    def _begun(self, job: int, known: KnownJob | None, user: str) -> float | None:
+        """From when on what is stored of a number is of the job that has it now; None for all of it."""
+        if known is None or not (user or self._saw_all(known)):
+            return None
+        return self.owned_since(job, user)
+
     def _by_host(self, found: _Snapshot, chosen: Any) -> list[dict[str, Any]]:
         rows = found.jobs.by_host(chosen)
         for row, n in zip(rows, chosen.tolist()):
@@ -347,8 +353,8 @@ class Known(Facts):
         return rows
 
     def _saw_all(self, known: KnownJob) -> bool:
-        """Whether the job began after this process did."""
-        return known.first > self._memory.began + GRACE_S
+        """Whether the job began after this process did, and was never away for long."""
+        return known.is_whole and known.first > self._memory.began + GRACE_S
 
     def nodes(self, asked: NodesAsked) -> Page:
         """Rows of nodes, from memory."""

@@ -30,7 +30,7 @@ MAX_STRANDS = 1 << 17
 MAX_HOSTS = 16384
 MAX_JOBS = 100_000
 FORGET = 1000  # jobs at a time, beyond that
-AGAIN_S = 3600.0  # without a sample, after which a job's number is another job's
+AGAIN_S = 3600.0  # without a sample, after which a job's number may be another job's
 TIDY_S = 60.0
 LOOK_S = 20.0  # between two looks that keep the watch going
 # What is taken beside rows, about.
@@ -122,18 +122,20 @@ class KnownJob:
         job: its number.
         user: whose it is; "" where nobody has said, or not all say the same.
         is_disputed: whether not all say the same: there are two jobs of this number.
+        is_whole: whether nothing came of its number before, while its node was heard.
         first: time of its first sample that came here, seconds since 1970.
         last: of its last one.
         hosts: that it was on.
         tables: that have rows of it.
     """
 
-    __slots__ = ("first", "hosts", "is_disputed", "job", "last", "tables", "user")
+    __slots__ = ("first", "hosts", "is_disputed", "is_whole", "job", "last", "tables", "user")
 
-    def __init__(self, job: int, now: float) -> None:
+    def __init__(self, job: int, now: float, is_whole: bool) -> None:
         self.job = job
         self.user = ""
         self.is_disputed = False
+        self.is_whole = is_whole
         self.first = self.last = now
         self.hosts: set[str] = set()
         self.tables: frozenset[str] = frozenset()
@@ -259,25 +261,26 @@ class Memory:
         host = batch.host
         if host in self._heard or len(self._heard) < MAX_HOSTS:
             self._heard[host] = Heard(int(wall * NS), int(wall * NS) - batch.time_ns)
+        is_new = host not in self._by_host
         for job in batch.jobs or ():
-            self._know(job, host, min(wall, batch.time_ns / NS))
+            self._know(job, host, min(wall, batch.time_ns / NS), is_new)
         for table in batch.tables:
             if not len(table):
                 continue
             packed = table.packed
             schema = table.schema
             if schema.scope == "job":
-                self._index(schema, packed, host, min(wall, table.time_ns / NS))
+                self._index(schema, packed, host, min(wall, table.time_ns / NS), is_new)
             self._keep((host, schema.name), schema, table.time_ns, packed, now)
 
-    def _know(self, job: int, host: str, at: float) -> KnownJob:
+    def _know(self, job: int, host: str, at: float, is_new: bool) -> KnownJob:
         known = self._jobs.get(job)
         if known is None:
             if len(self._jobs) >= MAX_JOBS:
                 self._forget()
-            known = self._jobs[job] = KnownJob(job, at)
+            known = self._jobs[job] = KnownJob(job, at, not is_new)
         elif at - known.last > AGAIN_S:
-            known = self._jobs[job] = KnownJob(job, at)
+            known = self._jobs[job] = KnownJob(job, at, False)
         if at > known.last:
             known.last = at
         elif at < known.first:
@@ -286,7 +289,7 @@ class Memory:
             known.hosts.add(host)
         return known
 
-    def _index(self, schema: Schema, packed: bytes, host: str, at: float) -> None:
+    def _index(self, schema: Schema, packed: bytes, host: str, at: float, is_new: bool) -> None:
         """Note whose rows are in a table."""
         rows = np.frombuffer(packed, schema.dtype)
         users: list[bytes] = []
@@ -297,7 +300,7 @@ class Memory:
                 continue
             known = self._jobs.get(job)
             if known is None or host not in known.hosts or at - known.last > AGAIN_S:
-                known = self._know(job, host, at)
+                known = self._know(job, host, at, is_new)
             if schema.name not in known.tables:
                 tables = known.tables | {schema.name}
                 known.tables = self._sets.setdefault(tables, tables)
