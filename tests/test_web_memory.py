@@ -228,6 +228,19 @@ def test_a_node_that_is_not_heard_any_more_is_silent(bed):
     assert bed.memory.look().silent == {"n1"}
 
 
+def test_who_sends_of_a_facility_alone_is_no_node(bed):
+    facility = Schema("facility_users_default", "node", GAUGE.fields)
+    bed.memory.note({"heard": {"head-facility": [int((START + bed.now) * NS), 0]}})
+    bed.gauge("n1", bed.now, {0: 1, 7: 1}, jobs=(7,))
+    for host in ("head-facility", "n1", "n2"):
+        bed.gauge(host, bed.now, {0: 3}, jobs=None if host != "n1" else (), schema=facility)
+    look = bed.memory.look()
+    assert [host for host, _ in look.hosts] == list(look.heard) == ["n1"] and look.hosts[0][1].jobs == (7,)
+    assert "facility_users_default" in bed.memory.tables(["head-facility"]) and bed.memory.is_host("head-facility")
+    bed.gauge("n2", bed.now, {8: 1})
+    assert set(bed.memory.look().heard) == {"n1", "n2"} and not bed.memory.job(8).is_whole
+
+
 def test_nodes_that_the_collector_knew_before_are_known(bed):
     bed.memory.note({"heard": {"n9": [1, 2], "bad": ["x", 2], "worse": 3}, "left_out": 5, "other": 1})
     assert list(bed.memory.look().heard) == ["n9"] and bed.memory.is_host("n9") and bed.memory.missed == 5

@@ -21,6 +21,7 @@ from colmet.common.cli import powers_of_ten
 from colmet.common.schema import Batch, Rows, Schema
 from colmet.common.top import GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.watch import LEAST_S, Kept, Watch
+from colmet.tools.web.facts import FACILITY
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +248,7 @@ class Memory:
             if now >= self._look_at:
                 self._look_at = now + LOOK_S
                 self._watch.look()
-            self._watch.take(batches)
+            self._watch.take([batch for batch in batches if not _is_of_facility(batch)])
             for batch in batches:
                 self._batches += 1
                 self._take(batch, now, wall)
@@ -259,9 +260,12 @@ class Memory:
 
     def _take(self, batch: Batch, now: float, wall: float) -> None:
         host = batch.host
-        if host in self._heard or len(self._heard) < MAX_HOSTS:
+        is_new = all(name.startswith(FACILITY) for name in self._by_host.get(host, ()))
+        if _is_of_facility(batch):
+            if is_new:  # no node, though the collector has told of it as of one
+                self._heard.pop(host, None)
+        elif host in self._heard or len(self._heard) < MAX_HOSTS:
             self._heard[host] = Heard(int(wall * NS), int(wall * NS) - batch.time_ns)
-        is_new = host not in self._by_host
         for job in batch.jobs or ():
             self._know(job, host, min(wall, batch.time_ns / NS), is_new)
         for table in batch.tables:
@@ -471,6 +475,11 @@ class Memory:
                 picked = _picked(host, job, one, samples, since, until)
                 if picked is not None:
                     yield picked
+
+
+def _is_of_facility(batch: Batch) -> bool:
+    """Whether it tells nothing of the host that it is from."""
+    return bool(batch.tables) and all(table.schema.name.startswith(FACILITY) for table in batch.tables)
 
 
 def _picked(
