@@ -413,6 +413,20 @@ def test_a_job_that_ended_is_told_of_without_values(bed):
     assert len(seconds(bed.series(job=1000))[0]) == 3
 
 
+def test_a_node_that_is_not_heard_any_more_stays_with_its_job(bed):
+    bed.cluster.on["n1"].append(1000)
+    bed.go(3)
+    del bed.cluster.on["n1"]
+    bed.go(20)
+    job = bed.known.job(1000)
+    assert job["job"]["running"] and job["job"]["nodes"] == 2 and job["job"]["cpu"] == 1.0
+    assert [(row["node"], row["cpu"], row["user"]) for row in job["nodes"]] == [
+        ("n0", 1.0, "alice"),
+        ("n1", None, "alice"),
+    ]
+    assert bed.known.jobs(JobsAsked(sort="nodes")).items[0]["job"] == 1000
+
+
 def test_totals_are_of_all_or_of_one_user(bed):
     bed.go(3)
     every, own = bed.known.cluster(None), bed.known.cluster("alice")

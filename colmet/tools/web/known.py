@@ -256,10 +256,11 @@ class Known(Facts):
         row: dict[str, Any] = {**dict.fromkeys((*JOB_KEYS, "on", "time")), "job": job, "user": "", "nodes": 0}
         if known is not None:
             hosts = self._memory.hosts_of(known)
-            row.update(user=self._owner(job), nodes=len(hosts), on=hosts[0] if hosts else None)
+            row.update(user=self._owner(job), on=hosts[0] if hosts else None)
         row.update(found.rows.get(job, {}))
         return {
             **row,
+            "nodes": row["nodes"] if known is None else len(hosts),  # also those that are not heard any more
             "first": None if known is None else known.first,
             "last": None if known is None else known.last,
             "running": job in found.running,
@@ -330,7 +331,7 @@ class Known(Facts):
         rows = self._by_host(found, chosen)
         there = {row["node"] for row in rows}
         nothing = {**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1}
-        rows += [{**nothing, "node": host} for host in hosts if host not in there] if not rows else []
+        rows += [{**nothing, "node": host} for host in hosts if host not in there]
         tables = {} if known is None else self._memory.tables(hosts, known.tables)
         return {
             "job": {**self._row(found, job, known), "user": user},
@@ -601,10 +602,10 @@ def _ordered(
             return job in found.running
         if asked.sort in ("first", "last"):
             return None if one is None else getattr(one, asked.sort)
-        if row is not None:
-            return row.get(asked.sort)
         if one is not None and asked.sort == "nodes":
             return len(one.hosts)
+        if row is not None:
+            return row.get(asked.sort)
         if one is not None and asked.sort == "on":
             return min(one.hosts, default=None)
         return None
