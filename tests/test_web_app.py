@@ -14,6 +14,7 @@ import pytest
 from test_web_access import cheap
 from web_client import ask, asking, basic
 from web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
+from web_nodes import Cluster
 
 from colmet.common.errors import ColmetError
 from colmet.common.top import JOB_KEYS, NODE_KEYS
@@ -24,6 +25,9 @@ from colmet.tools.web.answers import takes_gzip, to_json
 from colmet.tools.web.app import build_app
 from colmet.tools.web.credentials import Line
 from colmet.tools.web.facts import Busy, Facts, StoreWarning
+from colmet.tools.web.known import Known
+from colmet.tools.web.memory import Memory
+from colmet.tools.web.store import Nothing, Store
 from colmet.tools.web.workers import Workers
 
 ALICE, BOB, ROOT = basic("alice", "a"), basic("bob", "b"), basic("root", "r")
@@ -448,6 +452,17 @@ def test_where_the_store_cannot_be_read_what_is_anothers_still_looks_like_what_i
     for tail in ("", f"/series?{METRIC}", "/completeness"):
         others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 404, ALICE) for job in (BOBS, 4242))
         assert others.body == none.body.replace(b"4242", str(BOBS).encode())
+
+
+def test_where_too_many_ask_the_store_what_is_anothers_still_looks_like_what_is_not_there(users, page):
+    known = Known(Memory(1 << 20, 3600), Store(Nothing, readers=0, waiting=0))
+    cluster = Cluster(jobs=2, start=int(time.time()) - 5)
+    known._memory.take(cluster.batches())
+    app = make(known, users, folder=page)
+    for tail in ("", f"/series?{METRIC}", "/completeness"):
+        others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 429, ALICE) for job in (1001, 4242))
+        assert others.body == none.body
+    assert got(app, "/api/v1/jobs/1000", ALICE)["job"]["user"] == "alice"
 
 
 def test_a_user_sees_the_own_jobs(app):

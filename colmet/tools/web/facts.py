@@ -133,6 +133,10 @@ class Facts(ABC):
     def owner(self, job: int) -> str | None:
         """Whose a job is; "" where nobody says, None where there is no such job. May wait for a store."""
 
+    def seek(self, job: int) -> None:
+        """Wait for a store, and fail, as `owner` does for a job that only the store can know."""
+        del job
+
     def owned_since(self, job: int, user: str) -> float | None:
         """From when on what is told of a job is this user's, who owns it now; None for all. May wait for a store."""
         del job, user

@@ -280,6 +280,10 @@ class Known(Facts):
             return ""
         return self._stored_owner(job, known.first - GRACE_S) or ""
 
+    def seek(self, job: int) -> None:
+        """Wait for the store, and fail, as `owner` does for a job that only the store can know."""
+        self._stored_owner(job)
+
     def _stored_owner(self, job: int, reaches: float = -math.inf) -> str | None:
         """Whose the rows of a job in the store are: "" where nobody says, or not all say the same; None for none.
 
