@@ -22,7 +22,7 @@ clibs:
 test: venv clibs ## run the test suite; ARGS goes to pytest
 	@$(PY) -m pytest $(ARGS)
 
-test-all: clibs ## run it on every Python from 3.9 to 3.13 that this machine has (VERSIONS="3.9 3.13": on these)
+test-all: clibs ## run it on every Python from 3.9 to 3.15; Debian's packages give missing ones (VERSIONS="3.15 3.9": on these)
 	@scripts/test-all.sh $(ARGS)
 
 test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, which this installs with apt; as root
@@ -55,8 +55,8 @@ format: venv ## rewrite the source in the project's format
 bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 	@$(PY) benchmarks/run.py $(ARGS)
 
-docs: venv ## write docs/metrics.md from the schemas
-	@$(PY) -m colmet.tools.metrics docs/metrics.md
+docs: venv ## write docs/metrics.md and colmet/common/catalogue.py from the schemas
+	@$(PY) -m colmet.tools.metrics docs/metrics.md --catalogue colmet/common/catalogue.py
 
 docs-pictures: venv clibs ## make the pictures of the documentation of a real run, in two minutes; as root
 	@$(PY) -m colmet.tools.pictures docs/pictures $(ARGS)

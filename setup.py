@@ -106,6 +106,7 @@ setup(
         "console_scripts": [
             "colmet-node = colmet.node.main:main",
             "colmet-collector = colmet.collector.main:main",
+            "colmet-web = colmet.tools.web.__main__:serve",
             "colmet = colmet.tools.colmet:main",
             "colmet-extract = colmet.tools.extract:main",
             "colmet-facility = colmet.tools.facility.command:main",
@@ -123,6 +124,8 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
+        "Programming Language :: Python :: 3.15",
         "Topic :: System :: Monitoring",
     ],
 )

@@ -114,7 +114,7 @@ def bench_taskstats() -> list[tuple[str, float, str, str]]:
 
 
 def bench_jobproc() -> list[tuple[str, float, str, str]]:
-    """A sample of 500 processes through the backend, and the reads of their two files alone."""
+    """A sample of 500 processes through the backend, the reads of their two files alone, and in place of cgroups."""
     raise_open_file_limit()
     with processes(PROCESSES) as pids:
         backend = JobprocBackend(Host())
@@ -139,7 +139,12 @@ def bench_jobproc() -> list[tuple[str, float, str, str]]:
 
         worst = cpu_us(all_change, len(pids))
         backend.close()
+        stand_in = JobprocBackend(Host(), every=False)
+        instead = cpu_us(lambda: list(stand_in.sample([job])), len(pids))
+        stand_in.close()
     return [
+        ("jobproc, in place of cgroups: CPU per process", instead, "us", "at most 4"),
+        ("jobproc, in place of cgroups: of what all of jobproc costs", instead / whole, "x", "at most 0.4"),
         ("jobproc: CPU per process", whole, "us", "at most 12"),
         ("jobproc: CPU per process, all with changed mappings", worst, "us", ""),
         ("jobproc: over the reads alone", whole / least, "x", ""),

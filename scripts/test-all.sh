@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests on every supported Python that this machine has, each in its own .venvs/VERSION, and prints what went
+# Runs the tests on every supported Python that this machine has or can have of Debian's packages, each in its own .venvs/VERSION, and prints what went
 # wrong and a line for each run; all that pytest said is in .venvs/VERSION.log, VERSION.alone.log and VERSION.slow.log.
 #
 # Tests marked live go by this machine's clock and kernel: they run alone, on the first Python, and those of whole
@@ -7,14 +7,14 @@
 # slow are a run of their own, on the first Python: what differs between the newest and the oldest Python shows on the
 # first two, and the rest of the code on each one between.
 #
-# usage: [VERSIONS="3.13 3.9"] [AT_ONCE=1] test-all.sh [PYTEST ARGUMENT...]
+# usage: [VERSIONS="3.15 3.9"] [AT_ONCE=1] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
 shopt -s extglob nullglob
 cd "$(dirname "$0")/.."
 source scripts/running.sh
 
 programs=(tests/test_daemons.py tests/test_link_daemons.py tests/test_once.py tests/test_reload.py)
-read -ra versions <<<"${VERSIONS:-3.13 3.9 3.10 3.11 3.12}"
+read -ra versions <<<"${VERSIONS:-3.15 3.9 3.10 3.11 3.12 3.13 3.14}"
 asked_for=$#
 
 # Prints the path of a Python of this version. Each candidate has to run: a shim of pyenv exists for versions that
@@ -42,7 +42,7 @@ tests() { start "$3" ".venvs/$2/bin/python" -m "$1" "${@:4}"; }
 found=()
 absent=()
 for version in "${versions[@]}"; do
-    if python=$(find_python "$version"); then
+    if python=$(find_python "$version" || scripts/python-of-debian.sh "$version" ".venvs/debian-$version"); then
         found+=("$version")
         beside scripts/bootstrap.sh ".venvs/$version" "$python"
     else

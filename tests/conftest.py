@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,10 @@ def cgroups(root):
 
         made.job = job
         yield made
+
+
+def fork():
+    """Return what os.fork() does; Python warns of threads beside it: those of libraries, without locks held."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()

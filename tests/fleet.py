@@ -31,7 +31,7 @@ NUMBER = Field("number", "count", "counter")  # of the row, of all rows of its n
 CHECK = Field("check", "none", "gauge")  # goes with the number
 SCHEMAS = (
     Schema("load_default", "job", (NUMBER, CHECK, Field("load", "percent", "gauge", dtype="f8"))),
-    Schema("memory_default", "job", (NUMBER, CHECK, Field("label", "none", "label", dtype="S40", fold="first"))),
+    Schema("label_default", "job", (NUMBER, CHECK, Field("label", "none", "label", dtype="S40", fold="first"))),
     Schema("host_default", "node", (NUMBER, CHECK)),
 )
 JOBS = 12  # at a time

@@ -22,6 +22,7 @@ from colmet.node.backend import InputBackend
 from colmet.node.held import Held
 from colmet.node.host import Host
 from colmet.node.link import Link
+from colmet.node.processes import Processes
 from colmet.node.route import Route, Times, by_preference
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
@@ -67,6 +68,7 @@ class NoJobs:
 
     fd = -1
     started = ended = failures = unmapped = conflicts = left_out = overflows = 0
+    processes = Processes()
 
     def scan(self):
         return []

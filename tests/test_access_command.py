@@ -152,7 +152,7 @@ def test_rights_and_owner_stay_and_a_new_file_is_not_for_all(file, monkeypatch):
     after = file.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_ino != before.st_ino  # exchanged whole
-    assert os.listdir(file.parent) == ["users"]
+    assert sorted(os.listdir(file.parent)) == [".users.lock", "users"]
 
 
 def test_a_link_stays_a_link(file, tmp_path, monkeypatch):
@@ -195,13 +195,26 @@ def test_a_file_with_an_error_is_not_touched(file, monkeypatch, capsys):
 
 
 def test_two_do_not_change_it_at_once(file):
-    descriptor = os.open(file.parent, os.O_RDONLY)
+    command.add(str(file), "bob", Token(token_digest("x")))
+    lock = file.parent / f".{file.name}.lock"
+    assert lock.stat().st_mode & 0o777 == 0o600
+    descriptor = os.open(lock, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="somebody else changes it"):
+        with pytest.raises(ConfigError, match="another `colmet access` changes it"):
             command.add(str(file), "alice", Token(token_digest("x")))
     finally:
         os.close(descriptor)
+
+
+def test_who_can_open_the_directory_cannot_keep_it_from_being_changed(file):
+    descriptor = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        command.add(str(file), "alice", Token(token_digest("x")))
+    finally:
+        os.close(descriptor)
+    assert "alice" in file.read_text()
 
 
 def test_a_full_disk_leaves_the_file_of_before(file, monkeypatch):
@@ -214,4 +227,4 @@ def test_a_full_disk_leaves_the_file_of_before(file, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match="No space left"):
         command.add(str(file), "bob", Token(token_digest("y")))
-    assert file.read_text() == before and os.listdir(file.parent) == ["users"]
+    assert file.read_text() == before and sorted(os.listdir(file.parent)) == [".users.lock", "users"]

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from direct import Direct
+from hdf5_writer import write_once
 
 from colmet.common.cli import Signals
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
@@ -16,7 +17,10 @@ from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner
 from colmet.node.backend import InputBackend
 from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
+from colmet.node.processes import Processes
 from colmet.node.schedule import Schedule
+from colmet.tools import extract
+from colmet.tools.history.hdf5 import Hdf5History
 
 PER_S, AT_ONCE = DRAINS
 SCHEMA = Schema("fake_default", "job", [Field("cpu", "nsec", "counter")])
@@ -405,6 +409,7 @@ class Source:
     """Jobs as a test has them."""
 
     started = ended = failures = 0
+    processes = Processes()
 
     def __init__(self, *jobs):
         self.jobs = {job: Job(None, job) for job in jobs}
@@ -475,6 +480,60 @@ def test_a_job_that_ends_between_two_ticks_gets_its_last_row_at_once(source, hea
     agent._look_around()
     assert len(sent.messages) == 1 and hearing.asked == [7, 11], "once"
     agent.close()
+
+
+@pytest.mark.parametrize(
+    ("tick", "end", "last"),
+    [
+        (10.1, 10.6, 11.0),
+        (10.1, 11.3, 11.3),
+        (10.9, 11.0, 11.0),
+        (10.0, 10.0, 11.0),
+        (700.0, 10.5, 10.5),  # the clock was set back
+    ],
+)
+def test_a_jobs_last_row_is_of_another_second_than_the_tick_before(source, hearing, monkeypatch, tick, end, last):
+    """Whatever stores whole seconds: a sum over the rows of a second has each job once."""
+    now = [tick]
+    monkeypatch.setattr("colmet.node.agent.time.time_ns", lambda: round(now[0] * 1e9))
+    sent = Sent()
+    agent = listening_agent(source, [Fake(), hearing], sent)
+    (table, _) = agent.tick().tables
+    assert table.time_ns == tick * 1e9
+    now[0] = end
+    source.end(7)
+    agent._look_around()
+    (batch,) = batches_of(sent)
+    assert batch.time_ns == end * 1e9, "the clock of the agent is not ahead"
+    assert [table.time_ns for table in batch.tables] == [last * 1e9]
+    agent.close()
+
+
+def test_what_is_stored_of_a_job_that_ends_has_each_second_once(source, hearing, monkeypatch, tmp_path):
+    """Side by side as readers have it, from a file: nobody who sums a second has a job twice."""
+    now = [1_700_000_000.1]
+    monkeypatch.setattr("colmet.node.agent.time.time_ns", lambda: round(now[0] * 1e9))
+    sent = Sent()
+    agent = listening_agent(source, [hearing], sent)
+    batches = []
+    for _ in range(3):
+        now[0] += 1
+        batches.append(agent.tick())
+    now[0] += 0.5
+    source.end(7)
+    agent._look_around()
+    batches += batches_of(sent)
+    now[0] += 0.5
+    batches.append(agent.tick())
+    agent.close()
+    path = tmp_path / "made.hdf5"
+    write_once(path, batches)
+    history = Hdf5History([str(path)])
+    columns = [extract.Column("cpu", "fake_default", "cpu")]
+    found = extract.join(extract.fetch(history, 7, columns, extract.Interval()), columns)
+    history.close()
+    assert found.times.tolist() == [1_700_000_000 + n for n in (1, 2, 3, 4)]
+    assert found.columns["cpu"].tolist() == [5, 5, 5, 77]
 
 
 def test_a_job_that_ends_before_a_tick_gets_its_last_row_before_it(source, hearing):

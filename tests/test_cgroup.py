@@ -20,7 +20,7 @@ from colmet.node.backends import NAMES
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
 from colmet.node.host import Host
 from colmet.node.jobs import Job
-from colmet.node.kernel.cgroupfiles import Blocks, Keyed, count_cpus
+from colmet.node.kernel.cgroupfiles import Blocks, Keyed, count_cpus, has_counted
 
 KERNEL = Path(__file__).parent / "data/kernel"
 V1 = KERNEL / "cgroup-v1-linux-6.18"
@@ -260,8 +260,11 @@ def test_cpu_time_is_read_before_anything_else_of_any_job(fake, backend, monkeyp
 # I/O of v1
 
 
-def blkio(fake, job, listed):
-    """The job did no I/O; whether the hierarchy's top lists a device."""
+DIRECTIONS = ("Read", "Write", "Sync", "Async", "Discard", "Total")
+
+
+def blkio(fake, job, top):
+    """The job did no I/O; the number that the hierarchy's top has for a device, None where it lists none."""
     for name in ("io_service_bytes_recursive", "io_serviced_recursive"):
         shutil.copy(
             V1 / "blkio-not-counted" / f"blkio.throttle.{name}",
@@ -269,12 +272,9 @@ def blkio(fake, job, listed):
         )
     fake.write("/cgroup/blkio/oar/blkio.throttle.io_service_bytes", "Total 0\n")
     fake.write("/cgroup/blkio/oar/bob_42/blkio.throttle.io_service_bytes", "Total 0\n")
-    top = (
-        "".join(f"254:0 {what} 0\n" for what in ("Read", "Write", "Sync", "Async", "Discard", "Total"))
-        if listed
-        else ""
-    )
-    fake.write("/cgroup/blkio/blkio.throttle.io_service_bytes", f"{top}Total 0\n")
+    listed = "" if top is None else "".join(f"254:0 {what} {top}\n" for what in DIRECTIONS)
+    fake.write("/cgroup/blkio/blkio.throttle.io_service_bytes", f"{listed}Total {top or 0}\n")
+    fake.write("/proc/diskstats", " 254       0 vda 16291 7 1234 5 7 0 0 0 0 0 0 0 0 0 0 0 0\n")
     return job
 
 
@@ -282,20 +282,62 @@ IO = {"io_read_bytes", "io_write_bytes", "io_read_ops", "io_write_ops"}
 
 
 def test_a_job_without_io_has_zeros_where_the_kernel_counts(fake, backend):
-    values = values_of(backend, blkio(fake, make_v1(fake), listed=True))
+    values = values_of(backend, blkio(fake, make_v1(fake), top=4096))
     assert {values[name] for name in IO} == {0}
 
 
 def test_io_is_missing_where_the_kernel_does_not_count(fake, backend, caplog):
-    job = blkio(fake, make_v1(fake), listed=False)
+    job = blkio(fake, make_v1(fake), top=None)
     for _ in range(3):
         assert not IO & set(values_of(backend, job))
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "counts no I/O" in record.getMessage() and "/cgroup/blkio/oar/bob_42" in record.getMessage()
-    blkio(fake, job, listed=True)
+    blkio(fake, job, top=4096)
     for _ in range(SLOW_TICKS):
         values = values_of(backend, job)
     assert {values[name] for name in IO} == {0}
+
+
+def test_io_is_missing_where_the_kernel_lists_devices_and_counts_none_of_them(fake, backend, caplog):
+    """Linux 5.16 to 6.4."""
+    job = blkio(fake, make_v1(fake), top=0)
+    for name in ("io_service_bytes_recursive", "io_serviced_recursive"):
+        text = "".join(f"254:0 {what} 0\n" for what in DIRECTIONS) + "Total 0\n"
+        fake.write(f"/cgroup/blkio/oar/bob_42/blkio.throttle.{name}", text)
+    for _ in range(2 * SLOW_TICKS):
+        assert not IO & set(values_of(backend, job))
+    assert caplog.text.count("Linux 5.16 to 6.4 count only in groups with a limit") == 1
+    # where a group has a limit, the top counts; that does not make the others count
+    for name in ("io_service_bytes", "io_service_bytes_recursive"):
+        fake.write(f"/cgroup/blkio/blkio.throttle.{name}", "254:0 Read 512\n254:0 Write 0\nTotal 512\n")
+    for _ in range(SLOW_TICKS):
+        assert not IO & set(values_of(backend, job))
+    fake.write(
+        "/cgroup/blkio/oar/bob_42/blkio.throttle.io_service_bytes_recursive",
+        "254:0 Read 512\n254:0 Write 0\nTotal 512\n",
+    )
+    values = values_of(backend, job)
+    assert {name: values.get(name) for name in IO} == {
+        **{"io_read_bytes": 512, "io_write_bytes": 0, "io_read_ops": None, "io_write_ops": None}
+    }
+
+
+@pytest.mark.parametrize("top", [None, 0])
+def test_before_any_disk_was_used_io_is_missing_and_that_is_no_warning(fake, backend, caplog, top):
+    job = blkio(fake, make_v1(fake), top=top)
+    fake.write("/proc/diskstats", " 254       0 vda 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n   1 0 short\n")
+    assert not IO & set(values_of(backend, job))
+    assert "counts no I/O" not in caplog.text
+    blkio(fake, job, top=4096)
+    for _ in range(SLOW_TICKS):
+        values = values_of(backend, job)
+    assert {values[name] for name in IO} == {0}
+
+
+def test_the_top_counts_by_its_groups_where_the_kernel_tells_of_them(fake, backend):
+    job = blkio(fake, make_v1(fake), top=0)
+    fake.write("/cgroup/blkio/blkio.throttle.io_service_bytes_recursive", "254:0 Read 512\nTotal 512\n")
+    assert {values_of(backend, job)[name] for name in IO} == {0}
 
 
 def test_kernels_without_the_recursive_files_have_the_others(fake, backend):
@@ -768,8 +810,8 @@ def test_live_io_equals_what_the_process_did_or_is_missing(live, file_on_disk):
     start_work(made, file_on_disk)
     values = values_of(backend, job)
     top = cgroup_mount("blkio") / "blkio.throttle.io_service_bytes"
-    if ":" not in top.read_text():
-        assert not IO & set(values)  # Linux 6.10 and later, without a limit on any disk
+    if not has_counted(top.read_bytes()):
+        assert not IO & set(values)  # Linux 5.16 to 6.4; 6.10 and later, without a limit on any disk
         return
     assert 8 << 20 <= values["io_write_bytes"] < 12 << 20
     assert values["io_read_bytes"] >= 4 << 20

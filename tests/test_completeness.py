@@ -112,6 +112,37 @@ def test_nothing_is_missing_where_all_has_come(tmp_path):
     assert (lines[JOBS.name].found.here, lines[NODE.name].found.here) == (100, 50)
 
 
+@pytest.mark.parametrize("period", [1, 0.5])
+def test_a_last_row_of_the_second_of_an_account_is_not_missing(tmp_path, period):
+    """A job ends after a tick, and its last row has the time of the next second: see `Agent`."""
+    node = Node(ledger_s=5, period=period)
+    for _ in range(40):
+        node.tick()
+        second = (node.now - round(period * 10)) // 10 + 1
+        last = Table.from_samples(JOBS, second * NS, [Sample(node.now, {"cpu_time": 1})])
+        node.seq += 1
+        batch = Batch(node.host, node.epoch, node.seq, node.now * NS // 10 - 300_000_000, (1, 2), (last,))
+        node.arrived.append(node.ledger.add(batch, node.period))
+    node.now += 20
+    node.tick()
+    lines = node.lines(tmp_path)
+    assert lines[JOBS.name].found.here == 40 * 3 + 2
+    assert all(line.found.missing == 0 and not line.found.twice for line in lines.values())
+
+
+def test_a_last_row_is_not_missing_where_the_agent_ends_in_the_second_of_its_job(tmp_path):
+    node = Node(ledger_s=5, period=1)
+    node.ticks(7)
+    second = node.now // 10 - 1  # of the last tick
+    last = Table.from_samples(JOBS, (second + 1) * NS, [Sample(1, {"cpu_time": 1})])
+    for n, tables, ends in ((3, (last,), False), (6, (), True)):
+        node.seq += 1
+        batch = Batch(node.host, node.epoch, node.seq, second * NS + n * NS // 10, (), tables)
+        node.arrived.append(node.ledger.add(batch, node.period, ends))
+    lines = node.lines(tmp_path)
+    assert all(line.found.missing == 0 and not line.found.twice for line in lines.values())
+
+
 def test_no_job_no_row_and_nothing_missing(tmp_path):
     node = Node()
     node.ticks(20)
@@ -215,6 +246,21 @@ def test_a_node_that_was_killed_leaves_a_gap_up_to_its_next_start(tmp_path):
     assert lines[JOBS.name].found.missing == 60
     of_one = node.lines(tmp_path, job=2)[JOBS.name]
     assert spans(of_one) == [(150, 295, 30, 30, gaps.KILLED)]
+
+
+@pytest.mark.parametrize(("period", "a_second"), [(1, 1), (0.2, 5)])
+def test_rows_after_the_last_account_of_a_node_that_was_killed_are_not_missing(tmp_path, period, a_second):
+    """Of samples of a second and less; accounts come each minute, and this crash is 42 s after one."""
+    node = Node(period=period, ledger_s=60)
+    node.ticks(102 * a_second)
+    node.ticks(10 * a_second, lost="with the process")
+    node.now += 65 * 10
+    node.start(60)
+    node.ticks(100 * a_second)
+    lines = node.lines(tmp_path)
+    assert spans(lines[NODE.name]) == [(102, 176, 75 * a_second, 75 * a_second, gaps.KILLED)]
+    assert lines[JOBS.name].found.missing == 2 * 75 * a_second
+    assert lines[NODE.name].found.here == 202 * a_second
 
 
 @pytest.mark.parametrize("later", [0, 1, 4])

@@ -11,7 +11,7 @@ from test_daemons import Daemon, free_port
 
 from colmet.common.control import Control
 from colmet.common.errors import Refused
-from colmet.common.transport import ControlServer
+from colmet.common.transport import serve_control
 from colmet.tools import colmet
 
 
@@ -35,7 +35,7 @@ def daemon(socket):
 
     control = Control({"configure": answer})
     control.asked = asked
-    control.start(ControlServer(f"ipc://{socket}"))
+    control.start(serve_control(f"ipc://{socket}"))
     yield control
     control.close()
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 import zmq
+import zmtp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from colmet.common import control
 from colmet.common.control import Control, Errands, ask, listen
 from colmet.common.errors import ConfigError, Refused, Unreachable, WireError
 from colmet.common.keys import write_pair
-from colmet.common.transport import ControlServer, new_pair
+from colmet.common.transport import local, new_pair, serve_control
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer, decode_request, encode
 
 
@@ -317,10 +318,10 @@ def test_a_second_daemon_goes_on_without_the_default_socket(served, tmp_path, mo
 def test_a_file_system_that_is_read_only_is_told_from_a_missing_right(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="Permission denied"):
-        ControlServer(f"ipc://{tmp_path}/s")
+        serve_control(f"ipc://{tmp_path}/s")
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     with pytest.raises(ConfigError, match="Read-only file system"):
-        ControlServer(f"ipc://{tmp_path}/s")
+        serve_control(f"ipc://{tmp_path}/s")
 
 
 def test_an_empty_place_is_none(served, monkeypatch, tmp_path):
@@ -474,3 +475,97 @@ def test_who_asks_over_tcp_needs_both_keys(site):
     for options in ({"curve_secret": "x", "curve_daemon": None}, {"curve_secret": None, "curve_daemon": "x"}):
         with pytest.raises(ConfigError, match="is missing: TCP takes both keys"):
             control.client_of(argparse.Namespace(**options))
+
+
+# -- the Unix socket --
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" + bytes(8) + b"\x7f\x01",  # ZMTP 2
+        zmtp.greeting(b"CURVE"),
+        zmtp.greeting() + zmtp.ready() + b"\x02" + b"\xff" * 8,
+        zmtp.greeting() + zmtp.ready() + b"\xf8\x01x",
+        zmtp.greeting() + zmtp.ready() + b"\x01\x00" * 2000,
+        zmtp.greeting() + zmtp.ready() + zmtp.frame(bytes(100_000), 1) * 2,
+    ],
+)
+def test_what_is_no_zmtp_or_too_long_costs_the_connection_alone(served, tmp_path, raw):
+    path = str(tmp_path / "node.sock")
+    made = served(path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(20)
+        one.connect(path)
+        with contextlib.suppress(BrokenPipeError):
+            one.sendall(raw)
+        with contextlib.suppress(ConnectionResetError):
+            while one.recv(4096):
+                pass
+    assert ask(path, "node", {"command": "hello"}) == {"hello": ""}
+    assert made.counters()["requests"] == 1
+
+
+def test_a_request_that_comes_byte_by_byte_is_answered(served, tmp_path):
+    path = str(tmp_path / "node.sock")
+    served(path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(20)
+        one.connect(path)
+        for byte in zmtp.greeting() + zmtp.ready(b"DEALER") + zmtp.frame(encode({"command": "hello"}), 0):
+            one.sendall(bytes([byte]))
+        answer = encode({"hello": ""})
+        assert zmtp.read(one, 64 + 30 + 2 + len(answer)).endswith(bytes([0, len(answer)]) + answer)
+
+
+def test_an_answer_of_megabytes_comes_whole_and_two_clients_get_their_own(served, tmp_path):
+    path = str(tmp_path / "node.sock")
+    served(path, big=lambda request: {"x": request["name"] * (1 << 20)})
+    with futures.ThreadPoolExecutor() as pool:
+        found = pool.map(lambda name: ask(path, "node", {"command": "big", "name": name}), "abcd")
+    assert [one["x"] for one in found] == [name * (1 << 20) for name in "abcd"]
+
+
+def test_connections_that_are_held_open_keep_nobody_out(served, tmp_path):
+    path = str(tmp_path / "node.sock")
+    served(path)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * local.MAX_PEERS):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.connect(path)
+        assert ask(path, "node", {"command": "hello"}) == {"hello": ""}
+
+
+@pytest.mark.live
+def test_without_descriptors_a_client_waits_and_the_daemon_lives(tmp_path):
+    """libzmq's own Unix socket ends the process."""
+    code = """
+import os, resource, sys
+from colmet.common.control import Control, listen
+made = Control({"hello": lambda request: {"hello": ""}})
+listen(sys.argv[1], "node", made)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+opened = []
+try:
+    while True:
+        opened.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    print("full", flush=True)
+sys.stdin.readline()
+for one in opened:
+    os.close(one)
+sys.stdin.readline()
+"""
+    path = str(tmp_path / "node.sock")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stdout.readline() == "full\n"
+        with pytest.raises(Unreachable, match="no answer"):
+            ask(path, "node", {"command": "hello"}, timeout_s=0.5)
+        assert daemon.poll() is None
+        daemon.stdin.write("\n")
+        daemon.stdin.flush()
+        assert ask(path, "node", {"command": "hello"}) == {"hello": ""}
+        daemon.stdin.write("\n")

@@ -26,6 +26,7 @@ from colmet.common.transport import (
     Pull,
     Push,
     connections,
+    crowd,
     curve,
     new_pair,
 )
@@ -369,7 +370,12 @@ def test_a_message_of_very_many_parts_makes_nobody_elses_wait_a_reason(monkeypat
     push = closed_later(Push(pull.uri, 1000, 0))
     for _ in range(50):
         wait_for(lambda: push.send(bytes(100_000)))
-    watched = connections.Connections(int(pull.uri.rpartition(":")[2]), readings)
+    guarded = pull._guarded.connections
+    wait_for(lambda: guarded.known)
+    watched = connections.Connections(readings)
+    watched.listening(guarded._listener, 10)
+    for descriptor in list(guarded.known):
+        watched.accepted(descriptor)
     until = time.monotonic() + 2
     while time.monotonic() < until:
         for _ in range(1000):
@@ -418,7 +424,7 @@ def test_a_message_each_does_not_keep_very_many_connections_of_one_address(monke
     wait_for(lambda: door.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
     monkeypatch.undo()
     # the node's own may be one of them, and have come again
-    assert door.counters()["closed"] <= 60 + 2 - connections.MANY, "those of a node are left"
+    assert door.counters()["closed"] <= 60 + 2 - crowd.MANY, "those of a node are left"
 
     def heard():
         push.send(b"y")

@@ -42,11 +42,15 @@ def free_port():
 class Daemon:
     """A daemon, its output and its log."""
 
-    def __init__(self, module, log, *arguments):
+    def __init__(self, module, log, *arguments, env=None):
         self.log = log
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "-v", *arguments], stdout=subprocess.PIPE, stderr=file, text=True
+                [sys.executable, "-m", module, "-v", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=env,
             )
 
     def said(self, text, timeout=60):
@@ -345,7 +349,7 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     rows = rows_of("".join(lines))
     assert {row["metric_backend"] for row in rows} == tables_wanted
     own = {row["backend"]: row["is_on"] for row in rows if row["metric_backend"] == "agent_default"}
-    assert own == {"agent": 1, "taskstats": 0, "cgroup": 1, "procstats": 1}
+    assert own == {"agent": 1, "taskstats": 0, "cgroup": 1, "procstats": 1, "jobproc": 1}
 
 
 def test_the_installed_commands_exist():

@@ -8,8 +8,10 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -36,6 +38,7 @@ PASS, WARN, FAIL = Level
 FULL = "0000003fffffffff"
 V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
+V1 = ("cpuset", "cpu", "cpuacct", "memory", "blkio", "pids")
 HEALTHY = {
     "/proc/cgroups": CGROUPS
     + "".join(f"{name}\t0\t1\t1\n" for name in ("cpu", "memory", "blkio", "pids", "perf_event")),
@@ -54,6 +57,14 @@ HEALTHY = {
     "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpuset cpu io memory pids\n",
     "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.procs": "",
     "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.threads": "",
+}
+# cgroup v1 on a machine with all controllers: OAR 2 uses these hierarchies alone
+OAR_2 = {
+    **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
+    "/proc/self/mounts": "".join(f"{name} /sys/fs/cgroup/{name} cgroup rw,{name} 0 0\n" for name in V1),
+    "/proc/cgroups": CGROUPS + "".join(f"{name}\t{n}\t1\t1\n" for n, name in enumerate(V1, 1)),
+    **{f"/sys/fs/cgroup/{name}/oar/bob_3/cgroup.procs": "" for name in ("cpuset", "cpu", "cpuacct")},
+    **{f"/sys/fs/cgroup/{name}/oar/tasks": "" for name in ("cpuset", "cpu", "cpuacct")},
 }
 
 
@@ -101,7 +112,12 @@ def problem(check, patient):
     return wrong[0]
 
 
-ASK_THE_KERNEL = (kernel.check_taskstats, kernel.check_ends, kernel.check_forks)  # and there is one alone
+ASK_THE_KERNEL = (
+    kernel.check_taskstats,
+    kernel.check_ends,
+    kernel.check_forks,
+    kernel.check_waits,
+)  # and there is one alone
 OF_FILES = [
     check
     for check in CHECKS
@@ -219,6 +235,38 @@ BROKEN = {
         {"/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu pids\n"},
         *(WARN, "no memory, io controller", "`echo '+memory +io' > /sys/fs/cgroup/oar.slice/cgroup.subtree_control`"),
     ),
+    "OAR 2 as it is delivered makes no memory cgroup for its jobs": (
+        kernel.check_controllers,
+        (),
+        OAR_2,
+        *(
+            WARN,
+            "jobs such as /sys/fs/cgroup/cpuset/oar/bob_3 have no memory, blkio, pids controller: memory is that of",
+        ),
+        "Enable_mem_cg",
+    ),
+    "OAR 2 makes no memory cgroup for the jobs that come": (
+        kernel.check_controllers,
+        (),
+        {name: text for name, text in OAR_2.items() if "bob_3" not in name},
+        *(WARN, "jobs below /sys/fs/cgroup/cpuset/oar have no memory, blkio, pids controller", "Enable_mem_cg"),
+    ),
+    "Slurm on cgroup v1 makes no memory cgroup for its jobs": (
+        kernel.check_controllers,
+        (),
+        {name.replace("/oar/bob_3", "/slurm/uid_7/job_3"): text for name, text in OAR_2.items()},
+        *(WARN, "/slurm/uid_7/job_3 have no memory", "ConstrainRAMSpace=yes"),
+    ),
+    "the memory controller is in v2 alone, and only v1 is mounted": (
+        kernel.check_controllers,
+        (),
+        {
+            **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
+            **{"/proc/self/mounts": "c /sys/fs/cgroup/cpuset cgroup rw,cpuset,cpu,cpuacct,blkio,pids 0 0\n"},
+            "/proc/cgroups": CGROUPS + "".join(f"{name}\t0\t1\t1\n" for name in V1),
+        },
+        *(WARN, "the memory controller is in no cgroup that is mounted", "boot with cgroup v2"),
+    ),
     "it is in a container": (
         *(kernel.check_container, (), {"/proc/self/ns/pid": "-> pid:[4026532001]"}),
         *(FAIL, "its pid namespace is not the machine's", "--pid=host"),
@@ -287,6 +335,27 @@ BROKEN = {
 }
 
 
+def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(machine):
+    """I/O and the number of tasks are measured without a cgroup, and OAR 2 makes none of them."""
+    for path, text in OAR_2.items():
+        if text is None:
+            place = machine.path / path.lstrip("/")
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        else:
+            machine.write(path, text)
+    machine.mkdir("/sys/fs/cgroup/memory/oar/bob_3")
+    (told,) = find(kernel.check_controllers, machine.patient())
+    assert told.level == PASS
+    assert "bob_3 are held by cpu, cpuacct, memory, and jobs such as" in told.found
+    assert "have no blkio, pids controller" in told.found
+
+
+def test_without_a_job_the_controllers_are_named_as_the_machine_s_cgroups_name_them(machine):
+    shutil.rmtree(machine.path / "sys/fs/cgroup/oar.slice")
+    (told,) = find(kernel.check_controllers, machine.patient())
+    assert told == good("cpu, memory, io, pids are there, and no job that they could hold")
+
+
 @pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
 def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
     check, argv, files, level, found, remedy = case
@@ -294,7 +363,7 @@ def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
     for path, text in files.items():
         place = machine.path / path.lstrip("/")
         if place.is_dir() or text is None:
-            place.rename(machine.path / "away")
+            place.rename(machine.path / f"away{path.replace('/', '-')}")
         elif text.startswith("-> "):
             with contextlib.suppress(FileNotFoundError):
                 place.unlink()
@@ -313,6 +382,52 @@ def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):
     os.unlink(machine.host.path("/proc/sys/kernel/task_delayacct"))
     (told,) = find(kernel.check_delays, machine.patient())
     assert told.level == PASS
+
+
+def pretend(fake, monkeypatch, text, status=0):
+    """The program of `check_waits` prints this."""
+    fake.write("/waits.py", f"print({text!r}); raise SystemExit({status})")
+    monkeypatch.setattr(kernel.waits, "__file__", str(fake.path / "waits.py"))
+
+
+def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_consequence(machine, monkeypatch):
+    pretend(machine, monkeypatch, '{"waits": 4, "waited_s": 1331.88, "age_s": 0.0958}')
+    told = problem(kernel.check_waits, machine.patient())
+    assert told.level == WARN and "0.10 s is charged with a wait of 1331.88 s" in told.found
+    assert "dropped" in told.found and "io_pressure_some" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"), [(0, "not known how waits are counted"), (9, "counted as they are, as far as a short test")]
+)
+def test_waits_that_can_be_are_no_warning(machine, monkeypatch, waits, said):
+    pretend(machine, monkeypatch, f'{{"waits": {waits}, "waited_s": null, "age_s": null}}')
+    (told,) = find(kernel.check_waits, machine.patient())
+    assert told.level == PASS and said in told.found
+
+
+def test_waits_are_not_looked_at_where_they_are_not_counted(machine, monkeypatch):
+    pretend(machine, monkeypatch, "{}", 1)
+    machine.write("/proc/sys/kernel/task_delayacct", "0\n")
+    (told,) = find(kernel.check_waits, machine.patient())
+    assert told.level == PASS and "task_delayacct is 0" in told.found
+
+
+def test_waits_that_cannot_be_tested_are_said_to_be_unchecked(machine, monkeypatch):
+    pretend(machine, monkeypatch, "{}", 1)
+    told = problem(kernel.check_waits, machine.patient())
+    assert told.level == WARN and "could not be checked" in told.found
+
+
+@pytest.mark.live
+def test_live_processes_wait_for_the_disk_for_a_bounded_time_and_leave_nothing(tmp_path):
+    began = time.monotonic()
+    run = [sys.executable, "-I", kernel.waits.__file__, str(tmp_path), "1"]
+    found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, timeout=30).stdout)
+    assert time.monotonic() - began < 20 and not list(tmp_path.iterdir())
+    assert found["waits"] >= 0 and (found["waited_s"] is None) == (found["age_s"] is None)
+    if found["waited_s"] is not None:
+        assert found["waited_s"] > found["age_s"] + 0.05
 
 
 def test_rights_that_are_missing_are_named(machine, root):
@@ -666,8 +781,8 @@ def test_nobody_at_the_collectors_port(machine):
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", (), FAIL, "does not speak ZeroMQ", "ss -ltnp"),
         (zmtp.greeting(), (), PASS, "a collector answers, without keys", ""),
-        (zmtp.greeting(b"CURVE"), (), FAIL, "known keys only", "`colmet keygen node`"),
-        (zmtp.greeting(), ("--zeromq-curve-secret", "x"), FAIL, "takes none", "--zeromq-curve-nodes"),
+        (zmtp.greeting(b"CURVE"), (), FAIL, "known keys only", "`colmet enrol "),
+        (zmtp.greeting(), ("--zeromq-curve-secret", "x"), FAIL, "takes none", "`colmet keygen collector --if-missing`"),
         (zmtp.greeting(b"CURVE"), ("--zeromq-curve-secret", "x"), PASS, "with keys", ""),
     ],
     ids=["a web server", "no keys", "keys on its side alone", "keys on our side alone", "keys"],
@@ -683,6 +798,19 @@ def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
         argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
         told = problem(network.check_collectors, machine.patient("node", *argv))
     assert told.level == WARN and "acknowledgements" in told.found and "open that port, too" in told.remedy
+
+
+def test_a_port_that_the_service_manager_holds_is_the_collectors(machine, monkeypatch):
+    """It is held by both while the collector runs, and by the one alone while it does not."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        uri = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        argv = ("--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
+        monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init"), (4711, "colmet-collector -v")])
+        (told,) = find(network.check_ports, machine.patient("collector", *argv))
+        assert told.level == PASS and "process 4711, colmet-collector" in told.found
+        monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init")])
+        (told,) = find(network.check_ports, machine.patient("collector", *argv))
+        assert told.level == PASS and "held by the service manager until" in told.found
 
 
 def test_a_port_that_somebody_else_has_is_told_with_who_it_is(machine):
@@ -753,6 +881,26 @@ def test_a_secret_that_the_daemons_user_cannot_read_is_told(machine, keys, root)
     assert f"`chown somebody {keys.secrets['collector']}" in told.remedy
 
 
+def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, keys, root, tmp_path):
+    """As `colmet keygen` leaves it for the collector's unit; root's own secret is its user's neither."""
+    for path in (tmp_path, *list(tmp_path.parents)[:-1]):
+        if path.owner() == "root" and path.stat().st_mode & 0o001 == 0 and path.parts[1:2] == ("tmp",):
+            path.chmod(path.stat().st_mode | 0o011)
+    os.chown(keys.secrets["collector"], SOMEBODY.uid, -1)
+    found = find(network.check_keys, machine.patient("collector", *keys.collector, user=SOMEBODY))
+    assert [one.level for one in found] == [PASS, PASS], found
+    told = problem(
+        network.check_keys, machine.patient("collector", *keys.collector, user=User("other", 12346, frozenset()))
+    )
+    assert told.level == FAIL and f"belongs to another user (uid {SOMEBODY.uid})" in told.found
+    assert "chown it to the daemon's user" in f"{told.found} {told.remedy}"
+
+
+def test_a_node_that_no_collector_is_named_to(machine):
+    told = problem(network.check_collectors, machine.patient("node", "--zeromq-uri", ""))
+    assert told.level == FAIL and "no collector is named" in told.found and "`colmet enrol " in told.remedy
+
+
 def test_keys_that_do_not_fit_together(machine, keys):
     text = keys.secrets["node"].read_text()
     keys.secrets["node"].write_text(re.sub(r'public-key = "[^"]*"', f'public-key = "{new_pair().public}"', text))
@@ -764,11 +912,11 @@ def test_keys_that_do_not_fit_together(machine, keys):
 def test_a_key_of_a_node_that_is_damaged_and_a_folder_without_keys(machine, keys):
     (keys.folder / "node-2.key").write_text("damaged\n")
     told = problem(network.check_keys, machine.patient("collector", *keys.collector))
-    assert told.level == WARN and "node-2.key" in told.found and "copy the file from its node again" in told.remedy
+    assert told.level == WARN and "node-2.key" in told.found and "`colmet enrol --replace NAME`" in told.remedy
     for path in keys.folder.iterdir():
         path.unlink()
     told = problem(network.check_keys, machine.patient("collector", *keys.collector))
-    assert told.level == FAIL and "no node is let in" in told.found and "/NAME.key" in told.remedy
+    assert told.level == FAIL and "no node is let in" in told.found and "`colmet enrol NAME...`" in told.remedy
 
 
 def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
@@ -778,7 +926,7 @@ def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
             network.check_keys, machine.patient("node", *keys.node, status=status, user=User.of(os.geteuid()))
         )
     assert told.level == FAIL and "does not let this node in" in told.found
-    assert f"{socket.gethostname()}.key" in told.remedy
+    assert f"`colmet enrol --replace {socket.gethostname()}`" in told.remedy
 
 
 def test_nodes_whose_keys_the_collector_does_not_know(machine, keys):

@@ -212,11 +212,37 @@ def test_a_debug_file_that_cannot_be_written_is_told_of(tmp_path):
         debugfiles.write([Group("ssh.json", [])], None, str(tmp_path))
 
 
-def test_a_new_debug_file_is_for_its_owner_alone_and_another_stays_as_it_is(tmp_path):
-    (tmp_path / "host.json").touch(0o644)
-    (tmp_path / "host.json").chmod(0o644)
-    debugfiles.write([Group("ssh.json", []), Group("host.json", [])], "secret", str(tmp_path))
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("ssh.json", "host.json")] == [0o600, 0o644]
+def test_a_new_debug_file_is_for_its_owner_alone(tmp_path):
+    debugfiles.write([Group("ssh.json", [])], "secret", str(tmp_path))
+    assert (tmp_path / "ssh.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_others_may_read_gets_no_token(tmp_path):
+    path = tmp_path / "host.json"
+    for mode in (0o644, 0o660, 0o602):
+        path.touch()
+        path.chmod(mode)
+        with pytest.raises(ColmetError, match=r"host\.json cannot be written: .* others may read this file; remove it"):
+            debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        assert path.read_bytes() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_file_of_another_user_gets_no_token(tmp_path):
+    path = tmp_path / "logins.json"
+    path.touch(0o600)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(ColmetError, match=r"logins\.json cannot be written: .* others may read this file"):
+        debugfiles.write([Group("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+    assert path.read_bytes() == b""
+
+
+def test_a_file_with_another_name_elsewhere_gets_no_token(tmp_path):
+    path = tmp_path / "host.json"
+    path.touch(0o600)
+    os.link(path, tmp_path / "another")
+    with pytest.raises(ColmetError, match="cannot be written"):
+        debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
 
 
 def test_debug_files_are_no_links_and_no_pipes(tmp_path):

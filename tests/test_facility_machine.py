@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import cannot_run
+from conftest import cannot_run, fork
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,7 +164,7 @@ def test_a_file_that_root_made_for_another_user_is_written_in_its_place():
         state = Path(folder, "afmetrics.json")
         state.write_text("")
         os.chown(state, 65534, 65534)
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             try:
                 os.setgid(65534)

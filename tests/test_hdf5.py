@@ -33,6 +33,7 @@ from colmet.collector.state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06
+from colmet.node.backends.cgroup import SCHEMA as CGROUP
 
 tables = hdf5file.tables
 
@@ -496,22 +497,68 @@ def test_a_string_column_that_is_too_short_is_made_wider(tmp_path: Path) -> None
     assert rows["x"].tolist() == [1.5, 0.1]
 
 
-def test_a_column_of_another_kind_is_left_out_counted_and_told_once(
+def test_rows_with_a_column_of_another_kind_go_to_another_table_and_that_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Who comes first decides what a table that Colmet does not know is like, and keeps nobody else's values out."""
     path = tmp_path / "x.hdf5"
     output = opened(path)
     output.write([batch(table(schema_of("label:S8", "x:i8"), (1, {"label": b"abc", "x": 1}), (2, {})))])
     for n in range(3):
         output.write([batch(table(schema_of("label:f8", "x:i8"), (1, {"label": 2.5, "x": n}), (2, {"x": n})))])
+    output.write([batch(table(schema_of("label:S8", "x:i8"), (1, {"label": b"def", "x": 2})))])
     output.close()
-    rows = stored(path, "/job_1/site_default")
-    assert rows["label"].tolist() == [b"abc", b"", b"", b""]
-    assert rows["x"].tolist() == [1, 0, 1, 2]
-    assert output.values_left_out == 6
+    (other,) = [name for name in names_in(path, "/job_1") if name != "site_default"]
+    assert stored(path, "/job_1/site_default")["label"].tolist() == [b"abc", b"def"]
+    rows = stored(path, f"/job_1/{other}")
+    assert rows["label"].tolist() == [2.5] * 3 and rows["x"].tolist() == [0, 1, 2]
+    assert stored(path, f"/job_2/{other}")["x"].tolist() == [0, 1, 2]
+    assert output.values_left_out == output.rows_left_out == 0
     assert [r.getMessage() for r in caplog.records] == [
-        f"column left out: path={path} table=site_default column=label cause=the file has it with another kind of value"
+        f"rows go to another table, others came first with other columns: path={path} table=site_default other={other}"
     ]
+
+
+def names_in(path: Path, group: str) -> list[str]:
+    with tables.open_file(str(path)) as file:
+        return sorted(file.get_node(group)._v_children)
+
+
+def test_nobody_decides_what_the_other_table_is_like(tmp_path: Path) -> None:
+    """A message may name it, too: its rows then go to a table that is made of its own columns."""
+    path = tmp_path / "x.hdf5"
+    first, second = schema_of("x:S8"), schema_of("x:i8")
+    (_, other) = hdf5file.names_for(second)
+    write_once(path, [batch(table(schema_of("x:f4", name=other), (1, {"x": 0.5})))])
+    write_once(path, [batch(table(first, (1, {"x": b"first"})))])
+    write_once(path, [batch(table(second, (1, {"x": 7})))])
+    assert stored(path, f"/job_1/{other}")["x"].tolist() == [7]
+    assert len(names_in(path, "/job_1")) == 3
+
+
+@pytest.mark.parametrize("first", ["one column", "narrow", "full", "many versions"])
+def test_who_comes_first_spoils_no_column_of_colmets_own_tables(tmp_path: Path, first: str) -> None:
+    """A made-up row of a job to come, with fewer columns, narrow ones, and as many others as HDF5 can describe."""
+    path = tmp_path / "x.hdf5"
+    output = opened(path)
+    if first == "one column":
+        output.write([batch(table(schema_of("pids_peak:i8", name=CGROUP.name), (1, {})))])
+    elif first == "narrow":
+        output.write([batch(table(schema_of("user:S1", name=CGROUP.name), (1, {})))])
+    elif first == "full":
+        others = [f"{'x' * 120}{n}:i8" for n in range(1023)]
+        output.write([batch(table(schema_of("user:S1", *others, name=CGROUP.name), (1, {})))])
+    else:
+        for n in range(2 * hdf5file.MAX_REBUILDS):
+            output.write([batch(table(schema_of("user:S1", f"x{n}:i8", name=CGROUP.name), (1, {})))])
+    values = {name: n for n, name in enumerate(CGROUP.names) if name != "user"}
+    output.write([batch(table(CGROUP, (1, {**values, "user": b"u" * 64})))])
+    left_out = output.values_left_out
+    output.write([batch(table(CGROUP, (1, {**values, "user": b"u" * 64})))])
+    output.close()
+    row = stored(path, f"/job_1/{CGROUP.name}")[-1]
+    assert {name: row[name] for name in values} == values and row["user"] == b"u" * 64
+    assert output.values_left_out == left_out
 
 
 def test_whole_numbers_go_into_a_column_of_floats(tmp_path: Path) -> None:
@@ -570,9 +617,12 @@ def test_a_table_grows_only_as_far_as_hdf5_can_describe_it(tmp_path: Path) -> No
         output.write([batch(table(schema, (1, {"a": part, "text": b"x" * (100 + part)})))])
     output.close()
     rows = stored(tmp_path / "x.hdf5", "/job_1/site_default")
-    assert rows["a"].tolist() == list(range(9))
-    assert [len(text) for text in rows["text"].tolist()] == list(range(100, 109))
+    assert rows["a"].tolist() == list(range(7))
+    assert [len(text) for text in rows["text"].tolist()] == list(range(100, 107))
     assert "wide_6" in rows.dtype.names and "wide_7" not in rows.dtype.names
+    others = [name for name in names_in(tmp_path / "x.hdf5", "/job_1") if name != "site_default"]
+    kept = [stored(tmp_path / "x.hdf5", f"/job_1/{name}") for name in others]
+    assert sorted(int(rows["a"][0]) for rows in kept) == [7, 8], "each has a table of its own"
 
 
 @pytest.mark.slow
@@ -967,13 +1017,13 @@ def test_a_file_that_cannot_even_be_taken_back_is_taken_back_before_anything_els
 
 def test_rows_of_a_failed_write_are_left_out_of_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.hdf5"
-    write_once(path, [batch(table(schema_of("x:S8"), (1, {})))])
+    write_once(path, [batch(table(schema_of("user:S8", name=CGROUP.name), (1, {})))])
     output = opened(path)
     failure = Failure(monkeypatch, tables.Table, "append", FAILURES[0], 1)
     with pytest.raises(OutputUnavailable):
-        output.write([batch(table(schema_of("x:i8"), (1, {})))])
+        output.write([batch(table(schema_of("user:i8", name=CGROUP.name), (1, {})))])
     failure.active = False
-    output.write([batch(table(schema_of("x:i8"), (1, {})))])
+    output.write([batch(table(schema_of("user:i8", name=CGROUP.name), (1, {})))])
     output.close()
     assert output.values_left_out == 1
 
@@ -1033,11 +1083,29 @@ def test_a_table_is_not_rebuilt_at_the_wish_of_every_message(tmp_path: Path, mon
     for n in range(8):
         output.write([batch(table(schema_of("a:i8", f"b{n}:i8"), (1, {"a": n, f"b{n}": 7})))])
     output.close()
+    rows = stored(tmp_path / "x.hdf5", "/job_1/site_default")
+    assert rows["a"].tolist() == list(range(4))
+    assert [name for name in rows.dtype.names if name[0] == "b"] == ["b0", "b1", "b2", "b3"]
     with tables.open_file(str(tmp_path / "x.hdf5")) as file:
-        (stored,) = file.walk_nodes("/", "Table")
-        assert stored.col("a").tolist() == list(range(8)), "no row is lost"
-        assert [name for name in stored.colnames if name[0] == "b"] == ["b0", "b1", "b2", "b3"]
-    assert output.values_left_out == 4
+        assert sorted(n for one in file.walk_nodes("/", "Table") for n in one.col("a")) == list(range(8)), (
+            "none is lost"
+        )
+    assert output.values_left_out == 0
+
+
+def test_a_burst_into_another_table_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.hdf5"
+    output = opened(path)
+    output.write([batch(table(schema_of("x:S8"), (1, {})))])
+    one = [batch(table(schema_of("x:i8"), (1, {"x": 5})), table(schema_of("y:i8", name="z_default"), (1, {})))]
+    failure = Failure(monkeypatch, tables.Table, "append", FAILURES[0], 2)
+    with pytest.raises(OutputUnavailable):
+        output.write(one)
+    failure.active = False
+    output.write(one)
+    output.close()
+    (other,) = [name for name in names_in(path, "/job_1") if name.startswith("site_default_")]
+    assert stored(path, f"/job_1/{other}")["x"].tolist() == [5]
 
 
 def test_an_empty_path_is_refused() -> None:

@@ -9,6 +9,7 @@ import time
 
 import h5py
 import pytest
+from conftest import fork
 from hdf5_writer import JOURNAL
 
 from colmet.collector import hdf5check, hdf5file
@@ -118,7 +119,7 @@ class Collector:
         raise AssertionError("it does not get done")
 
     def fork(self, steps=None):
-        child = os.fork()
+        child = fork()
         if child == 0:
             status = 1
             try:

@@ -203,7 +203,9 @@ def test_a_request_with_values_that_cannot_be_used_is_refused(served, request_):
 def test_the_answer_on_the_most_senders_there_can_be_fits(served):
     health, receiver, _, _ = make(served)
     for n in range(MAX_SENDERS + 10):
-        receiver.sender("x" * 240 + str(n)).batches = 10**15
+        sender = receiver.sender("x" * 240 + str(n))
+        sender.batches = sender.rows = 10**15
+        sender.seen_ns = time.time_ns()
     status = health.status({"senders": -1})
     assert status["senders"]["count"] == MAX_SENDERS + 1
     assert len(encode(status)) < MAX_ANSWER_BYTES

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
+import pickle
 import random
+import re
 import select
 import signal
 from functools import partial
@@ -14,9 +17,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from conftest import fork
 from hdf5_writer import opened, write_once
 
-from colmet.collector.hdf5library import tables
+from colmet.collector.hdf5library import opened_library, tables
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.held import MAX_AGE_S
@@ -248,6 +252,13 @@ def test_whatever_is_damaged_ends_in_an_error_or_in_rows(tmp_path):
     assert seen == {True, "error, printable: True"}
 
 
+@pytest.fixture(autouse=True)
+def reads_of_tests(monkeypatch):
+    """The reading process also knows these."""
+    for read in (crashing, counting, endless, telling_and_endless, killed, lying):
+        monkeypatch.setitem(reading.READS, read.__name__, read)
+
+
 def crashing(_file):
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -256,8 +267,8 @@ def test_a_crash_of_the_library_is_an_error_and_the_next_file_is_read(prefix):
     file = put(prefix, START, [batch(START)])
     reader = reading.Reader()
     with pytest.raises(reading.Unreadable, match=r"crashed on it \(SIGSEGV\)"):
-        reader.ask(str(file), crashing)
-    assert reader.ask(str(file), counting) == 1
+        reader.ask(str(file), partial(crashing))
+    assert reader.ask(str(file), partial(counting)) == 1
     reader.close()
 
 
@@ -271,12 +282,88 @@ def endless(_file):
 
 def test_a_file_whose_reading_never_ends_is_an_error(prefix, monkeypatch):
     monkeypatch.setattr(reading, "QUIET_S", 0.2)
+    started, real = [], os.fork
+    monkeypatch.setattr(os, "fork", lambda: started.append(real()) or started[-1])
     reader = reading.Reader()
     with pytest.raises(reading.Unreadable, match="no end"):
-        reader.ask(str(put(prefix, START, [batch(START)])), endless)
+        reader.ask(str(put(prefix, START, [batch(START)])), partial(endless))
     reader.close()
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(started[0], os.WNOHANG)
+
+
+def lying(_file):
+    return partial  # has no form in an answer
+
+
+def test_an_answer_of_another_form_is_an_error_and_runs_nothing(prefix):
+    reader = reading.Reader()
+    with pytest.raises(reading.Unreadable, match="crashed on it"):
+        reader.ask(str(put(prefix, START, [batch(START)])), partial(lying))
+    reader.close()
+
+
+class RunsCode:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+PICKLED = [
+    ("/job_17/taskstats_default", "backend_version"),
+    ("/job_17/taskstats_default", "TITLE"),
+    ("/job_17/taskstats_default", "FLAVOR"),
+    ("/job_17/taskstats_default", "FIELD_0_FILL"),
+    ("/job_17/taskstats_default", "FIELD_0_NAME"),
+    ("/job_17", "TITLE"),
+    ("/job_17", "FILTERS"),
+    ("/", "FILTERS"),
+    ("/", "PYTABLES_FORMAT_VERSION"),
+]
+
+
+@pytest.mark.parametrize("version", ["2.1", "1.5", "1.0"])
+@pytest.mark.parametrize(("node", "name"), PICKLED)
+def test_a_file_with_a_pickled_attribute_runs_no_code(tmp_path, node, name, version):
+    path, mark = tmp_path / "sent.hdf5", tmp_path / "ran"
+    path.write_bytes(SAMPLE.read_bytes())
+    with h5py.File(path, "a") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_(version)
+        file[node].attrs[name] = np.bytes_(pickle.dumps(RunsCode(mark), 0))
+    os.utime(path, (START, START))
+    with contextlib.suppress(ColmetError):
+        assert len(read(path, 17)) == 1
+    with contextlib.suppress(Exception), opened_library(str(path), "r") as library:  # as the collector opens it
+        for one in library.walk_nodes("/"):
+            for attribute in one._v_attrs._v_attrnames:
+                with contextlib.suppress(Exception):
+                    one._v_attrs[attribute]
+    assert not mark.exists()
+
+
+def test_rows_of_pickled_objects_are_not_read(tmp_path):
+    path, mark = tmp_path / "sent.hdf5", tmp_path / "ran"
+    with opened_library(str(path), "w") as file:
+        objects = file.create_vlarray("/", "objects", tables.ObjectAtom())
+        with pytest.raises(pickle.PicklingError):
+            objects.append(RunsCode(mark))
+    with h5py.File(path, "a") as file:
+        file["objects"].resize((1,))
+        file["objects"][0] = np.frombuffer(pickle.dumps(RunsCode(mark)), "u1")
+    with opened_library(str(path), "r") as file, pytest.raises(pickle.UnpicklingError):
+        file.root.objects[0]
+    assert not mark.exists()
+
+
+def test_nothing_is_pickled_in_the_source():
+    """Data between processes and in files is read as data, by JSON or msgpack."""
+    imports = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|multiprocessing)\b", re.MULTILINE)
+    found = {str(path) for path in Path("colmet").rglob("*.py") if imports.search(path.read_text())}
+    assert found == {"colmet/collector/hdf5library.py"}  # which keeps PyTables from it
 
 
 @pytest.mark.slow
@@ -284,10 +371,12 @@ def test_the_process_that_reads_ends_also_where_nobody_waits_for_it(prefix, monk
     monkeypatch.setattr(reading, "QUIET_S", 1)
     file = str(put(prefix, START, [batch(START)]))
     said, say = os.pipe()
-    asking = os.fork()
+    asking = fork()
     if not asking:
-        reading.Reader().ask(file, partial(telling_and_endless, say))
-        os._exit(1)
+        try:
+            reading.Reader().ask(file, partial(telling_and_endless, to=say))
+        finally:
+            os._exit(1)
     os.close(say)
     assert os.read(said, 1) == b"x"
     os.kill(asking, signal.SIGKILL)
@@ -296,7 +385,7 @@ def test_the_process_that_reads_ends_also_where_nobody_waits_for_it(prefix, monk
     os.close(said)
 
 
-def telling_and_endless(to, _file):
+def telling_and_endless(_file, to):
     os.write(to, b"x")
     signal.pause()
 
@@ -308,7 +397,7 @@ def killed(_file):
 def test_a_reading_that_the_system_ends_is_not_the_files_fault(prefix):
     reader = reading.Reader()
     with pytest.raises(reading.Unreadable, match="memory") as error:
-        reader.ask(str(put(prefix, START, [batch(START)])), killed)
+        reader.ask(str(put(prefix, START, [batch(START)])), partial(killed))
     assert not error.value.may_change
     reader.close()
 

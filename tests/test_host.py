@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
@@ -48,11 +49,10 @@ def test_beyond_the_limit_files_are_read_without_keeping_descriptors(fake):
 
 
 def test_a_kept_file_of_a_process_that_ended_says_so_even_if_its_number_is_used_again():
-    pid = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "10")
-    kept = Host().keep(f"/proc/{pid}/statm")
-    assert kept.read()
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
+    with subprocess.Popen(["sleep", "10"]) as process:
+        kept = Host().keep(f"/proc/{process.pid}/statm")
+        assert kept.read()
+        process.kill()
     with pytest.raises(ProcessLookupError) as err:
         kept.read()
     assert is_gone(err.value)

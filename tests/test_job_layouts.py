@@ -8,6 +8,7 @@ import select
 import struct
 import subprocess
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,38 @@ def test_a_text_id_is_mapped_as_soon_as_slurmstepd_is_put_into_its_directory(mac
     machine.process(500, b"slurmstepd: [77.batch]\0")
     machine.group(f"{SCOPE}/{SLUID}/step_batch/slurm", [500])
     assert ids(source.scan()) == [(77, "")]
+
+
+def test_of_an_environment_of_any_size_the_start_is_read(machine):
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    machine.process(500, b"x" * (32 << 20), uid=0)
+    machine.process(501, b"sh\0", 1000, b"A=" + b"\0" * (32 << 20) + b"\0SLURM_JOB_ID=77\0")
+    source = machine.source()
+    tracemalloc.start()
+    try:
+        assert source.scan() == [], "what stands beyond says nothing"
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    machine.process(501, b"sh\0", 1000, b"A=1\0SLURM_JOB_ID=77\0" + b"x" * (1 << 20))
+    assert ids(machine.full_look(source)) == [(77, "")]
+
+
+def test_a_process_whose_environment_does_not_answer_keeps_no_other_job_waiting(machine):
+    """A FIFO that nobody writes stands for it."""
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    environ = machine.fake.path / "proc/501/environ"
+    environ.unlink()
+    os.mkfifo(environ)
+    machine.group("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_5", [7])
+    source = machine.source()
+    start = time.monotonic()
+    assert [job.id for job in source.scan()] == [5]
+    assert time.monotonic() - start < 1
+    assert source.processes.unanswered == 1
+    os.close(os.open(environ, os.O_RDWR | os.O_NONBLOCK))
 
 
 def test_the_environment_says_which_job_it_is_where_no_slurmstepd_does(machine):

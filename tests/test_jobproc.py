@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import ParseError
+from colmet.node.backends.cgroup import SLOW_TICKS, CgroupBackend
 from colmet.node.backends.jobproc import SCHEMA, JobprocBackend, parse_io
 from colmet.node.host import Host
 from colmet.node.jobs import Job
@@ -22,9 +25,9 @@ IO = SCHEMA.names[:7]
 class Tree:
     """A fake /proc of processes in one job."""
 
-    def __init__(self, fake):
+    def __init__(self, fake, every=True):
         self.fake = fake
-        self.backend = JobprocBackend(fake.host)
+        self.backend = JobprocBackend(fake.host, every)
         self.job = Job(fake.host, 1, "bob", ["/job"])
         self.pids = []
 
@@ -43,7 +46,8 @@ class Tree:
         shutil.rmtree(self.fake.path / f"proc/{pid}")
 
     def sample(self):
-        self.fake.write("/job/cgroup.procs", "".join(f"{pid}\n" for pid in self.pids))
+        for name in ("cgroup.procs", "tasks"):
+            self.fake.write(f"/job/{name}", "".join(f"{pid}\n" for pid in self.pids))
         self.job.forget_tasks()
         rows = list(self.backend.sample([self.job]))
         return rows[0].values if rows else None
@@ -80,6 +84,9 @@ def test_io_and_memory_are_summed_over_processes(tree):
     assert values["VmRSS"] == 150 * PAGE_KB
     assert values["VmSize"] == 300 * PAGE_KB
     assert values["RssShmem"] == 12
+    assert values["RssAnon"] == (80 + 30) * PAGE_KB
+    assert values["memory_used"] == (80 + 30 + 20) * PAGE_KB * 1024, "what they share counts once"
+    assert values["processes"] == 2
 
 
 def test_a_job_without_a_process_has_no_row_until_it_had_one(tree):
@@ -208,7 +215,124 @@ def test_a_zombie_has_no_memory(tree, fake):
     assert values["VmRSS"] == values["RssShmem"] == values["VmSize"] == 0
 
 
+# In place of cgroups
+
+
+@pytest.fixture
+def stand_in(fake):
+    made = Tree(fake, every=False)
+    yield made
+    made.backend.close()
+    made.backend.close()
+    assert fake.host.kept == 0, "every descriptor is given back"
+
+
+def test_memory_and_tasks_of_a_job_that_no_cgroup_counts_are_measured_without_an_option(stand_in):
+    assert stand_in.sample() is None
+    stand_in.process(10, pages=100, shared=20)
+    stand_in.process(11, pages=50, shared=30)
+    values = stand_in.sample()
+    assert values == {
+        "VmRSS": 150 * PAGE_KB,
+        "VmSize": 300 * PAGE_KB,
+        "RssAnon": 100 * PAGE_KB,
+        "memory_used": 130 * PAGE_KB * 1024,
+        "processes": 2,
+        "tasks": 2,
+    }
+    assert stand_in.fake.host.kept == 2, "one descriptor for each process"
+    stand_in.end(10)
+    assert stand_in.sample()["memory_used"] == 50 * PAGE_KB * 1024
+    assert stand_in.fake.host.kept == 1
+    stand_in.end(11)
+    values = stand_in.sample()
+    assert values["memory_used"] == values["tasks"] == values["processes"] == 0
+
+
+def test_what_the_cgroups_of_a_job_count_is_left_to_them(stand_in):
+    stand_in.process(10)
+    stand_in.job.counted = frozenset(("memory_current", "pids_current"))
+    assert stand_in.sample() is None
+    assert stand_in.fake.host.kept == 0
+    stand_in.job.counted = frozenset(("memory_current",))
+    assert stand_in.sample() == {"processes": 1, "tasks": 1}
+    stand_in.job.counted = frozenset(("pids_current",))
+    assert stand_in.sample()["memory_used"] == 100 * PAGE_KB * 1024
+
+
+def test_memory_that_cannot_be_read_is_missing_not_zero(stand_in, monkeypatch, caplog):
+    stand_in.process(10)
+    shutil.rmtree(stand_in.fake.path / "proc/10")  # hidepid=2, for a user other than root
+    assert stand_in.sample() == {"processes": 1, "tasks": 1}
+    stand_in.process(10)
+    stand_in.process(11)
+    opened = Host.open
+
+    def refuse(host, path):
+        if path == "/proc/11/statm":
+            raise PermissionError(1, "Operation not permitted", path)
+        return opened(host, path)
+
+    monkeypatch.setattr(Host, "open", refuse)
+    assert stand_in.sample() == {"processes": 2, "tasks": 2}
+    assert stand_in.sample() == {"processes": 2, "tasks": 2}
+    assert caplog.text.count("cannot read /proc/<pid>/statm of all processes") == 1
+
+
+def test_a_statm_of_another_form_is_a_parse_error_that_names_it(stand_in):
+    stand_in.process(10)
+    stand_in.fake.write("/proc/10/statm", "1 2\n")
+    with pytest.raises(ParseError, match="/proc/10/statm"):
+        stand_in.sample()
+
+
+def test_the_cgroup_backend_says_what_a_job_s_cgroups_count(fake):
+    fake.write("/proc/self/mounts", "c /c cgroup rw,cpuset 0 0\nm /m cgroup rw,memory 0 0\np /p cgroup rw,pids 0 0\n")
+    for controller in "cmp":
+        fake.write(f"/{controller}/oar/bob_1/cgroup.procs", "")
+    fake.write("/p/oar/bob_1/pids.current", "3\n")
+    job = Job(fake.host, 1, "bob", ["/c/oar/bob_1"])
+    backend = CgroupBackend(fake.host)
+    list(backend.sample([job]))
+    assert job.counted == {"pids_current"}
+    fake.write("/m/oar/bob_1/memory.usage_in_bytes", "4096\n")
+    for _ in range(SLOW_TICKS):
+        list(backend.sample([job]))
+    assert job.counted == {"pids_current", "memory_current"}
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([], False), (["--enable-jobproc"], True), (["--disable-jobproc"], None)],
+)
+def test_it_stands_in_unless_it_is_asked_for_or_turned_off(fake, given, expected):
+    parser = argparse.ArgumentParser()
+    JobprocBackend.add_options(parser)
+    backend = JobprocBackend.from_options(parser.parse_args(given), fake.host)
+    assert (backend and backend.every) is expected
+
+
 # On the running kernel
+
+
+@pytest.mark.live
+def test_live_memory_without_a_memory_cgroup_is_what_was_allocated():
+    """600 MB, and an interpreter of some MB, in one of two processes that share a mapping of 50 MB."""
+    code = "import mmap,os,sys\nm = mmap.mmap(-1, 50_000_000)\nm[:] = bytes(50_000_000)\n"
+    code += "if os.fork():\n    x = b'x' * 600_000_000\n    os.write(1, b'ready')\n"
+    code += "else:\n    sum(m[n] for n in range(0, len(m), 4096))\n    os.write(1, b'ready')\nsys.stdin.read()"
+    backend = JobprocBackend(Host(), every=False)
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.read(5) + process.stdout.read(5) == b"readyready"
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            (row,) = backend.sample([Job(Host(), 1, pids=[process.pid, *map(int, children)])])
+        finally:
+            process.stdin.close()
+    backend.close()
+    assert row.values["memory_used"] == pytest.approx(650e6, rel=0.03)
+    assert row.values["processes"] == row.values["tasks"] == 2
 
 
 @pytest.fixture
@@ -322,11 +446,17 @@ def test_a_tick_that_failed_in_one_job_does_not_spoil_the_next(tree, fake):
 
 @pytest.mark.live
 def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
-    before = len(os.listdir("/proc/self/fd"))
+    def kept():
+        links = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return sum(link.startswith(f"/proc/{process.pid}/") for link in links)
+
     for _ in range(20):
         with subprocess.Popen(["sleep", "60"]) as process:
             list(backend.sample([Job(Host(), 1, pids=[process.pid])]))
-            assert len(os.listdir("/proc/self/fd")) == before + 3
+            assert kept() == 3
             process.kill()
-    list(backend.sample([]))
-    assert len(os.listdir("/proc/self/fd")) == before
+        list(backend.sample([]))
+        assert kept() == 0

@@ -161,6 +161,17 @@ def test_keys_come_and_go_while_it_is_read(tmp_path, clock):
     assert known.owner(one) == "n1" and known.broken == 0
 
 
+def test_a_key_that_came_a_moment_ago_is_found_when_it_is_asked_for(tmp_path, clock):
+    known = KnownKeys(str(tmp_path), "--x", clock)
+    known.refresh()
+    public_file(tmp_path, "n1", key := new_pair().public)
+    clock.now += 0.1
+    known.refresh()
+    assert known.owner(key) is None
+    known.refresh(0.05)
+    assert known.owner(key) == "n1"
+
+
 def test_broken_files_are_left_out_and_told(tmp_path, clock, caplog):
     good = new_pair().public
     public_file(tmp_path, "good", good)

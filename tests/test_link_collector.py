@@ -46,10 +46,11 @@ class World:
         )
         self.written = []
 
-    def take(self, *numbers, host="node-1", epoch=1):
-        """Batches come in."""
+    def take(self, *numbers, host="node-1", epoch=1, time_s=None):
+        """Batches come in; those of a start after those of the one before, where no time is given."""
         for seq in numbers:
-            fresh = self.receiver.take(v1.encode(Batch(host, epoch, seq, 1, (), ())), "10.0.0.1")
+            time_ns = (epoch * 10**4 + seq if time_s is None else time_s) * 10**9
+            fresh = self.receiver.take(v1.encode(Batch(host, epoch, seq, time_ns, (), ())), "10.0.0.1")
             self.link.took(fresh, self.receiver.again)
             if fresh:
                 self.written.append(Record(0, 0, tuple(fresh)))
@@ -151,21 +152,31 @@ def test_a_node_that_connects_anew_is_answered_there(world):
     assert world.said() == [("new", (1, 2, 2))]
 
 
-def test_two_nodes_of_one_name_are_told_of_and_both_get_their_acknowledgements(world, caplog):
+def test_two_nodes_of_one_name_both_get_their_acknowledgements(world, caplog):
     for n in range(5):
-        world.take(n, epoch=1)
-        world.take(n, epoch=2)
+        world.take(n, epoch=1, time_s=1000 + n)
+        world.take(n, epoch=2, time_s=1000 + n)
         world.sync()
         world.said()
         world.hello((1, n, n), epoch=1, caller=b"a")
         assert world.said() == [("a", (1, n, n))]
         world.hello((2, n, n), epoch=2, caller=b"b")
         assert world.said() == [("b", (2, n, n))]
-    assert world.receiver.senders["node-1"].batches == 10
-    assert world.link.counters()["namesakes"] == 4 and caplog.text.count("do two nodes have one name") == 1
-    world.hello(epoch=3, caller=b"a")
+    assert sum(world.receiver.senders[name].batches for name in ("node-1", "node-1~2")) == 10
+    assert world.link.counters()["namesakes"] == 1 and caplog.text.count("more than one agent sends as one host") == 1
+
+
+def test_what_comes_while_both_call_is_acknowledged_to_the_one_that_sent_it(world):
+    world.hello(epoch=1, caller=b"a")
+    world.hello(epoch=2, caller=b"b")
     world.said()
-    assert world.link.namesakes == 4, "one that is started again is none"
+    for n in range(3):
+        world.take(n, epoch=1, time_s=1000 + n)
+        world.take(n, epoch=2, time_s=1000 + n)
+    world.sync()
+    assert sorted(world.said()) == [("a", (1, 0, 2)), ("b", (2, 0, 2))]
+    world.take(1, epoch=1, time_s=1001)
+    assert world.said() == [("a", (1, 1, 1))], "what comes twice is known under whichever name it is stored"
 
 
 def test_nodes_that_have_gone_are_forgotten_and_none_is_remembered_without_bound(world, monkeypatch):

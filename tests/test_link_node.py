@@ -212,7 +212,7 @@ def test_another_process_of_the_collector_is_sent_what_the_former_one_had_not_ac
     world.started[0] = 2
     world.ack((2, 2))
     world.run(0.3)
-    assert world.push.take() == [1, 3]
+    assert world.push.take() == [1, 2, 3], "of what it says it has it was sent nothing"
 
 
 def test_no_more_are_on_their_way_than_the_window_lets():
@@ -493,3 +493,41 @@ def test_a_request_comes_in_and_its_answer_goes_out():
         world.link.step()
         found = [one for one in world.links[0].hellos() if isinstance(one, wire.Answer)]
     assert found == [wire.Answer(7, b"PERIOD")]
+
+
+def test_acknowledgements_of_what_was_not_sent_are_refused(caplog):
+    """The proof `rogue.py`: whoever has the collector's port acknowledges all that the Hello names, and more."""
+    world = World()
+    world.held.add([Entry(1, n, 10**18, b"%d" % n) for n in range(20)])  # of an earlier start, as the spool gives it
+    world.push.connected = False
+    world.put(5)
+    world.link.step()
+    ranges = (wire.Range(1, 0, 19), wire.Range(EPOCH, 0, 1000))
+    world.links[0].inbox.append(wire.encode(wire.Ack("1.0", 7, True, 0, ranges)))
+    world.link.step()
+    assert len(world.held) == 25, "nothing of it was sent"
+    assert world.link.counters()["acknowledgements_false"] == 5
+    assert world.link.counters()["acknowledgements_doubted"] == 25
+    assert caplog.text.count("acknowledges batches that were sent to nobody") == 1
+
+
+def test_what_was_sent_to_a_former_process_is_not_acknowledged_by_another_one(world):
+    world.put(2)
+    world.link.step()
+    world.push.connected = False
+    world.started[0] = 2
+    world.ack((1, 5))
+    world.link.step()
+    assert len(world.held) == 2
+    assert world.link.counters()["acknowledgements_false"] == 0, "that may be: its journal has it"
+    assert world.link.counters()["acknowledgements_doubted"] == 2
+
+
+def test_what_an_earlier_start_left_is_acknowledged_once_this_one_has_sent_it():
+    world = World()
+    world.held.add([Entry(1, n, 10**18, b"%d" % n) for n in range(3)])
+    world.run(1)
+    assert world.push.take() == [0, 1, 2]
+    world.links[0].inbox.append(wire.encode(wire.Ack("1.0", 1, True, 0, (wire.Range(1, 0, 2),))))
+    world.run(0.3)
+    assert not len(world.held)

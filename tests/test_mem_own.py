@@ -99,11 +99,12 @@ def test_an_odd_size_is_told_in_bytes(bed):
     assert told(bed)[1]["bob"]["jobs"]["7"]["requested_h_vmem_strval"] == "333"
 
 
-def test_a_user_that_one_node_tells_is_that_of_the_job_on_all(bed):
+def test_a_user_that_one_node_tells_counts_for_its_own_rows(bed):
     bed.take("n1", 10, {7: {"memory_current": G}})
     bed.take("n2", 10, {7: {"user": b"bob", "memory_current": G}})
     hosts, owners = told(bed)
-    assert list(owners) == ["bob"] and hosts["n1"]["jobs"]["7"]["owner"] == "bob"
+    assert set(owners) == {"bob", "-"} and hosts["n2"]["jobs"]["7"]["owner"] == "bob"
+    assert hosts["n1"]["jobs"]["7"]["owner"] == "-"
 
 
 def test_a_job_of_nobody_is_there_without_a_name(bed):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from colmet.common.cli import load
+from colmet.common.declared import columns, is_declared, misfits
+from colmet.common.wire import colmet06, colmet_rs
 from colmet.node.backends import NAMES
-from colmet.tools.metrics import page
+from colmet.tools.metrics import catalogue, declared, page
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/metrics.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/metrics.md"
 
 
 def test_the_page_is_up_to_date():
@@ -23,3 +26,17 @@ def test_every_table_and_column_is_on_it_once():
             for field in schema.fields:
                 assert part.count(f"| `{field.name}` |") == 1
                 assert field.help.partition("Source: ")[2]
+
+
+def test_the_catalogue_of_columns_is_up_to_date():
+    text = (ROOT / "colmet/common/catalogue.py").read_text(encoding="utf-8")
+    assert text == catalogue(), "run `make docs`"
+
+
+def test_the_catalogue_knows_what_this_version_and_older_nodes_send():
+    older = [record.schema for record in colmet06.RECORDS.values()] + list(colmet_rs.SCHEMAS.values())
+    for schema in (*declared(), *older):
+        types = columns(schema.name)
+        assert [types[field.name] for field in schema.fields] == [field.dtype for field in schema.fields]
+        assert not misfits(schema) and not schema.undeclared
+    assert not is_declared("site_default") and not columns("site_default")

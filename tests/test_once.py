@@ -89,6 +89,39 @@ def test_it_says_what_it_finds_and_shows_one_sample(fake):
     assert re.search(r"^agent_default\n +agent +one\n", text, re.M) and "exit_records" not in text
 
 
+def test_it_says_which_controllers_hold_the_jobs_and_how_oar_counts_their_memory(fake):
+    """What the kernel has is not the question: memory is mounted here, too."""
+    names = ("cpuset", "cpu", "cpuacct", "memory", "pids")
+    fake.write("/proc/self/mounts", "".join(f"{name} /cgroup/{name} cgroup rw,{name} 0 0\n" for name in names))
+    for name in names:
+        fake.mkdir(f"/cgroup/{name}")
+    for name in names[:3]:
+        fake.write(f"/cgroup/{name}/oar/bob_42/cgroup.procs", "")
+        fake.write(f"/cgroup/{name}/oar/bob_42/tasks", "")
+    options = build_parser([]).parse_args(["--once"])
+
+    def printed():
+        source = JobSource(fake.host, (), ())
+        try:
+            text, _ = once.report(options, [fake_class("one")], fake.host, "dahu-3", source)
+        finally:
+            source.close()
+        assert max(map(len, text.splitlines())) <= 100
+        return " ".join(text.split())
+
+    text = printed()
+    assert "jobs such as /cgroup/cpuset/oar/bob_42: cpu, cpuacct; not memory, blkio, pids. For memory set" in text
+    assert '`my $Enable_mem_cg = "YES";` in job_resource_manager_cgroups.pl' in text
+    fake.write("/cgroup/memory/oar/bob_42/tasks", "")
+    text = printed()
+    assert "/oar/bob_42: cpu, cpuacct, memory; not blkio, pids " in text and "Enable_mem_cg" not in text
+
+
+def test_a_backend_that_measures_a_part_says_which(fake):
+    text, _ = report(fake, fake_class("one", part="of some jobs"))
+    assert re.search(r"^  one +on, of some jobs$", text, re.M)
+
+
 def test_a_backend_that_is_off_says_why_and_what_to_do(fake):
     classes = [
         fake_class("able"),
@@ -272,7 +305,7 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup"]])
+@pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup", "--disable-jobproc"]])
 def test_without_root_it_says_what_is_missing(root, arguments):
     code = (
         "import os, sys\nimport colmet.node.main as main\nfrom colmet.common import cli\n"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import cannot_run
 
 from colmet.collector import main as collector
 from colmet.common.control import DIRECTORY
+from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.privileges import CORE, NUMBERS
 
@@ -65,3 +70,94 @@ def test_each_package_has_the_directory_that_its_settings_and_secrets_go_to():
         lists = (PACKAGING / f"debian/colmet-{package}.{kind}" for kind in ("install", "dirs"))
         text = "".join(path.read_text() for path in lists if path.exists())
         assert re.search(r"(^| )etc/colmet$", text, re.M), package
+
+
+@pytest.mark.parametrize(("name", "most"), [("node", 2.8), ("collector", 1.2), ("web", 1.2), ("facility", 1.9)])
+def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
+    if shutil.which("systemd-analyze") is None:
+        cannot_run("systemd-analyze is not installed")
+    path = PACKAGING / f"systemd/colmet-{name}.service"
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    found = re.search(r"Overall exposure level for \S+ ([0-9.]+) ", done.stdout)
+    if found is None:
+        cannot_run(f"systemd-analyze cannot judge a file: {done.stderr[:200]}")
+    assert found is not None and float(found[1]) <= most
+
+
+@pytest.mark.parametrize("name", ["node", "collector", "web", "facility"])
+def test_memory_and_tasks_of_each_unit_are_bounded(name):
+    assert re.search(r"^MemoryMax=\S+$", unit(name), re.M) and re.search(r"^TasksMax=\d+$", unit(name), re.M)
+
+
+def test_what_the_collector_writes_is_for_its_group_at_most():
+    assert "\nUMask=0027\n" in unit("collector") and "\nStateDirectoryMode=0750\n" in unit("collector")
+
+
+def test_the_ports_that_are_held_are_those_that_the_collector_binds_by_default():
+    text = (PACKAGING / "systemd/colmet-collector.socket").read_text()
+    held = re.findall(r"^ListenStream=(.+)$", text, re.M)
+    default = collector.build_parser([]).get_default("zeromq_bind_uri")
+    assert [f"tcp://{one}" for one in held] == [default, link_uri(default)]
+    assert not re.search(r"^zeromq-bind-uri", (PACKAGING / "etc/collector.toml").read_text(), re.M)
+
+
+def test_the_packaged_node_names_no_collector():
+    assert '\nzeromq-uri = ""\n' in (PACKAGING / "etc/node.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "changed", "was_enabled", "done"),
+    [
+        ("", "", True, "keygen enable"),
+        ("0.9", "", True, "keygen enable"),
+        ("0.9", "", False, "keygen"),
+        ("0.9", "etc/colmet/collector.toml", True, ""),
+        ("0.9", "etc/default/colmet-collector", True, ""),
+        ("0.9", "etc/systemd/system/colmet-collector.service", True, ""),
+        ("0.9", "etc/systemd/system/colmet-collector.service.d/override.conf", True, ""),
+    ],
+)
+def test_a_collector_that_was_configured_gets_no_keys_by_an_upgrade(tmp_path, before, changed, was_enabled, done):
+    """And a socket unit that was turned off stays so."""
+    conffiles = [tmp_path / "etc/colmet/collector.toml", tmp_path / "etc/default/colmet-collector"]
+    for path in conffiles:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    sums = "".join(f" {path} {hashlib.md5(path.read_bytes()).hexdigest()}\n" for path in conffiles)
+    if changed:
+        (tmp_path / changed).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / changed).write_text("# ours\n")
+    (tmp_path / "sums").write_text(sums)
+    commands = {
+        "dpkg-query": f"cat {tmp_path}/sums",
+        "systemd-sysusers": "true",
+        "systemctl": "exit 0",
+        "deb-systemd-invoke": "true",
+        "colmet": f"echo keygen >>{tmp_path}/done",
+        "deb-systemd-helper": f'[ "$1" != enable ] || echo enable >>{tmp_path}/done; '
+        f'[ "$2" != was-enabled ] || {"true" if was_enabled else "false"}',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in commands.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    script = (PACKAGING / "debian/colmet-collector.postinst").read_text()
+    script = re.sub(r"(?<![\w/])/(etc|run)/", rf"{tmp_path}/\1/", script)
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script, "postinst", "configure", before], env=environment, check=True, timeout=60)
+    found = (tmp_path / "done").read_text().split() if (tmp_path / "done").exists() else []
+    assert " ".join(found) == done
+
+
+def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
+    """Else a node that connects meanwhile has it started again."""
+    script = (PACKAGING / "debian/colmet-collector.prerm").read_text().replace("/run/systemd/system", str(tmp_path))
+    invoke = tmp_path / "deb-systemd-invoke"
+    invoke.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/done\n')
+    invoke.chmod(0o755)
+    script = script.replace("#DEBHELPER#", "deb-systemd-invoke stop colmet-collector.service colmet-web.socket")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, timeout=60)
+    stopped = (tmp_path / "done").read_text().replace("stop ", "").split()
+    assert stopped == ["colmet-collector.socket", "colmet-collector.service", "colmet-web.socket", "colmet-web.service"]

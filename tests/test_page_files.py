@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.measures import MEASURES
+
 STATIC = Path(__file__).resolve().parents[1] / "colmet/tools/web/static"
 VENDOR = STATIC / "vendor/uplot"
 OWN = sorted(path for path in STATIC.iterdir() if path.is_file())
@@ -53,6 +55,17 @@ def test_the_page_names_only_files_that_there_are():
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_imports_only_files_that_there_are(path):
     assert [name for name in IMPORT.findall(path.read_text()) if not (STATIC / name).is_file()] == []
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda measure: measure.key)
+def test_the_page_draws_a_measure_of_the_sources_that_others_read(measure):
+    text = (STATIC / "job.js").read_text()
+    shown = []
+    for name, columns in re.findall(r"\.\.\.(cgroup|processes)\(([^)]*)\)", text):
+        table = "cgroup_default" if name == "cgroup" else "jobprocstats_default"
+        shown += [(table, column) for column in re.findall(r'"(\w+)"', columns)]
+    at = shown.index(measure.places[0])
+    assert shown[at : at + len(measure.places)] == measure.places
 
 
 def test_every_script_is_used():

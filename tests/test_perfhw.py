@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import cannot_run, cgroup_mount
+from conftest import cannot_run, cgroup_mount, fork
 from perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs
 from test_daemons import Daemon, free_port
 
@@ -553,6 +553,35 @@ def test_counters_are_given_up_while_the_job_uses_perf(made_up):
     assert made_up.kind.made[1].is_open and backend.counters()["perf_yields"] == 1
 
 
+def test_a_job_with_many_open_files_is_looked_through_bit_by_bit(made_up, monkeypatch):
+    pids = range(7, 13)
+    backend = opened(made_up, "page_faults", yields=True)
+    job = new_job(made_up, pids="\n".join(map(str, pids)))
+    monkeypatch.setattr(perfhw, "_MAX_FILES", 100)
+    monkeypatch.setattr(perfhw, "SLOW_TICKS", 1)
+    for pid in pids:
+        made_up.write(f"/proc/{pid}/comm", "papi_avail\n")
+        (made_up.path / f"proc/{pid}/fd").mkdir()
+        for fd in range(60):
+            (made_up.path / f"proc/{pid}/fd/{fd}").symlink_to("/dev/null")
+    event = made_up.path / "proc/12/fd/99"
+    event.symlink_to("anon_inode:[perf_event]")
+    links = []
+    link = made_up.host.link
+    monkeypatch.setattr(made_up.host, "link", lambda path: links.append(path) or link(path))
+    looks = 0
+    while not backend.counters()["perf_yields"] and looks < 10:
+        looks += 1
+        before = len(links)
+        backend.sample([job])
+        assert len(links) - before <= 100
+    assert 2 <= looks < 10 and backend.counters()["perf_files_left_out"] >= 1
+    for _ in range(10):
+        assert not backend.sample([job]), "still, though not each look comes across it"
+    event.unlink()
+    assert any(backend.sample([job]) for _ in range(20))
+
+
 def test_another_tool_is_known_by_its_descriptors(made_up):
     backend, job = opened(made_up, "page_faults", yields=True), new_job(made_up)
     made_up.write("/proc/7/comm", "papi_avail\n")
@@ -752,7 +781,7 @@ def test_live_an_unprivileged_agent_is_told_what_it_lacks(library, monkeypatch):
     monkeypatch.setattr(perfhw, "Library", lambda: loaded)
     backend = PerfhwBackend(Host(), ["page_faults"])
     reader, writer = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             os.setgid(65534)

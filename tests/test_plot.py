@@ -85,10 +85,35 @@ def test_counters_are_rates_of_each_host_and_gauges_are_as_they_are():
     assert cpu.title == "cpu_usage: CPU time"
 
 
+def test_a_measure_is_drawn_of_the_best_source_that_each_host_has():
+    history = Stored()
+    history.rows[JOB, "jobprocstats_default"] = [
+        history.series("a", TIMES, memory_used=[4096, 8192, 4096], VmRSS=[9, 9, 9]),
+        history.series("b", TIMES, memory_used=[7, 7, 7], VmRSS=[9, 9, 9]),
+        history.series("c", TIMES, memory_used=[-1, -1, -1], VmRSS=[9, 9, 9]),
+    ]
+    (memory,) = plotted = plot.gather(history, JOB, ["memory"])
+    drawn = {line.name: line.values.tolist() for line in memory.lines}
+    assert drawn == {"a": [4096, 8192, 4096], "b": [1, 2, 3], "c": [9216, 9216, 9216]}
+    assert memory.title == "memory: that of its processes, from /proc and its cgroup"
+    (made,) = plot.document(JOB, plotted)["metrics"]
+    assert made["measure"] == "memory" and made["unit"] == "B"
+    assert [(one["table"], one["column"]) for one in made["series"]] == [
+        ("jobprocstats_default", "memory_used"),
+        ("cgroup_default", "memory_current"),
+        ("jobprocstats_default", "VmRSS"),
+    ]
+
+
+def test_a_measure_of_which_nothing_is_stored_is_no_metric():
+    with pytest.raises(ConfigError, match="no metric 'tasks' is stored"):
+        plot.gather(Stored(), JOB, ["tasks"])
+
+
 def test_a_table_is_read_once():
     history = Stored()
     plot.gather(history, JOB, ["cpu_usage", "memory_current", "cgroup.cpu_usage"])
-    assert history.reads == [(JOB, "cgroup_default")]
+    assert history.reads == [(JOB, "cgroup_default"), (NODE, "procstats_default")]  # the node's, for its CPUs
 
 
 def test_rates_can_be_had_of_all_or_of_none():

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colmet.node.accounting.reaped import Reaped
+from colmet.node.processes import Processes
 
 TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 ROOT = 10
@@ -19,6 +20,7 @@ class Machine:
     def __init__(self, since=START):
         self.stat = {}
         self.owner = {}
+        self.processes = Processes()
         self.reaped = Reaped(self, self.owner.get, now_ns=since * TICK)
         self.records = []
         self.told = 0  # with what was estimated
@@ -192,12 +194,12 @@ def test_at_most_so_many_processes_are_read_at_once_and_the_others_at_the_next(m
 
 def test_whom_a_process_had_waited_for_before_it_came_to_the_job_does_not_count(machine):
     machine.process(100, charged=50)
-    machine.reaped.watch(100, 1)
+    machine.reaped.watch([100], 1)
     machine.end(101, 100, told=1 * TICK)
     machine.process(100, charged=50 + 4)
     machine.drain()
     assert machine.drain() == {1: 3 * TICK}
-    machine.reaped.watch(999, 1)  # has ended meanwhile
+    machine.reaped.watch([999], 1)  # has ended meanwhile
     assert machine.drain() == {}
 
 

@@ -8,16 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.collector import receiver as module
+from colmet.collector.rates import Rates
 from colmet.collector.receiver import OTHERS, Receiver, Sequence64
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
+from colmet.common.wire.link import Hello
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 
 
 def batch(seq, host="node-1", epoch=1):
-    return Batch(host, epoch, seq, 10**18, (7,), (Table.from_samples(SCHEMA, 10**18, [Sample(7, {"cpu": seq})]),))
+    time_ns = 10**18 + epoch * 10**13 + seq * 10**9  # a start is followed by another one, as of one agent
+    return Batch(host, epoch, seq, time_ns, (7,), (Table.from_samples(SCHEMA, time_ns, [Sample(7, {"cpu": seq})]),))
 
 
 def take(receiver, *numbers, **options):
@@ -152,3 +155,67 @@ def test_what_a_node_still_holds_is_no_reason_to_warn():
     assert "missing=3" in "".join(receiver.report()[1:])
     receiver.sender("node-1").version = "1.0.0"
     assert receiver.sender("node-1").missing == 3 and len(receiver.report()) == 1
+
+
+def test_a_table_of_colmets_own_with_another_kind_of_value_is_left_out_for_its_sender_alone(caplog):
+    bad = Schema("cgroup_default", "job", [Field("cpu_usage", "none", "label", dtype="S1")])
+    good = Schema("cgroup_default", "job", [Field("cpu_usage", "nsec", "counter"), Field("to_come", "none", "gauge")])
+    receiver = Receiver()
+    tables = (Table(bad, 1, bad.empty_rows(3)), Table(good, 1, good.empty_rows(2)))
+    (taken,) = receiver.take(v1.encode(Batch("evil", 1, 1, 1, (), tables)), "10.0.0.1")
+    assert [table.schema for table in taken.tables] == [good]
+    (again,) = receiver.take(v1.encode(Batch("evil", 1, 2, 1, (), tables)), "10.0.0.1")
+    assert len(again.tables) == 1 and receiver.senders["evil"].left_out == 6
+    assert "rows left out from=evil left_out=3" in caplog.text and "left_out_rows=6" in receiver.report()[0]
+    (others,) = receiver.take(v1.encode(Batch("good", 1, 1, 1, (), (tables[1],))), "10.0.0.1")
+    assert others.row_count == 2 and not receiver.senders["good"].left_out
+
+
+def test_made_up_hosts_are_forgotten_before_those_that_measure(monkeypatch, caplog):
+    monkeypatch.setattr(module, "MAX_SENDERS", 100)
+    receiver = Receiver()
+    take(receiver, 1, host="real-1")
+    receiver.hello(Hello("real-2", 1, 0, "1", ()))
+    receiver.senders["real-1"].rows = 1
+    for n in range(500):
+        receiver.take(v1.encode(Batch(f"made-up-{n}", 1, 1, 1, (), ())), f"10.0.0.{n}")
+        receiver._room_at = 0.0
+    take(receiver, 1, host="real-3")
+    assert {"real-1", "real-2", "real-3"} <= receiver.senders.keys() and len(receiver.senders) <= 101
+    assert sum(sender.batches for sender in receiver.senders.values()) == 502, "what was counted stays counted"
+    assert "senders forgotten" in caplog.text
+
+
+def test_hosts_that_measure_are_forgotten_by_age_alone(monkeypatch):
+    monkeypatch.setattr(module, "MAX_SENDERS", 10)
+    receiver = Receiver()
+    for n in range(10):
+        receiver.hello(Hello(f"node-{n}", 1, 0, "1", ()))
+    receiver.hello(Hello("late", 1, 0, "1", ()))
+    assert "late" not in receiver.senders and OTHERS in receiver.senders
+    receiver._room_at = 0.0
+    receiver.senders["node-3"].seen_ns = receiver.senders["node-4"].seen_ns = 1
+    receiver.hello(Hello("late", 1, 0, "1", ()))
+    assert "late" in receiver.senders and "node-3" not in receiver.senders and "node-5" in receiver.senders
+
+
+def test_an_address_has_so_many_new_hosts(monkeypatch):
+    limits = Rates(0, 0, lambda: 0.0)
+    receiver = Receiver(limits)
+    limits._hosts.limit(1, 5)
+    came = [len(receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), ())), "10.0.0.66")) for n in range(7)]
+    assert came == [1] * 5 + [0] * 2 and limits.counters()["hosts"] == 2
+    assert receiver.take(v1.encode(Batch("h0", 1, 2, 1, (), ())), "10.0.0.66"), "those that are known go on"
+    assert receiver.take(v1.encode(Batch("real", 1, 1, 1, (), ())), "10.0.0.1"), "and those of other addresses"
+    assert receiver.take(v1.encode(Batch("h9", 1, 1, 1, (), ())), "10.0.0.66", "h9"), "and those with keys"
+
+
+def test_tables_that_do_not_fit_let_no_more_hosts_in():
+    limits = Rates(0, 0, lambda: 0.0)
+    receiver = Receiver(limits)
+    limits._hosts.limit(1, 5)
+    bad = Schema("cgroup_default", "job", [Field("cpu_usage", "none", "label", dtype="S1")])
+    for n in range(20):
+        receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), (Table(bad, 1, bad.empty_rows(3)),))), "10.0.0.66")
+    assert [name for name in receiver.senders if name.startswith("h")] == [f"h{n}" for n in range(5)]
+    assert limits.counters()["hosts"] == 15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from colmet.tools.report.command import document_of
 from colmet.tools.report.figures import Asked
 from colmet.tools.report.gathering import gather
 from colmet.tools.report.model import Curve, Gpu, Missing
+from colmet.tools.report.text import show
 
 PAGE = Path(__file__).parents[1] / "docs/tools/report.md"
 HOUR = 3600.0
@@ -60,8 +62,8 @@ def memory(report=BUSY, **values):
 
 def calls(number, each):
     read = None if each is None else number * each
-    io = replace(BUSY.io, read_calls=number, write_calls=0, asked_read_bytes=read, asked_written_bytes=0)
-    return replace(BUSY, io=io)
+    of_it = replace(BUSY.io, read_calls=number, write_calls=0, asked_read_bytes=read, asked_written_bytes=0)
+    return replace(BUSY, io=of_it)
 
 
 def gpu(**values):
@@ -99,8 +101,8 @@ FIRES = [
     ("one-core", of_hosts(1.0), of_hosts(0.79), "Used one of 4 cores"),
     ("one-core", cut(of_hosts(1.0), 60.0), cut(of_hosts(1.0)), "Used one of 4 cores"),
     ("one-core", cpu(of_hosts(1.0), cpus=2), cpu(of_hosts(1.0), cpus=1), "Used one of 2 cores"),
-    ("idle", cut(of_hosts(0.07), 60.0), cut(of_hosts(0.07)), "next to nothing of 4 cores in 1 min"),
-    ("idle", of_hosts(0.07), of_hosts(0.09), "next to nothing of 4 cores"),
+    ("idle", cut(of_hosts(0.07), 60.0), cut(of_hosts(0.07)), "Almost idle: used 0.07 of 4 cores for 1 min 0 s."),
+    ("idle", of_hosts(0.07), of_hosts(0.09), "already finished?"),
     ("cpu-low", of_hosts(1.5), of_hosts(2.1), "Used 1.5 of 4 cores (38 %)"),
     ("cpu-low", of_hosts(3.0, 0.0, 0.0), of_hosts(1.0), "on 1 of 3 hosts"),
     ("cpu-low", of_hosts(1.5), replace(of_hosts(1.5), wall_s=59), "Ask for fewer"),
@@ -124,9 +126,9 @@ FIRES = [
     ("swap", time(10.0, swap_s=1.0), time(10.0, swap_s=0.9), "1 s for pages in swap"),
     ("reclaim", time(reclaim_s=72.0), time(reclaim_s=71.0), "1 min 12 s"),
     ("reclaim", time(10.0, reclaim_s=1.0), time(10.0, reclaim_s=0.9), "1 s for the kernel"),
-    ("kernel-time", cpu(system_s=560.0), cpu(system_s=540.0), "31 %"),
+    ("kernel-time", cpu(system_s=740.0), cpu(system_s=690.0), "31 %"),
     ("small-io", calls(2e6, 100), calls(2e6, 5000), "2.00 million reads and writes of 100 B each"),
-    ("kernel-time", cpu(used_s=60.0, system_s=30.0), cpu(used_s=59.0, system_s=30.0), "50 %"),
+    ("kernel-time", cpu(used_s=60.0, user_s=30.0, system_s=30.0), cpu(used_s=59.0, user_s=1.0, system_s=30.0), "50 %"),
     ("small-io", calls(1e6, 100), calls(9.9e5, 100), "Buffer them"),
     ("small-io", calls(2e6, 100), replace(calls(2e6, 100), wall_s=2001.0), "Buffer them"),
     ("small-io", calls(2e6, 100), calls(2e6, None), "of 100 B each"),
@@ -157,6 +159,85 @@ def test_memory_is_that_of_every_host():
         job_rows(history, host="b", memory_peak=GIB, memory_limit=limit)
         advice = said("memory-low", gather_all(history))
         assert advice is None if text is None else text in advice
+
+
+def of_job(wall_s, cores, cpus, **more):
+    """A job of one node; waits in seconds, all of them in its middle."""
+    history = MadeUp()
+    count = wall_s // 5
+    waits = {
+        f"{name}_delay_total": np.where(np.arange(count) > count // 2, int(s * 1e9), 0) for name, s in more.items()
+    }
+    job_rows(history, count=count, cores=cores, cpus=cpus, **waits)
+    return gather_all(history)
+
+
+def rules_of(report):
+    return [one.rule for one in report.advice]
+
+
+def test_an_idle_job_is_idle_and_not_starved():
+    report = of_job(75, 0.001, 1, cpu=0.33, blkio=0)
+    assert rules_of(report) == ["idle"]
+    assert report.shares.idle_ratio > 0.99 and report.shares.waiting_cpu_ratio < 0.01
+    page = shown_of(report)
+    assert "< 1 %  waiting for a CPU 0.33 s" in page and "99 %  idle 1 min 15 s" in page
+    assert "Shares are of 1 min 15 s, wall time by cores." in page
+
+
+def test_shares_of_time_add_up_to_one_whatever_waited():
+    for cores, cpus, waits in ((0.3, 2, {"cpu": 40}), (2.0, 2, {"cpu": 9000, "blkio": 100}), (0.5, 4, {"blkio": 9e4})):
+        shares = replace(of_job(120, cores, cpus), time=time_of(cores * 120, **waits)).shares
+        parts = (shares.running_ratio, shares.waiting_cpu_ratio, shares.block_io_ratio, shares.idle_ratio)
+        assert sum(part or 0 for part in parts) == pytest.approx(1) and min(part or 0 for part in parts) >= 0
+        assert shares.at_once == (sum(waits.values()) > (cpus - cores) * 120)
+
+
+def time_of(running_s, cpu=None, blkio=None):
+    return replace(BUSY.time, running_s=running_s, waiting_cpu_s=cpu, block_io_s=blkio, swap_s=None, reclaim_s=None)
+
+
+def test_a_job_that_queues_for_cpus_is_not_asked_for_more_processes():
+    report = of_job(180, 0.34, 2, cpu=62)
+    assert rules_of(report) == ["cpu-wait"] and "Start no more" not in report.advice[0].text
+    assert "though they used 17 %" in report.advice[0].text
+    assert "cpu-low" not in rules_of(of_job(100, 0.34, 2, cpu=8)), (
+        "waits of a fifth, and a minute of CPU time has not run"
+    )
+    assert rules_of(of_job(180, 0.34, 2, cpu=2)) == ["cpu-low"]
+
+
+def test_a_job_that_waits_for_disks_is_not_asked_whether_it_waits():
+    assert rules_of(of_job(120, 0.01, 2, blkio=70)) == ["block-io"]
+    assert rules_of(of_job(120, 0.5, 2, blkio=70)) == ["block-io"]
+
+
+def test_the_rules_that_explain_others_are_there():
+    assert {name for rule in RULES for name in rule.unless} < {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("tasks", [3, -1])
+def test_a_wait_longer_than_the_tasks_can_have_waited_is_missing_and_no_reason_for_advice(tasks):
+    history = MadeUp()
+    waits = np.where(np.arange(13) > 5, 1_345_531_900_817, 0)  # the uptime, in one step
+    job_rows(history, count=13, cores=0.01, cpus=2, pids_peak=tasks, blkio_delay_total=waits)
+    report = gather_all(history)
+    assert report.time.block_io_s is None and report.time.swap_s == 0 and rules_of(report) == ["idle"]
+    assert "the stored waits for block I/O are left out: longer than its tasks can have waited" in report.time.note
+    assert "task_delayacct" not in report.time.note
+    page = shown_of(report)
+    assert "block I/O 2" not in page and "idle or in waits that are missing" in page
+
+
+def test_a_long_wait_that_is_counted_when_it_ends_is_there():
+    report = of_job(120, 0.01, 1, blkio=50)
+    assert report.time.block_io_s == 50 and not report.time.note
+
+
+def shown_of(report):
+    file = io.StringIO()
+    show(report, file, width=120)
+    return " ".join(file.getvalue().split()).replace(" % ", " %  ")
 
 
 def test_each_rule_is_tested():

@@ -6,10 +6,12 @@ import errno
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import FakeRoot
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,13 +24,14 @@ from colmet.node.kernel.taskstats import FIELDS, Exits
 MS = 1_000_000
 EXITING = 0x4
 CPU, AGE, SWITCHES = (FIELDS.index(name) for name in ("cpu_run_virtual_total", "ac_etime", "nvcsw"))
-REAL = FIELDS.index("cpu_run_real_total")
+REAL, WAITED = FIELDS.index("cpu_run_real_total"), FIELDS.index("blkio_delay_total")
 
 
 class Task:
     def __init__(self, pid, parent, cpu):
         self.pid, self.parent, self.cpu = pid, parent, cpu
         self.age = 1
+        self.waited = 0
         self.switches = 0
         self.charged = 0
 
@@ -49,7 +52,7 @@ class Kernel:
 
     def values(self, task):
         row = np.zeros(len(FIELDS), dtype=np.int64)
-        row[[CPU, REAL, AGE, SWITCHES]] = task.cpu, task.cpu, task.age, task.switches
+        row[[CPU, REAL, AGE, SWITCHES, WAITED]] = task.cpu, task.cpu, task.age, task.switches, task.waited
         return row
 
     def show(self, tid, flags=0):
@@ -246,6 +249,29 @@ def test_a_task_that_is_being_taken_down_but_still_listed_counts_once(node, kern
     node.job(1, 10)
     assert node.tick() == {1: 123}
     assert node.tick() == {1: 123}
+
+
+def test_a_task_that_is_being_taken_down_counts_once_while_others_of_its_user_do_not_answer(node, kernel):
+    kernel.start(11, 10, cpu=3)
+    node.job(1, 10, 11)
+    node.tick()
+    processes = node.fake.host.processes
+    blocked, wake = os.pipe()
+    try:
+        while processes.may_answer(11, "job 1"):
+            processes.ask_one(500 + processes.unanswered, "job 1", lambda: os.read(blocked, 1))
+        kernel.die(11, cpu=20)
+        for _ in range(3):
+            assert node.tick() == {1: 100 + 23}
+            node.notice(1)
+        kernel.end(11, told=False)
+        node.job(1, 10)
+        assert node.tick() == {1: 123}
+    finally:
+        os.close(wake)
+        while processes.waiting:
+            processes.ask([])
+        os.close(blocked)
 
 
 def test_a_task_whose_record_is_lost_counts_as_it_was_last_seen(node, kernel):
@@ -558,6 +584,51 @@ def test_a_job_that_nobody_looked_at_has_a_last_row_if_a_fork_or_a_parent_tells_
     assert node.backend.last(job) is None
 
 
+# Waits that the kernel counts wrongly
+
+
+UPTIME = 1_345_531_900_817
+
+
+def test_a_wait_that_no_task_can_have_had_is_left_out_whether_it_lives_or_has_ended(node, kernel, caplog):
+    kernel.tasks[10].age, kernel.tasks[10].waited = 60_000_000, 5000 * MS
+    assert node.row()["blkio_delay_total"] == 5000 * MS
+    kernel.tasks[10].age, kernel.tasks[10].waited = 65_000_000, 5000 * MS + UPTIME
+    kernel.start(11, 10, told=True)
+    kernel.tasks[11].age, kernel.tasks[11].waited = 2_000_000, UPTIME
+    kernel.end(11)
+    kernel.start(12, 10, told=True)
+    kernel.tasks[12].age, kernel.tasks[12].waited = 2_000_000, 1500 * MS
+    kernel.end(12)
+    assert node.row()["blkio_delay_total"] == 6500 * MS
+    kernel.tasks[10].age, kernel.tasks[10].waited = 70_000_000, 6000 * MS + UPTIME
+    kernel.end(10)
+    assert node.row()["blkio_delay_total"] == 7500 * MS
+    assert node.backend.counters()["delays_implausible"] == 2
+    assert caplog.text.count("waits of tasks that they cannot have had") == 1
+
+
+def test_what_was_left_out_of_waits_stays_out_over_a_restart(kept):
+    task = kept.kernel.tasks[10]
+    task.age, task.waited = 2000_000_000, 3000 * MS
+    kept.tick()
+    task.age, task.waited = 2001_000_000, 3000 * MS + 3 * UPTIME
+    assert kept.row()["blkio_delay_total"] == 3000 * MS
+    kept.restart()
+    assert kept.row()["blkio_delay_total"] == 3000 * MS
+    task.age, task.waited = 2002_000_000, 3500 * MS + 3 * UPTIME
+    assert kept.row()["blkio_delay_total"] == 3500 * MS
+    assert kept.backend.counters()["delays_implausible"] == 0
+
+
+def test_what_an_agent_kept_that_knew_of_no_implausible_waits_is_read(kept):
+    data = rewrite(kept.backend, lambda head: head.pop("waits"))
+    kept.backend._sampled = ()
+    kept.backend._state.save(data)
+    kept.restart()
+    assert kept.tick() == {1: 130, 2: 0}
+
+
 # A restart of the agent
 
 
@@ -720,7 +791,7 @@ def test_of_more_tasks_than_can_be_kept_the_totals_are_and_do_not_go_down_over_a
 def test_counters_have_every_column_from_the_start_and_go_on_when_the_backend_is_opened_again(node, kernel):
     columns = {
         *("exits_known", "exits_by_fork", "exits_by_parent", "exits_other", "answers_lost", "exit_records"),
-        *("exit_records_lost", "exit_overflows", "fork_events", "fork_overflows"),
+        *("exit_records_lost", "exit_overflows", "fork_events", "fork_overflows", "delays_implausible"),
     }
     on = {"exit_records_on": 1, "fork_events_on": 1}
     assert dict(node.backend.counters()) == {**dict.fromkeys(columns, 0), **on}
@@ -848,7 +919,7 @@ def test_what_is_estimated_is_not_more_than_the_cgroup_used_and_does_not_fall(no
     assert node.row()["cpu_total"] == 120, "100 were told, 50 estimated"
     node.fake.write("/group/cpuacct.usage", "130\n")
     assert node.row()["cpu_total"] == 130
-    node.fake.write("/group/cpuacct.usage", "90\n")
+    node.fake.write("/group/cpuacct.usage", "100\n")
     assert node.row()["cpu_total"] == 130, "never less than before"
     directory[0] = "/gone"
     node.backend._beyond[1] = 500
@@ -881,3 +952,101 @@ def test_what_a_task_that_came_has_used_in_the_job_by_then_is_the_jobs(node, ker
     node.job(2, 20, 21)
     node.notice(2)
     assert node.tick()[2] == here
+
+
+def in_group(node, number, usage):
+    """The job has a cgroup that has used this much CPU time."""
+    node.fake.write(f"/group{number}/cpuacct.usage", f"{usage}\n")
+    node.jobs[number].directory = lambda asked: f"/group{number}" if asked == "cpuacct" else None
+
+
+@pytest.mark.parametrize("witnessed", [False, True])
+@pytest.mark.parametrize("look", ["tick", "notice"])
+def test_what_the_first_task_used_before_it_came_to_a_job_is_not_the_jobs(node, kernel, witnessed, look):
+    kernel.start(20, 90, cpu=41 * MS)
+    node.job(2, 20, witnessed=witnessed)
+    in_group(node, 2, 3 * MS)
+    if look == "notice":
+        node.notice(2)
+    row = node.row(2)
+    assert 3 * MS <= row["cpu_run_virtual_total"] <= 4 * MS and row["cpu_total"] == 3 * MS
+    kernel.run(20, 10 * MS)
+    in_group(node, 2, 13 * MS)
+    row = node.row(2)
+    assert 13 * MS <= row["cpu_run_virtual_total"] <= 14 * MS and row["cpu_total"] == 13 * MS
+
+
+def test_a_task_that_came_between_ticks_brings_no_cpu_time_and_no_children(node, kernel):
+    in_group(node, 1, 100)
+    node.tick()
+    kernel.start(20, 90, cpu=500 * MS)
+    kernel.charge(20, 300)
+    node.job(1, 10, 20)
+    assert node.row()["cpu_total"] == 100
+    kernel.start(21, 20, told=True)
+    kernel.end(21, cpu=5 * MS)
+    kernel.charge(20, 10)
+    in_group(node, 1, 100 + 10 * MS)
+    for _ in range(3):
+        assert node.row()["cpu_total"] <= 100 + 10 * MS
+
+
+def test_a_task_that_came_and_ended_unseen_brings_no_more_than_the_cgroup_used_also_when_it_has_gone(node, kernel):
+    in_group(node, 1, 100)
+    kernel.start(20, 10, cpu=500 * MS)  # of no fork that was told: by its parent it is the job's
+    kernel.end(20)
+    in_group(node, 1, 100 + 2 * MS)
+    assert node.row()["cpu_total"] == 100 + 2 * MS
+    kernel.start(11, 10, told=True)
+    kernel.end(11, cpu=30 * MS)
+    node.jobs[1].directory = lambda asked: None
+    assert node.row()["cpu_total"] == 100 + 32 * MS
+
+
+def test_tasks_of_the_job_itself_lose_nothing_to_the_bound(node, kernel):
+    total = 100
+    for tid in range(11, 30):
+        kernel.start(tid, 10, told=True)
+        kernel.run(tid, tid * MS)
+        total += tid * MS
+        in_group(node, 1, total)
+        node.job(1, 10, tid)
+        row = node.row()
+        assert row["cpu_run_virtual_total"] == row["cpu_total"] == total
+        kernel.end(tid, cpu=MS)
+        total += MS
+
+
+moves = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans(), st.booleans()), min_size=1, max_size=8
+)
+
+
+@given(moves)
+def test_whatever_comes_goes_and_is_told_cpu_total_is_not_above_the_cgroup_and_does_not_fall(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        check_moves(Node(FakeRoot(Path(folder))), steps)
+
+
+def check_moves(node, steps):
+    kernel = node.kernel
+    kernel.start(1)
+    kernel.start(90)
+    kernel.start(10, 1)
+    node.job(1, 10)
+    here, last, live = 0, 0, [10]
+    for number, (before, used, told, ends) in enumerate(steps):
+        tid = 20 + number
+        kernel.start(tid, 10 if told else 90, cpu=0 if told else before * MS, told=told)
+        kernel.run(tid, used * MS)
+        here += used * MS
+        live.append(tid)
+        if ends:
+            kernel.end(live.pop(0 if len(live) > 2 and number % 2 else -1))
+        in_group(node, 1, here)
+        node.job(1, *live)
+        if not told:
+            node.notice(1)
+        now = node.row()["cpu_total"] if live else last
+        assert last <= now <= here
+        last = now

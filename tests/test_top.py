@@ -7,6 +7,7 @@ import pytest
 from colmet.common.cli import load
 from colmet.common.errors import Refused
 from colmet.common.health import Identity
+from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.top import (
     JOB_KEYS,
@@ -16,6 +17,7 @@ from colmet.common.top import (
     MAX_TEXT,
     NODE_KEYS,
     NODE_MEASURES,
+    SCALES,
     TABLES,
     Heard,
     Top,
@@ -118,6 +120,32 @@ def test_rates_are_between_the_latest_two_rows_and_sums_over_the_nodes(bed):
     answer = bed.ask()
     assert answer["totals"]["cpu"] == 12 and answer["totals"]["nodes"] == 2 and answer["count"] == 1
     assert answer["nodes_heard"] == 1 and answer["nodes_measured"] == 2
+
+
+def test_memory_and_tasks_that_no_cgroup_counts_are_those_of_the_processes(bed):
+    of_it = {"VmRSS": 900, "memory_used": 700 << 10, "RssAnon": 600, "tasks": 5, "processes": 2}
+    bed.take("n1", 10, {7: {"memory_current": GB, "memory_anon": 9, "pids_current": 3}}, jobprocstats={7: of_it})
+    bed.take("n2", 10, {7: {"cpus_allocated": 2}}, jobprocstats={7: of_it})
+    bed.take("n3", 10, {8: {"memory_current": GB, "pids_current": 3}, 9: {"cpus_allocated": 1}})
+    first, second = bed.rows(view="job", job=7, sort="node")
+    assert (first["memory"], first["memory_anon"], first["tasks"]) == (GB, 9, 3)
+    assert (first["memory_source"], first["tasks_source"]) == ("cgroup", "cgroup")
+    assert (second["memory"], second["memory_anon"], second["tasks"]) == (700 << 10, 600 << 10, 5)
+    assert (second["memory_source"], second["tasks_source"]) == ("processes", "processes")
+    rows = {row["job"]: row for row in bed.rows()}
+    assert rows[7]["memory"] == GB + (700 << 10)
+    assert [rows[job]["memory_source"] for job in (7, 8, 9)] == ["processes", "cgroup", None]
+    bed.take("n4", 10, jobprocstats={6: {"VmRSS": 900}})  # of an older colmet-node
+    (row,) = bed.rows(text="n4")
+    assert (row["memory"], row["memory_source"], row["tasks"]) == (900 << 10, "processes", None)
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda measure: measure.key)
+def test_the_sources_of_a_measure_are_declared_and_of_one_unit(measure):
+    for source in measure.sources:
+        (field,) = [field for field in SCHEMAS[source.table].fields if field.name == source.column]
+        assert source.factor == SCALES.get(field.unit, 1.0)
+        assert source.origin in ORIGINS
 
 
 def test_a_share_of_cpus_is_of_the_nodes_that_tell_both(bed):

@@ -22,7 +22,8 @@ from colmet.tools.web.credentials import (
     parse_line,
     token_digest,
 )
-from colmet.tools.web.limits import Failures, network
+from colmet.tools.web.facts import Busy
+from colmet.tools.web.limits import Failures, Turns, network
 
 SALT = bytes(16)
 HERE = "192.0.2.1"
@@ -65,8 +66,17 @@ def nobody_is_member(user, group):
 
 
 @pytest.fixture
-def access(file, clock):
-    return Access(str(file), clock=clock, is_member=nobody_is_member)
+def pauses():
+    return []
+
+
+@pytest.fixture
+def access(file, clock, pauses):
+    async def pause(seconds):
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    return Access(str(file), clock=clock, is_member=nobody_is_member, pause=pause)
 
 
 def visitor(access, *headers, address=HERE):
@@ -309,36 +319,88 @@ def test_a_file_that_all_can_read_is_warned_of(file, caplog):
     assert "all on this machine can read" in caplog.text
 
 
-def test_after_some_failures_a_name_has_to_wait_at_this_address_only(access, clock):
-    for _ in range(FAILURES_OF_NAME):
+def fail(access, name, times):
+    for n in range(times):
         with pytest.raises(Unauthorized):
-            visitor(access, basic("alice", "wrong"))
-    with pytest.raises(TooMany) as raised:
-        visitor(access, basic("alice", "secret"))
-    assert 0 < raised.value.after_s <= 60
+            visitor(access, basic(name.format(n), f"wrong{n}"))
+
+
+def test_after_some_failures_a_name_is_checked_more_slowly_at_this_address_only(access, clock, pauses):
+    fail(access, "alice", FAILURES_OF_NAME)
+    assert pauses == []
+    fail(access, "alice", 1)
+    assert pauses == [access_module.PAUSE_S] and access.counts.values()["passwords_slowed"] == 1
     assert visitor(access, basic("root", "toor")).user == "root"
     assert visitor(access, basic("alice", "secret"), address="192.0.2.2").user == "alice"
+    assert len(pauses) == 1
     clock.seconds += 60
-    with pytest.raises(Unauthorized):
-        visitor(access, basic("alice", "wrong2"))
+    fail(access, "alice", 1)
+    assert len(pauses) == 1
 
 
-def test_a_name_that_is_not_there_has_to_wait_like_one_that_is(access):
-    for _ in range(FAILURES_OF_NAME):
-        with pytest.raises(Unauthorized):
-            visitor(access, basic("nobody", "wrong"))
-    with pytest.raises(TooMany):
-        visitor(access, basic("nobody", "wrong"))
-
-
-def test_who_is_known_already_does_not_wait_for_the_failures_of_others_at_the_same_address(access):
-    visitor(access, basic("alice", "secret"))
-    for n in range(FAILURES_OF_ADDRESS):
-        with pytest.raises(Unauthorized):
-            visitor(access, basic(f"guess{n}", "wrong"))
-    with pytest.raises(TooMany):
-        visitor(access, basic("root", "toor"))
+@pytest.mark.parametrize("name", ["alice", "guess{}"])
+def test_a_right_password_is_not_refused_for_the_failures_of_others_at_the_same_address(access, pauses, name):
+    fail(access, name, FAILURES_OF_ADDRESS + 5)
+    before = len(pauses)
     assert visitor(access, basic("alice", "secret")).user == "alice"
+    assert len(pauses) == before + 1
+
+
+def test_a_name_that_is_not_there_is_slowed_like_one_that_is(access, pauses):
+    fail(access, "nobody", FAILURES_OF_NAME + 1)
+    assert len(pauses) == 1
+
+
+def test_who_is_known_already_is_not_slowed(access, pauses):
+    visitor(access, basic("alice", "secret"))
+    fail(access, "guess{}", FAILURES_OF_ADDRESS)
+    visitor(access, basic("alice", "secret"))
+    assert pauses == []
+
+
+def test_a_right_password_comes_through_while_its_address_guesses(access, pauses):
+    """One address, behind which are a user and a program that never stops."""
+    fail(access, "guess{}", FAILURES_OF_ADDRESS)
+
+    async def attack():
+        tries = [asyncio.ensure_future(access.visitor([basic("alice", f"x{n}")[1]], HERE)) for n in range(500)]
+        await asyncio.sleep(0)
+        found = await access.visitor([basic("root", "toor")[1]], HERE)
+        left = sum(not one.done() for one in tries)
+        await asyncio.gather(*tries, return_exceptions=True)
+        return found, left
+
+    found, left = asyncio.run(attack())
+    assert found.user == "root"
+    assert left > 30, "before most of the others"
+    assert len(pauses) < 1 + access_module.WAITING_OF_ADDRESS + 2
+
+
+def test_turns_are_given_one_at_a_time_and_end_with_cancelled_callers():
+    turns, running, most = Turns(8), [], []
+
+    async def caller(name):
+        async with turns.turn("key", name):
+            running.append(name)
+            most.append(len(running))
+            try:
+                await asyncio.sleep(0)
+            finally:
+                running.remove(name)
+
+    async def all_of_them():
+        tasks = [asyncio.ensure_future(caller(n % 3)) for n in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::5]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not turns._waiting
+        await caller("again")
+        return results
+
+    results = asyncio.run(all_of_them())
+    assert set(most) == {1}
+    assert 20 - 9 - 4 <= sum(isinstance(one, Busy) for one in results) <= 20 - 9, "4 were cancelled"
 
 
 def test_a_name_that_is_not_there_costs_as_much_as_a_wrong_password(file, clock, monkeypatch):
@@ -400,7 +462,7 @@ def test_one_address_cannot_take_all_places_that_wait(access, monkeypatch):
 
     found, results = asyncio.run(attack())
     assert found.user == "alice"
-    assert sum(isinstance(one, TooMany) for one in results) == 40 - access_module.WAITING_OF_ADDRESS
+    assert all(isinstance(one, Unauthorized) for one in results)
 
 
 def test_a_password_that_is_checked_while_its_user_is_removed_does_not_let_in(access, file, clock, monkeypatch):

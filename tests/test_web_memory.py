@@ -151,7 +151,7 @@ def test_a_job_is_known_with_its_user_its_nodes_and_its_tables(bed):
     for _ in range(3):
         bed.take(*cluster.batches(), step=5)
     known = bed.memory.job(1000)
-    assert (known.user, bed.memory.hosts_of(known)) == (cluster.user(1000), ["n0", "n1"])
+    assert (known.user, [*bed.memory.hosts_of(known)]) == (cluster.user(1000), ["n0", "n1"])
     assert (known.first, known.last) == (START + 905, START + 915)
     assert known.tables == {"cgroup_default", "taskstats_default", "jobprocstats_default"}
     assert "procstats_default" in bed.memory.tables(["n0"]) and "cgroup_default" not in bed.memory.tables(["n0"])
@@ -159,7 +159,7 @@ def test_a_job_is_known_with_its_user_its_nodes_and_its_tables(bed):
 
 def test_a_job_that_ended_between_two_ticks_is_known_by_its_last_rows(bed):
     bed.gauge("n1", 1, {7: 1}, jobs=())
-    assert bed.memory.job(7).hosts == {"n1"}
+    assert set(bed.memory.job(7).hosts) == {"n1"}
 
 
 def test_rows_of_the_node_itself_make_no_job(bed):
@@ -186,10 +186,11 @@ def test_of_a_job_all_has_come_where_its_node_had_been_heard_without_it(bed):
     bed.gauge("n1", 1, {7: 1})
     bed.gauge("n1", 2, {7: 1, 8: 1})
     bed.gauge("n2", 2, {8: 1, 9: 1}, jobs=())
-    assert [bed.memory.job(job).is_whole for job in (7, 8, 9)] == [False, True, False]
+    stays = [bed.memory.job(job).hosts[host] for job, host in ((7, "n1"), (8, "n1"), (8, "n2"), (9, "n2"))]
+    assert [stay.is_whole for stay in stays] == [False, True, False, False]
     bed.now += 2 * memory_module.AGAIN_S
     bed.gauge("n1", bed.now, {8: 1})
-    assert not bed.memory.job(8).is_whole, "it may have been away"
+    assert not bed.memory.job(8).hosts["n1"].is_whole, "it may have been away"
 
 
 def test_jobs_that_ended_first_are_forgotten_first(bed, monkeypatch):
@@ -238,7 +239,9 @@ def test_who_sends_of_a_facility_alone_is_no_node(bed):
     assert [host for host, _ in look.hosts] == list(look.heard) == ["n1"] and look.hosts[0][1].jobs == (7,)
     assert "facility_users_default" in bed.memory.tables(["head-facility"]) and bed.memory.is_host("head-facility")
     bed.gauge("n2", bed.now, {8: 1})
-    assert set(bed.memory.look().heard) == {"n1", "n2"} and not bed.memory.job(8).is_whole
+    assert set(bed.memory.look().heard) == {"n1", "n2"} and not any(
+        stay.is_whole for stay in bed.memory.job(8).hosts.values()
+    )
 
 
 def test_nodes_that_the_collector_knew_before_are_known(bed):
@@ -246,3 +249,14 @@ def test_nodes_that_the_collector_knew_before_are_known(bed):
     assert list(bed.memory.look().heard) == ["n9"] and bed.memory.is_host("n9") and bed.memory.missed == 5
     bed.memory.note({"heard": 7, "left_out": "x"})
     assert bed.memory.missed == 5
+
+
+def test_made_up_hosts_keep_no_node_out(bed, monkeypatch):
+    monkeypatch.setattr(memory_module, "MAX_HOSTS", 10)
+    bed.take(Batch("n0", 1, 1, int(START * NS), (), ()))
+    for n in range(50):
+        bed.take(Batch(f"made-up-{n}", 1, 1, int(START * NS), (), ()))
+        bed.take(Batch("n0", 1, n + 2, int(START * NS), (), ()))
+    bed.take(Batch("n1", 1, 1, int(START * NS), (), ()))
+    assert bed.memory.is_host("n0") and bed.memory.is_host("n1")
+    assert len(bed.memory._heard) == 10

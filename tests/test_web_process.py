@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import zmtp
+from conftest import cannot_run
 from test_daemons import Daemon, free_port, wait_for
 from web_nodes import Cluster
 
 from colmet.collector import main as collector
 from colmet.collector import web
 from colmet.collector.backends import NAMES
+from colmet.common import cli
 from colmet.common.cli import load
 from colmet.common.control import ask
 from colmet.common.errors import ConfigError
@@ -73,6 +79,40 @@ def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
     assert "--http-listen 192.0.2.1:8080" in refused("--http-open", "--http-listen", "192.0.2.1:8080")
 
 
+def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(web, "_is_for_all", lambda path: bool(os.stat(path).st_mode & 0o004))
+    (tmp_path / "users").write_text("")
+    stored = tmp_path / "c.1700000000.hdf5"
+    stored.touch(0o644)
+    given = options("--http-listen", "0", "--http-users", f"{tmp_path}/users", "--hdf5-filepath", f"{tmp_path}/c")
+    web.warn_of_readers(given)
+    assert f"can read the stored files, whatever --http-users says: chmod o-r {stored}" in caplog.text
+    caplog.clear()
+    stored.chmod(0o640)
+    web.warn_of_readers(given)
+    stored.chmod(0o644)
+    web.warn_of_readers(options("--http-listen", "0", "--http-open", "--hdf5-filepath", f"{tmp_path}/c"))
+    assert "stored files" not in caplog.text
+
+
+def test_whether_all_users_can_read_a_file_is_up_to_its_directories_too(tmp_path):
+    (tmp_path / "d").mkdir(0o750)
+    (tmp_path / "d/f").touch(0o644)
+    assert not web._is_for_all(f"{tmp_path}/d/f") and not web._is_for_all("/nonexistent")
+    assert web._is_for_all("/etc/passwd")
+
+
+def test_members_of_a_group_that_only_happens_to_be_called_so_are_warned_of(tmp_path, caplog, monkeypatch):
+    (tmp_path / "users").write_text("")
+    group = SimpleNamespace(gr_mem=["alice"])
+    monkeypatch.setattr(web.grp, "getgrnam", lambda name: group)
+    given = ("--http-listen", "0", "--http-users", f"{tmp_path}/users")
+    web.warn_of_readers(options(*given, "--http-admin-group", "colmet-admins"))
+    assert not caplog.text
+    web.warn_of_readers(options(*given))
+    assert "members of this machine's group admin see everybody's jobs: group=admin members=1" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["klingon", "zlib", "", "a\0b"])
 def test_an_encoding_that_is_none_is_said_before_anything_starts(name):
     said = refused("--http-listen", "0", "--http-open", "--gridengine-encoding", name)
@@ -92,14 +132,15 @@ def test_the_file_can_say_all_of_it(tmp_path):
 class Bed:
     """A collector with an open JSON interface, and what sends to it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, **environment: str):
         port, self.http = free_port(), free_port()
         self.control = folder / "control.sock"
-        uri = f"tcp://127.0.0.1:{port}"
+        uri = self.uri = f"tcp://127.0.0.1:{port}"
         self.daemon = Daemon(
             *("colmet.collector.main", folder / "log", "--zeromq-bind-uri", uri, "--control-socket", str(self.control)),
             *("--hdf5-filepath", str(folder / "c"), "--http-open", "--http-listen", str(self.http)),
             *("-s", "0.2", "--hdf5-max-delay", "0.2"),
+            **({"env": {**os.environ, **environment}} if environment else {}),
         )
         self.push = Push(uri, 1000, 0)
         self.cluster = Cluster(start=int(time.time()) - 100)
@@ -214,9 +255,46 @@ def cmdline(pid):
 
 
 @pytest.mark.live
+@pytest.mark.slow
+def test_the_interface_is_started_again_while_1100_connections_are_open(bed):
+    """The descriptor of its output is above 1023 then."""
+    bed.daemon.said("http serves")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 12_000:
+        cannot_run("needs a limit of 12,000 open files")
+    cli.raise_open_file_limit(2048)
+    with contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.enter_context(contextlib.closing(zmtp.connect(bed.uri)))
+        (child,) = [one for one in children(bed.daemon.process.pid) if b"colmet.tools.web" in cmdline(one)][:1]
+        os.kill(child, signal.SIGKILL)
+        bed.daemon.said("JSON interface ended, tried again failures=1")
+        bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 0)
+        bed.send()
+        bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 3)
+    assert "Traceback" not in bed.daemon.log.read_text()
+
+
+@pytest.mark.live
 def test_the_interface_ends_with_a_collector_that_is_killed(bed):
     bed.daemon.said("http serves")
     everybody = children(bed.daemon.process.pid)
     assert everybody
     bed.daemon.process.kill()
     wait_for(lambda: not any(is_there(one) for one in everybody))
+
+
+@pytest.mark.live
+def test_users_without_keys_for_nodes_are_warned_of(tmp_path):
+    users = tmp_path / "users"
+    users.write_text("")
+    users.chmod(0o600)
+    options = ("--http-users", str(users), "--http-listen", str(free_port()), "--control-socket", "")
+    daemon = Daemon(
+        *("colmet.collector.main", tmp_path / "log", "--zeromq-bind-uri", f"tcp://127.0.0.1:{free_port()}"),
+        *("--enable-stdout-backend", *options),
+    )
+    try:
+        daemon.said("--http-users without keys")
+    finally:
+        daemon.process.kill()
+        daemon.process.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from web_nodes import NS, USERS, Cluster
 
 from colmet.common.errors import ColmetError
 from colmet.tools.web import store as store_module
-from colmet.tools.web.facts import Busy, JobsAsked, NodesAsked, SeriesAsked
+from colmet.tools.web.facts import Busy, JobsAsked, NodesAsked, SeriesAsked, earliest
 from colmet.tools.web.known import NO_STORE, Known
 from colmet.tools.web.memory import Memory
 from colmet.tools.web.store import Nothing, Store
@@ -99,16 +100,16 @@ def test_a_store_that_cannot_be_read_is_an_error_for_all_who_ask_and_tried_again
 
 def test_whose_a_job_is(store, history):
     job_rows(history)
-    assert store.owners(42) == ({"alice"}, START + 605) and store.owners(43) is None
+    assert store.owners(42) == {"node-1": ({"alice"}, START + 605)} and store.owners(43) is None
     history.add(44, "cgroup_default", "n1", [START], user=b"")
     history.add(45, "cgroup_default", "n1", [START, START + 5], user=[b"alice", b"bob"])
     history.add(46, "other_default", "n1", [START], value=1)
     history.add(47, "cgroup_default", "n1", [START, START + 5], user=[b"", b"alice"])
     history.add(48, "cgroup_default", "n1", [START, START + 5, START + 9000], user=[b"alice", b"alice", b""])
-    assert not any(store.owners(44).users) and not any(store.owners(46).users)
-    assert store.owners(45).users == {"alice", "bob"}
-    assert store.owners(47).users == {"alice"}, "the owner is not known at once"
-    assert store.owners(48) == ({"alice", ""}, START + 5), "another job, of which nobody tells whose it is"
+    assert not any(store.owners(44)["n1"].users) and not store.owners(46)
+    assert store.owners(45)["n1"].users == {"alice", "bob"}
+    assert store.owners(47)["n1"].users == {"alice"}, "the owner is not known at once"
+    assert store.owners(48) == {"n1": ({"alice", ""}, START + 5)}, "another job, of which nobody tells whose it is"
 
 
 def test_answers_that_are_kept_are_bounded(store, history, monkeypatch):
@@ -168,6 +169,21 @@ def bed(history, clock):
     return Bed(history, clock)
 
 
+def owner(bed, job):
+    """Whose a job is: the user, a list where there are several, or None."""
+    found = []
+    for user in USERS:
+        with contextlib.suppress(ColmetError):
+            found += [user] if bed.known.own(job, user) else []
+    return found[0] if len(found) == 1 else found or None
+
+
+def since_of(bed, job, user):
+    own = bed.known.own(job, user)
+    assert own
+    return earliest(own)
+
+
 def seconds(found):
     return [[round(at - START, 3) for at in one["times"]] for one in found["series"]]
 
@@ -212,7 +228,7 @@ def test_a_job_that_was_away_for_long_keeps_its_past_where_that_is_the_same_user
     bed.go(3)
     asked, tables = [], history.tables
     history.tables = lambda job, since=None, *more: asked.append(since) or tables(job, since, *more)
-    since = bed.known.owned_since(2000, later)
+    since = since_of(bed, 2000, later)
     assert bed.known.job(2000)["stored"]
     former, now = [5.0 * n for n in range(41, 46)], [5.0 * n for n in range(1486, 1489)]
     if later == "alice":
@@ -227,7 +243,7 @@ def test_a_job_that_runs_on_after_a_start_has_its_past_however_seldom_its_node_s
     bed.go(10, take=False)
     bed.memory.began = START + bed.clock.now - 1000
     bed.go(3)
-    assert bed.known.owned_since(1000, "alice") is None
+    assert since_of(bed, 1000, "alice") is None
     assert seconds(bed.series()) == [[300.0 * n for n in range(1, 14)]]
 
 
@@ -244,7 +260,7 @@ def test_what_is_not_there_is_none_and_not_empty(bed):
     assert bed.series("absent") is None and bed.series(table="absent_default") is None
     assert bed.series("user") is None, "no numbers"
     assert bed.series(job=77) is None and bed.known.job(77) is None and bed.known.completeness(77, None, None) is None
-    assert bed.known.owner(77) is None and bed.known.node("n9") is None
+    assert owner(bed, 77) is None and bed.known.node("n9") is None
 
 
 def test_the_growth_of_what_is_no_counter_is_not_made_up(bed):
@@ -269,7 +285,7 @@ def test_without_a_store_memory_is_all(history, clock):
     bed = Bed(history, clock, with_store=False)
     bed.go(5)
     assert len(seconds(bed.series())[0]) == 5 and bed.series(source="stored")["warnings"] == [NO_STORE]
-    assert bed.known.completeness(1000, None, None)["warnings"] == [NO_STORE] and bed.known.owner(77) is None
+    assert bed.known.completeness(1000, None, None)["warnings"] == [NO_STORE] and owner(bed, 77) is None
     assert bed.known.completeness(77, None, None) is None and not bed.known.job(1000)["stored"]
 
 
@@ -281,7 +297,7 @@ def test_a_job_that_is_only_stored(bed, history):
     assert not found["job"]["running"] and found["nodes"] == []
     (usage,) = [column for column in found["tables"]["cgroup_default"] if column["name"] == "cpu_usage"]
     assert (usage["unit"], usage["kind"]) == ("nsec", "counter") and "CPU time" in usage["help"]
-    assert bed.known.owner(42) == "alice"
+    assert owner(bed, 42) == "alice"
     assert bed.series(job=42, rate=True)["source"] == "stored"
 
 
@@ -290,23 +306,24 @@ def test_what_another_user_had_under_a_number_before_is_not_told_to_who_has_it_n
     bed.go(5, take=False)
     bed.go(5)
     known = bed.memory.job(1000)
-    assert bed.known.owner(1000) == "alice" and bed.known.owned_since(1000, "alice") is None
-    history.add(1001, "cgroup_default", "n7", [START - 1000], user=b"alice", cpu_usage=7)
-    assert bed.known.owner(1001) == "bob" and bed.known.owned_since(1001, "bob") == bed.memory.job(1001).first
+    assert owner(bed, 1000) == "alice" and since_of(bed, 1000, "alice") is None
+    for host in bed.memory.job(1001).hosts:
+        history.add(1001, "cgroup_default", host, [START - 1000], user=b"alice", cpu_usage=7)
+    assert owner(bed, 1001) == "bob" and since_of(bed, 1001, "bob") == bed.memory.job(1001).first
     history.read = history.tables = lambda *asked: (_ for _ in ()).throw(ColmetError("the disk is away"))
-    assert bed.known.owned_since(1000, "alice") is None, "it is kept whose it is"
-    assert bed.known.owned_since(1002, Cluster.user(1002)) == known.first, "nobody can tell: no more than is known"
+    assert since_of(bed, 1000, "alice") is None, "it is kept whose it is"
+    assert since_of(bed, 1002, Cluster.user(1002)) == known.first, "nobody can tell: no more than is known"
 
 
 @pytest.mark.parametrize("ticks", [1, 40])
 def test_a_job_that_nobody_tells_the_owner_of_is_not_that_of_who_had_its_number_before(bed, history, ticks):
     bed.cluster.user = lambda job: "" if job == 42 else Cluster.user(job)
-    job_rows(history, start=START - 10_000_000)
-    assert bed.known.owner(42) == "alice"
+    job_rows(history, host="n1", start=START - 10_000_000)
+    assert owner(bed, 42) == "alice"
     bed.go(ticks, keep=False)
     bed.cluster.on["n1"].append(42)
     bed.go(2, keep=False)
-    assert bed.known.owner(42) == "" and bed.known.job(42)["job"]["running"]
+    assert owner(bed, 42) is None and bed.known.job(42)["job"]["running"]
     assert bed.known.jobs(JobsAsked(user="alice", text="42")).total == 0
 
 
@@ -315,19 +332,19 @@ def test_the_owner_that_the_store_tells_counts_for_a_job_that_goes_on(bed, histo
     bed.cluster.user = lambda job: ""
     job_rows(history, job=1000, start=START - 610)
     bed.go(1, keep=False)
-    assert bed.known.owner(1000) == "alice" and bed.known.owned_since(1000, "alice") is None
+    assert owner(bed, 1000) == "alice" and since_of(bed, 1000, "alice") is None
 
 
 def test_of_two_jobs_with_one_number_neither_user_is_told(bed, history):
     bed.cluster.user = lambda job: "bob" if job == 1000 else Cluster.user(job)
     job_rows(history)
     bed.go(1, keep=False)
-    assert bed.known.owner(1000) == "bob"
+    assert owner(bed, 1000) == "bob"
     bed.cluster.user = Cluster.user
     bed.clock.now += 2
     bed.go(1, keep=False)
     history.add(1000, "cgroup_default", "n7", [START - 1000], user=b"bob", cpu_usage=7)
-    assert bed.known.owner(1000) == "" and {row["user"] for row in bed.known.job(1000)["nodes"]} == {""}
+    assert owner(bed, 1000) is None and {row["user"] for row in bed.known.job(1000)["nodes"]} == {""}
     assert 1000 not in {row["job"] for user in USERS for row in bed.known.jobs(JobsAsked(user=user)).items}
     assert 1000 in {row["job"] for row in bed.known.jobs(JobsAsked()).items}
 
@@ -337,12 +354,12 @@ def test_users_whom_nodes_know_by_number_have_their_names(bed, history, monkeypa
     bed.cluster.user = lambda job: str(5000 + job % 2)
     bed.known._name_of = {"5000": "alice", "5001": "5001"}.__getitem__
     bed.go(2)
-    assert bed.known.nodes_of("alice") == {"n0", "n1", "n2"} and bed.known.owner(1000) == "alice"
+    assert bed.known.nodes_of("alice") == {"n0", "n1", "n2"} and owner(bed, 1000) == "alice"
     assert [row["job"] for row in bed.known.jobs(JobsAsked(user="alice", sort="job")).items] == [1000, 1002, 1004]
     assert bed.known.cluster("alice")["jobs"]["running"] == 3 and bed.known.jobs(JobsAsked(user="5000")).total == 0
     assert bed.known.qhost()["n0"]["jobs"]["1000"]["owner"] == "alice" and set(bed.known.qstat()) == {"alice", "5001"}
     history.add(42, "cgroup_default", "n1", [START], user=b"5000")
-    assert bed.known.owner(42) == "alice"
+    assert owner(bed, 42) == "alice"
 
 
 def test_the_name_of_a_number_is_found_without_waiting_and_asked_for_again():

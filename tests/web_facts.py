@@ -125,6 +125,7 @@ class MadeUpFacts(Facts):
             "read": read,
             "write": write,
             "tasks": float(cpus + 3),
+            **dict.fromkeys(("memory_source", "tasks_source"), "cgroup" if has_limit else "processes"),
             **waits,
             "wait_swap": None,
             "wait_reclaim": None,
@@ -237,11 +238,17 @@ class MadeUpFacts(Facts):
             raise ColmetError("the store cannot be read: it is away")
         return "alice" if job == STORED_ONLY else None
 
+    def own(self, job, user):
+        return dict.fromkeys(self.on.get(job, ["node0"])) if self.owner(job) == user else {}
+
+    def there_since(self, node, user):
+        return min([self._job(job)["first"] for job in self.at[node] if self.user[job] == user])
+
     def _columns(self, tables):
         keys = ("name", "unit", "kind", "help")
         return {table: [dict(zip(keys, column)) for column in columns] for table, columns in tables.items()}
 
-    def job(self, job):
+    def job(self, job, own=None):
         owner = self.owner(job)
         if owner is None:
             return None
@@ -344,7 +351,7 @@ class MadeUpFacts(Facts):
             return scale[column]
         return wave * {"bytes": 24.0 * GIB if kind == "gauge" else 1e8, "kbytes": 2e8, "percent": 100.0}.get(unit, 50.0)
 
-    def completeness(self, job, since, until):
+    def completeness(self, job, since, until, own=None):
         if self.owner(job) is None:
             return None
         now = self._now()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.collector.joined import Ints, Joined
+from colmet.common import declared
 from colmet.common.schema import MISSING_INT, Rows, Schema
 from colmet.common.wire.colmet06 import INVOLVED_JOBS_BYTES, pack_jobs
 
@@ -46,10 +47,22 @@ def type_bytes(name: str, dtype: np.dtype[Any]) -> int:
 
 
 def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
-    """The columns that rows of this schema have in a file."""
-    columns = {**HEADER, **LEGACY_COLUMNS.get(schema.name, {})}
-    columns.update({name: schema.dtype[name] for name in schema.names})
+    """The columns that rows of this schema have in a file.
+
+    Those that Colmet declares are as wide as it declares them at least. A table of Colmet's own with further columns
+    has all that are declared, and these first, so that further ones never keep them out.
+    """
+    types = declared_columns(schema.name)
+    columns = {**HEADER, **LEGACY_COLUMNS.get(schema.name, {}), **(types if schema.undeclared else {})}
+    for name in schema.names:
+        known, sent = types.get(name), schema.dtype[name]
+        columns[name] = known if known is not None and not wider(known, sent) and known.kind == sent.kind else sent
     return columns
+
+
+def declared_columns(table: str) -> dict[str, np.dtype[Any]]:
+    """The columns that Colmet declares for one of its tables."""
+    return {name: np.dtype(dtype) for name, dtype in declared.columns(table).items()}
 
 
 def grown(have: Mapping[str, np.dtype[Any]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
@@ -123,9 +136,11 @@ class Layout:
         dtype: of the table's rows.
 
     Attributes:
-        complete: whether the table has all columns that it can have for these rows.
-        unfit: columns that stay missing, as the table has them with another kind of value.
+        lacking: columns that the table lacks or has too narrow for these rows, and can have.
+        unfit: columns that stay missing, as the table has them too narrow or with another kind of value.
+        conflicting: those with another kind of value.
         left_out: columns that the table lacks.
+        fits: whether rows of this schema would have no more values in a table of their own.
         capacity: rows that `fill` takes at a time.
     """
 
@@ -133,11 +148,15 @@ class Layout:
         self.schema = schema
         wanted = file_columns(schema)
         there = columns_of(dtype)
-        self.complete = grown(there, wanted).items() == there.items()
+        # not by get(): numpy says that None is a column of floats
+        self.lacking = [n for n, wide in grown(there, wanted).items() if n not in there or there[n] != wide]
         self.unfit = [
             n for n in wanted if n in there and not (fits(there[n], wanted[n]) and not wider(there[n], wanted[n]))
         ]
+        self.conflicting = [n for n in self.unfit if not fits(there[n], wanted[n])]
         self.left_out = [n for n in wanted if n not in there]
+        alone = grown({}, wanted)
+        self.fits = not any(n in alone for n in (*self.unfit, *self.left_out))
         self.capacity = max(1, BLOCK_BYTES // dtype.itemsize)
         self._block = np.zeros(self.capacity, dtype=dtype)
         for name in there:

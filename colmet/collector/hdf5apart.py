@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from colmet.collector import hdf5check
 from colmet.collector.hdf5check import Salvaged
 from colmet.collector.hdf5file import Damaged, Tails, Undo
 from colmet.common.errors import OutputUnavailable
+from colmet.common.readable import readable
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
     """Whole lines, until there are no more; TimeoutError where none comes for too long."""
     rest = b""
     while True:
-        if not select.select([descriptor], [], [], QUIET_S)[0]:
+        if not readable([descriptor], QUIET_S):
             raise TimeoutError
         part = os.read(descriptor, 65536)
         if not part:

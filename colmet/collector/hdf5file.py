@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.collector.columns import Layout, columns_of, file_columns, grown, involved_jobs, missing
+from colmet.collector.columns import (
+    Layout,
+    columns_of,
+    declared_columns,
+    file_columns,
+    grown,
+    involved_jobs,
+    missing,
+)
 from colmet.collector.hdf5library import (
     STORAGE_ERRORS,
     cause,
@@ -33,6 +41,7 @@ from colmet.collector.hdf5library import tables as tables  # others take it from
 from colmet.collector.joined import Joined
 from colmet.collector.state import sync_directory
 from colmet.collector.tails import KeptTails, TailWriter, remove_tails
+from colmet.common import declared
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
 from colmet.common.schema import Schema
 
@@ -44,11 +53,12 @@ REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # no table of a message has such 
 # An open table takes 0.05 MB, or 0.2 MB until it is opened again after it was created; opening one takes 3 to 5 ms.
 # A burst for more tables than that opens each of them twice.
 MAX_HANDLES = 4096
+MAX_HANDLE_COLUMNS = 1 << 18  # of all of them; each takes 2 kB
 # What PyTables knows of a table refers to itself, and Python looks for such things seldom (`tune_garbage_collector`).
 MAX_DROPPED = 512
 IDLE_S = 900.0  # a table that got no rows for so long is closed: its job has ended
 # Jobs whose rows are converted together.
-MAX_BLOCK_JOBS = 256
+MAX_BLOCK_JOBS = 128  # all of their tables are open, so far fewer than those that MAX_HANDLE_COLUMNS lets be
 MAX_LAYOUTS = 64  # each has a block
 COPY_BYTES = 4 << 20  # of a table that is rebuilt or read, at a time
 # HDF5 does not survive a full disk: what it cannot write of its own structures is a file that nobody can read. So the
@@ -56,7 +66,9 @@ COPY_BYTES = 4 << 20  # of a table that is rebuilt or read, at a time
 SPARE_BYTES = 256 << 10
 NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may need another one
 MAX_WARNINGS = 1000
-MAX_REBUILDS = 16  # of one table, while a file is open; a site has a few versions of Colmet at a time
+# Of one table, for columns that Colmet does not declare, while a file is open; a site has a few versions at a time.
+MAX_REBUILDS = 16
+OTHER = re.compile(r"_[0-9a-f]{8}$")  # how the name of another table for the same rows ends
 
 _HELD = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
 
@@ -82,10 +94,11 @@ def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
 class _Handle:
     """An open table, and how the rows that it took last are laid out in it."""
 
-    __slots__ = ("digest", "layout", "table", "used")
+    __slots__ = ("columns", "digest", "layout", "table", "used")
 
     def __init__(self, table: Any) -> None:
         self.table = table
+        self.columns = len(table.colnames)
         self.digest = b""
         self.layout: Layout | None = None
         self.used = 0.0
@@ -238,6 +251,7 @@ class Hdf5File:
         self._file: Any = None
         self._lock = -1
         self._handles: OrderedDict[tuple[int, str], _Handle | None] = OrderedDict()
+        self._handle_columns = 0
         self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], Layout] = OrderedDict()
         self._dropped = 0  # handles, since their memory was given back
         self._rebuilds: dict[str, int] = {}
@@ -345,7 +359,7 @@ class Hdf5File:
         """Complete the file on disk and close it; whether that went well."""
         clean = True
         file, self._file = self._file, None
-        self._handles.clear()
+        self._forget_handles()
         self._rebuilds.clear()
         self._replaced.clear()
         if file is not None:
@@ -402,8 +416,8 @@ class Hdf5File:
         undo: dict[str, int | None] = {}
         with TailWriter(self.path) as tails:
             for part in parts:
-                name = part.joined.schema.name
-                for job in part.jobs:
+                names = names_for(part.joined.schema)
+                for job, name in ((job, name) for job in part.jobs for name in names):
                     found, handle = self._find(job, name)
                     path = f"{group_path(job)}/{name}"
                     if handle is None:
@@ -455,7 +469,7 @@ class Hdf5File:
             Damaged: a table has fewer rows than it had, or others.
             Exception: once HDF5 has failed, PyTables fails in all kinds of ways.
         """
-        self._handles.clear()  # a failed burst leaves closed tables among them
+        self._forget_handles()  # a failed burst leaves closed tables among them
         self._replaced.clear()
         kept = KeptTails(self.path, tails)
         for path, rows in undo.items():
@@ -546,25 +560,60 @@ class Hdf5File:
         return True, None
 
     def _handle(self, job: int, schema: Schema) -> _Handle | None:
-        """The open table for a job's rows, with every column that they need; None where there can be no table."""
-        found, handle = self._find(job, schema.name)
-        if not found:
-            handle = self._keep((job, schema.name), self._new_table(job, schema))
-        if handle is None:
-            return None
-        if handle.digest != schema.digest:
-            layout = self._layout(schema, handle.table.dtype)
-            if not layout.complete and self._may_rebuild(handle.table._v_pathname):
-                handle.table = self._widen(handle.table, schema)
-                layout = self._layout(schema, handle.table.dtype)
-            elif not layout.complete:
-                first = (layout.left_out + layout.unfit)[0]
-                self._warn(schema.name, f"{first}...", f"the table was rebuilt {MAX_REBUILDS} times")
-            handle.digest, handle.layout = schema.digest, layout
+        """The open table for a job's rows; None where there can be no table.
+
+        It has every column that they need. Where it cannot, as others came before with other columns, the rows go to
+        another table. Those of Colmet's own tables do not: this concerns only columns that Colmet does not declare.
+        """
+        handle = None
+        names = names_for(schema)
+        for name in names:
+            found, handle = self._find(job, name)
+            if not found:
+                handle = self._keep((job, name), self._new_table(job, name, schema))
+            if handle is None:
+                continue
+            if handle.digest != schema.digest or handle.layout is None:
+                handle.layout = self._fitted(handle, schema, is_last=name == names[-1])
+                handle.digest = schema.digest
+            if handle.layout.unfit or handle.layout.left_out:
+                self._tell(schema.name, handle.layout, name, names[-1])
+            if handle.layout.fits:
+                break
         return handle
 
-    def _may_rebuild(self, path: str) -> bool:
+    def _fitted(self, handle: _Handle, schema: Schema, is_last: bool) -> Layout:
+        """How rows are laid out in a table, which gets the columns that it lacks, where they go there at all."""
+        layout = self._layout(schema, handle.table.dtype)
+        own = declared.columns(schema.name)
+        if not layout.lacking or (layout.conflicting and not is_last):
+            return layout
+        # all declared columns come at once, so that this is not the case again
+        if any(name in own for name in layout.lacking) or self._may_rebuild(handle.table):
+            handle.table = self._widen(handle.table, schema)
+            layout = self._layout(schema, handle.table.dtype)
+        return layout
+
+    def _tell(self, table: str, layout: Layout, name: str, last: str) -> None:
+        """Say, once, what became of values that have no column."""
+        if not layout.fits and name != last:
+            if (table, last) not in self._warned and len(self._warned) < MAX_WARNINGS:
+                self._warned.add((table, last))
+                log.warning(
+                    "rows go to another table, others came first with other columns: path=%s table=%s other=%s",
+                    *(self.path, table, last),
+                )
+            return
+        for column in layout.conflicting:
+            self._warn(table, column, "the file has it with another kind of value")
+        if layout.lacking:
+            self._warn(table, f"{layout.lacking[0]}...", f"the table was rebuilt {MAX_REBUILDS} times")
+        elif layout.left_out:
+            self._warn(table, f"{layout.left_out[0]}...", "more columns than HDF5 can describe")
+
+    def _may_rebuild(self, table: Any) -> bool:
         """Whether a table may get more columns: that copies all its rows, so not at the wish of every message."""
+        path = table._v_pathname
         self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
         return self._rebuilds[path] <= MAX_REBUILDS
 
@@ -573,9 +622,14 @@ class Hdf5File:
         now = time.monotonic()
         if handle is not None:
             handle.used = now
-        while len(self._handles) > MAX_HANDLES:
+            self._handle_columns += handle.columns
+        while len(self._handles) > MAX_HANDLES or self._handle_columns > MAX_HANDLE_COLUMNS:
             self._drop_oldest()
         return handle
+
+    def _forget_handles(self) -> None:
+        self._handles.clear()
+        self._handle_columns = 0
 
     def close_idle(self) -> None:
         """Close tables that got no rows for a while."""
@@ -593,6 +647,7 @@ class Hdf5File:
         _, oldest = self._handles.popitem(last=False)
         self._dropped += 1
         if oldest is not None:
+            self._handle_columns -= oldest.columns
             oldest.table._f_close(flush=False)  # the burst ends with a flush of the whole file
 
     def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> Layout:
@@ -602,11 +657,6 @@ class Hdf5File:
             layout = self._layouts[key] = Layout(schema, dtype)
             if len(self._layouts) > MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
-            if layout.complete:
-                for name in layout.unfit:
-                    self._warn(schema.name, name, "the file has it with another kind of value")
-                if layout.left_out:
-                    self._warn(schema.name, f"{layout.left_out[0]}...", "more columns than HDF5 can describe")
         else:
             self._layouts.move_to_end(key)
         return layout
@@ -616,9 +666,9 @@ class Hdf5File:
             self._warned.add((table, name))
             log.warning("column left out: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
 
-    def _new_table(self, job: int, schema: Schema) -> Any:
+    def _new_table(self, job: int, name: str, schema: Schema) -> Any:
         columns = {n: column(d, i) for i, (n, d) in enumerate(grown({}, file_columns(schema)).items())}
-        table = self._create_table(group_path(job), schema.name, columns, title(job), self._filters)
+        table = self._create_table(group_path(job), name, columns, title(job), self._filters)
         self.tables = None if self.tables is None else self.tables + 1
         return table
 
@@ -634,7 +684,8 @@ class Hdf5File:
 
         The former one stays, under another name, until the burst is committed. Each step is on disk before the next.
         """
-        dtypes = grown(columns_of(table.dtype), file_columns(schema))
+        wanted = {**declared_columns(schema.name), **file_columns(schema)}
+        dtypes = grown(columns_of(table.dtype), wanted)
         defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
         columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
         group, name, path = table._v_parent._v_pathname, table.name, table._v_pathname
@@ -658,6 +709,19 @@ class Hdf5File:
         self.flush()
         self.sync()
         return target
+
+
+def names_for(schema: Schema) -> list[str]:
+    """The tables that rows may go to, the first one that they fit into.
+
+    Whose rows come first decides the columns of a table that Colmet does not declare. The second name is made of the
+    rows' own columns, and no table of a message has such a name, so nobody else decides what that table is like.
+    """
+    if declared.is_declared(schema.name):
+        return [schema.name]
+    kinds = " ".join(sorted([f"{field.name}:{field.dtype[0]}" for field in schema.fields]))
+    other = f"{schema.name}_{zlib.crc32(kinds.encode()):08x}"
+    return [other] if OTHER.search(schema.name[-9:]) else [schema.name, other]
 
 
 def group_path(job: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,34 @@ from typing import Any
 # reads this when it is loaded, so it is set before PyTables is imported; who sets it otherwise is obeyed.
 os.environ.setdefault("HDF5_USE_FILE_LOCKING", "FALSE")
 import tables as tables  # others take it from here, as it has to be loaded after the line above
+import tables.atom
+import tables.attributeset
+
+
+class _NoPickle:
+    """Stands in PyTables for the module `pickle`: opening or reading a file never runs code that the file brings.
+
+    PyTables unpickles each text attribute that ends with a dot, and the rows of arrays of objects. Colmet writes
+    neither.
+    """
+
+    HIGHEST_PROTOCOL = pickle.HIGHEST_PROTOCOL
+
+    @staticmethod
+    def loads(*_: Any, **__: Any) -> Any:
+        """Refuse; PyTables then returns the bytes as they are, or raises."""
+        raise pickle.UnpicklingError("this file has a pickled Python object, which is not read as it could run code")
+
+    @staticmethod
+    def dumps(*_: Any, **__: Any) -> bytes:
+        """Refuse to write what could not be read back."""
+        raise pickle.PicklingError("Colmet's files have no pickled Python objects")
+
+
+for _module in (tables.attributeset, tables.atom):
+    if not hasattr(_module, "pickle"):
+        raise ImportError(f"{_module.__name__} has no name `pickle`: this version of PyTables may run code of files")
+    _module.pickle = _NoPickle
 
 # No chunk cache: rows go to the file within `append`, where PyTables notices that they cannot, and a handle keeps no
 # chunk (64 to 128 kB). As each burst ends with a flush, a cache would save nothing: 100 rows a table and burst take

@@ -15,6 +15,7 @@ from colmet.common.errors import Refused
 from colmet.common.exposition import Family, labels, named
 from colmet.common.health import NOTE_S, Backlog, Identity, Recent, counted, single
 from colmet.common.latest import Latest
+from colmet.common.namesakes import is_namesake
 from colmet.common.schema import Batch
 from colmet.common.top import TABLES, Top
 from colmet.common.watch import Watch
@@ -33,6 +34,9 @@ _RECEIVED = {
     "elsewhere": ("gauge", "Batches that another collector has, or that the node has given up."),
     "foreign": ("counter", "Messages with its key and data of another host, refused."),
     "limited": ("counter", "Messages beyond what is taken from one sender, left out."),
+    "left_out": ("counter", "Rows left out, of tables that do not fit or are beyond what one sender may make."),
+    "conflicts": ("counter", "Batches with the number of one that had come and other content; both are kept."),
+    "overfull": ("counter", "Batches beyond eight of one number, refused and not acknowledged."),
 }
 # End of the metric's name, kind, help.
 _OF_OUTPUTS = {
@@ -46,6 +50,7 @@ _OF_OUTPUTS = {
     "dropped": ("dropped_rows_total", "counter", "Rows left out because of a defect."),
 }
 COUNTS = tuple(_RECEIVED)
+_BAD = ("rejects", "foreign", "limited", "left_out", "conflicts")
 
 
 class Health:
@@ -118,6 +123,8 @@ class Health:
         away = [outlet.output.name for outlet in self._outlets if outlet.why]
         wrong = [f"{count} {name.replace('_', ' ')}" for name, count in self._recent.growth().items() if count]
         parts = [f"{heard} nodes heard in the last minute"]
+        shared = self._receiver.shared_names()
+        parts += [f"more than one agent: {', '.join(list(shared)[:5])}"] if shared else []
         parts += [f"unavailable: {', '.join(away)}"] if away else []
         parts += [f"journal: {self._journal.why}"] if self._journal.why else []
         parts += [f"last hour: {', '.join(wrong)}"] if wrong else []
@@ -134,12 +141,15 @@ class Health:
         """
         max_age_s = _number(request, "max_age_s", MAX_AGE_S)
         most = int(_number(request, "senders", WORST))
-        senders, parts = self._errands.call(lambda: (self._senders(), self._counted()))
+        senders, shared, parts = self._errands.call(
+            lambda: (self._senders(), self._receiver.shared_names(), self._counted())
+        )
         received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
         for sender in senders:
             age_s = sender["seen_age_s"] if sender["batches"] or _is_node(sender["name"]) else None
-            sender["silent"] = age_s is not None and max_age_s < age_s <= GONE_S
-            sender["gone"] = age_s is not None and age_s > GONE_S
+            most_s = max_age_s if is_namesake(sender["name"]) else GONE_S  # nobody waits for a second agent
+            sender["silent"] = age_s is not None and max_age_s < age_s <= most_s
+            sender["gone"] = age_s is not None and age_s > most_s
         senders.sort(key=_badness, reverse=True)
         heard = [sender for sender in senders if sender["batches"] and not sender["silent"] and not sender["gone"]]
         lags = [sender["lag_s"] for sender in heard]
@@ -151,6 +161,7 @@ class Health:
                 "heard": len(heard),
                 "silent": sum([sender["silent"] for sender in senders]),
                 "gone": sum([sender["gone"] for sender in senders]),
+                "shared_names": shared,
                 "lag_median_s": statistics.median(lags) if lags else None,
                 "lag_max_s": max(lags) if lags else None,
                 "worst": senders[:most] if most >= 0 else senders,
@@ -259,6 +270,8 @@ class Health:
             "missing_batches": sum([sender.missing for sender in senders]),
             "refused_messages": self._receiver.rejects + sum([sender.foreign for sender in senders]),
             "limited_messages": sum([sender.limited for sender in senders]),
+            "left_out_rows": sum([sender.left_out for sender in senders]),
+            "conflicting_batches": sum([sender.conflicts for sender in senders]),
             "lost_records": sum([outlet.lost for outlet in self._outlets]),
             "dropped_rows": sum([outlet.dropped for outlet in self._outlets]),
             "journal_dropped_records": self._journal.dropped,
@@ -278,10 +291,11 @@ def _number(request: Mapping[str, Any], key: str, default: float) -> float:
 def _badness(sender: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         sender["silent"],
-        sender["missing"] + sender["rejects"] + sender["foreign"] + sender["limited"] > 0,
+        is_namesake(sender["name"]) and not sender["gone"],
+        sum([sender[name] for name in ("missing", *_BAD)]) > 0,
         sender["seen_age_s"] if sender["silent"] else 0,
         sender["missing"],
-        sender["rejects"] + sender["foreign"] + sender["limited"],
+        sum([sender[name] for name in _BAD]),
         sender["duplicates"],
         sender["lag_s"],
         sender["name"],

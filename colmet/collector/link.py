@@ -18,6 +18,7 @@ from colmet.collector.rates import Rates
 from colmet.collector.receiver import MAX_SENDERS, Receiver
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import WireError
+from colmet.common.namesakes import base_of, is_namesake
 from colmet.common.schema import Batch
 from colmet.common.transport import Called, LinkServer
 from colmet.common.wire import link as wire
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 BURST = 1000  # messages taken in before the data is looked at again
 RATE, BYTE_RATE = 500, 4 << 20  # a second of one node, which says Hello every few seconds
 FORGET_S = 60.0  # without a word from a node
+MAX_NAMESAKES = 8  # nodes that call under one host name: those heard last
 Key = tuple[str, int, int]  # host, epoch and number
 
 
@@ -72,11 +74,19 @@ class Durable:
 
 
 class Caller(NamedTuple):
-    """A node as the link knows it: whom to answer, when it was heard last (monotonic), and its start."""
+    """A node as the link knows it.
 
-    caller: bytes
+    Attributes:
+        host: that it says it is.
+        heard_at: when it said Hello last, monotonic.
+        epoch: its start.
+        epochs: this start, and those whose batches it still holds.
+    """
+
+    host: str
     heard_at: float
     epoch: int
+    epochs: frozenset[int]
 
 
 class Link:
@@ -94,7 +104,6 @@ class Link:
         refused: messages that could not be read or make no sense, or came with the key of another host.
         limited: messages beyond what is taken from one node, left out.
         unsent: acknowledgements for nodes that have gone.
-        namesakes: times that a start of a node was heard after a later one, as with two nodes of one name.
     """
 
     def __init__(
@@ -106,7 +115,7 @@ class Link:
         answered: Callable[[str, int, bytes], None] = lambda host, number, content: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.hellos = self.refused = self.limited = self.unsent = self.namesakes = 0
+        self.hellos = self.refused = self.limited = self.unsent = 0
         self._rates = Rates(RATE, BYTE_RATE, monotonic)
         self._server = server
         self._receiver = receiver
@@ -115,15 +124,15 @@ class Link:
         self._answered = answered
         self._monotonic = monotonic
         self._started = time.time_ns()
-        self._callers: OrderedDict[str, Caller] = OrderedDict()  # the least recently heard first
-        self._hosts: dict[bytes, str] = {}
-        self._pending: dict[str, set[tuple[int, int]]] = {}  # by host: has come, and is not on disk yet
+        self._callers: OrderedDict[bytes, Caller] = OrderedDict()  # the least recently heard first
+        self._by_host: dict[str, list[bytes]] = {}  # the same, the one heard last is the last
+        self._pending: dict[str, set[tuple[int, int]]] = {}  # by name: has come, is not on disk yet
         self._again: list[Key] = []
 
     @property
     def callers(self) -> Iterable[str]:
         """Hosts that take acknowledgements."""
-        return self._callers.keys()
+        return self._by_host.keys()
 
     def took(self, fresh: Sequence[Batch], again: Sequence[Batch]) -> None:
         """Batches have come: these for the first time, those not."""
@@ -152,7 +161,12 @@ class Link:
                 if isinstance(message, wire.Hello):
                     if called.user not in ("", message.host):
                         raise WireError(f"link: {message.host} says Hello with the key of {called.user}")
-                    self._greet(called.caller, message, called.peer)
+                    if is_namesake(message.host):
+                        raise WireError(f"link: {message.host} is a name that a collector gives, not that of a host")
+                    if not self._receiver.admits_host(message.host, called.peer, called.user):
+                        self._limit(called)
+                        continue
+                    self._greet(called.caller, message)
                 elif isinstance(message, wire.Answer):
                     self._take_answer(called, message)
                 else:
@@ -171,88 +185,88 @@ class Link:
     def _acknowledge(self) -> None:
         keys = self._durable.take()
         again, self._again = self._again, []
-        by_host: dict[str, list[tuple[int, int]]] = {}
-        for host, epoch, seq in keys:
-            waiting = self._pending.get(host)
+        by_caller: dict[bytes, list[tuple[int, int]]] = {}
+        for name, epoch, seq in keys:
+            waiting = self._pending.get(name)
             if waiting is not None:
                 waiting.discard((epoch, seq))
                 if not waiting:
-                    del self._pending[host]
-        for host, epoch, seq in [*keys, *again]:
-            if host in self._callers:
-                by_host.setdefault(host, []).append((epoch, seq))
-        for host, numbers in by_host.items():
-            self._send(host, wire.joined(numbers))
+                    del self._pending[name]
+        for name, epoch, seq in [*keys, *again]:
+            for caller in self._by_host.get(base_of(name), ()):
+                if epoch in self._callers[caller].epochs:
+                    by_caller.setdefault(caller, []).append((epoch, seq))
+        for caller, numbers in by_caller.items():
+            self._send(caller, wire.joined(numbers))
 
-    def _send(self, host: str, ranges: Sequence[wire.Range]) -> None:
-        caller = self._callers[host].caller
-        duplicates = self._receiver.sender(host).duplicates
+    def _send(self, caller: bytes, ranges: Sequence[wire.Range]) -> None:
+        duplicates = self._receiver.sender(self._callers[caller].host).duplicates
         for start in range(0, max(1, len(ranges)), wire.MAX_RANGES):
             some = tuple(ranges[start : start + wire.MAX_RANGES])
             ack = wire.Ack(__version__, self._started, self._on_disk, duplicates, some)
             if not self._server.send(caller, wire.encode(ack)):
                 self.unsent += 1
-                self._forget(host)
+                self._forget(caller)
                 return
 
-    def _greet(self, caller: bytes, hello: wire.Hello, peer: str) -> None:
+    def _greet(self, caller: bytes, hello: wire.Hello) -> None:
         self.hellos += 1
-        host = hello.host
         now = self._monotonic()
-        if host in self._callers:
-            if hello.epoch < self._callers[host].epoch:
-                self._note_namesake(host, peer)
-            self._forget(host)
-        self._callers[host] = Caller(caller, now, hello.epoch)
-        self._hosts[caller] = host
+        for known in list(self._by_host.get(hello.host, ())):
+            if known == caller or self._callers[known].epoch == hello.epoch:  # it has connected again
+                self._forget(known)
+        if caller in self._callers:
+            self._forget(caller)
+        epochs = frozenset([hello.epoch, *[epoch for epoch, _, _ in hello.held]])
+        self._callers[caller] = Caller(hello.host, now, hello.epoch, epochs)
+        same = self._by_host.setdefault(hello.host, [])
+        same.append(caller)
+        if len(same) > MAX_NAMESAKES:
+            self._forget(same[0])
         while len(self._callers) > MAX_SENDERS or next(iter(self._callers.values())).heard_at < now - FORGET_S:
             self._forget(next(iter(self._callers)))
         self._receiver.hello(hello)
-        self._send(host, self._known(host, hello.held))
-
-    def _note_namesake(self, host: str, peer: str) -> None:
-        self.namesakes += 1
-        if powers_of_ten(self.namesakes):
-            log.warning(
-                "an earlier start of a node is heard again: do two nodes have one name, or was its clock set back? "
-                "host=%s from=[%s] times=%d",
-                *(host, peer, self.namesakes),
-            )
+        self._send(caller, self._known(hello.host, hello.held))
 
     def _known(self, host: str, held: Iterable[wire.Range]) -> list[wire.Range]:
         """Which of these will not be lost any more; of very many ranges, the first: the node will ask again."""
         found: list[wire.Range] = []
-        pending: dict[int, list[int]] = {}
-        for epoch, seq in sorted(self._pending.get(host, ())):
-            pending.setdefault(epoch, []).append(seq)
-        sender = self._receiver.sender(host)
-        for epoch, first, last in held:
-            waiting = pending.get(epoch, [])
-            for low, high in sender.seen(epoch, first, last):
-                start = low
-                for seq in waiting[bisect_left(waiting, low) : bisect_right(waiting, high)]:
-                    if start < seq:
-                        found.append(wire.Range(epoch, start, seq - 1))
-                    start = seq + 1
-                if start <= high:
-                    found.append(wire.Range(epoch, start, high))
-            if len(found) >= wire.MAX_RANGES:
-                break
+        for name in self._receiver.names(host):
+            pending: dict[int, list[int]] = {}
+            for epoch, seq in sorted(self._pending.get(name, ())):
+                pending.setdefault(epoch, []).append(seq)
+            sender = self._receiver.sender(name)
+            for epoch, first, last in held:
+                waiting = pending.get(epoch, [])
+                for low, high in sender.seen(epoch, first, last):
+                    start = low
+                    for seq in waiting[bisect_left(waiting, low) : bisect_right(waiting, high)]:
+                        if start < seq:
+                            found.append(wire.Range(epoch, start, seq - 1))
+                        start = seq + 1
+                    if start <= high:
+                        found.append(wire.Range(epoch, start, high))
+                if len(found) >= wire.MAX_RANGES:
+                    break
         return found[: wire.MAX_RANGES]
 
-    def _forget(self, host: str) -> None:
-        caller = self._callers.pop(host).caller
-        self._hosts.pop(caller, None)
+    def _forget(self, caller: bytes) -> None:
+        host = self._callers.pop(caller).host
+        same = self._by_host[host]
+        same.remove(caller)
+        if not same:
+            del self._by_host[host]
 
     def ask(self, host: str, number: int, content: bytes) -> bool:
         """Send a request to a node; False where it does not call. The answer goes to `answered`."""
-        known = self._callers.get(host)
-        return known is not None and self._server.send(known.caller, wire.encode(wire.Request(number, content)))
+        known = self._by_host.get(host)
+        return known is not None and self._server.send(known[-1], wire.encode(wire.Request(number, content)))
 
     def _take_answer(self, called: Called, answer: wire.Answer) -> None:
-        host = self._hosts.get(called.caller)
-        if host is None:
+        known = self._callers.get(called.caller)
+        if known is None:
             raise WireError("link: an answer from somebody who did not say Hello")
+        host = known.host
         if called.user not in ("", host):  # who connects may choose the name that the caller of another host had
             raise WireError(f"link: an answer of {host} with the key of {called.user}")
         self._answered(host, answer.number, answer.content)
@@ -265,6 +279,6 @@ class Link:
             "refused": self.refused,
             "limited": self.limited,
             "unsent": self.unsent,
-            "namesakes": self.namesakes,
+            "namesakes": len(self._receiver.shared_names()),
             "waiting": sum([len(waiting) for waiting in self._pending.values()]),
         }

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import os
-import select
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from colmet.collector.health import Health
 from colmet.collector.journal import Journal
 from colmet.collector.link import Durable, Link
 from colmet.collector.memory import tame_malloc
+from colmet.collector.novelty import Novelty
 from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
 from colmet.collector.rounds import Rounds, handler
@@ -30,14 +30,17 @@ from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
 from colmet.common.health import NOTE_S
 from colmet.common.latest import Latest
+from colmet.common.readable import readable
 from colmet.common.service import Service
 from colmet.common.settings import Prepare, Settings, at_once
 from colmet.common.transport import LinkServer, Pull, door, link_uri
+from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
 
 # Messages taken in before the signals are looked at again.
 BURST = 1000
+BURST_S = 0.2  # or so long: acknowledgements and the control socket do not wait for longer
 REPORT_S = 3600.0
 ACQUAINTED_S = 60.0  # by when a node that takes acknowledgements has said so
 # While the journal can take no more.
@@ -228,7 +231,7 @@ class Collector:
         self._paused += 1
         if cli.powers_of_ten(self._paused):
             log.error("receiving nothing, until the journal can take what was received: paused=%d", self._paused)
-        select.select([signals.fd], [], [], FULL_WAIT_S)
+        readable([signals.fd], FULL_WAIT_S)
 
     def _tell(self) -> None:
         """Have how it is known to those who ask; the watchdog only while all of it works."""
@@ -249,8 +252,9 @@ class Collector:
 
     def _receive(self) -> bool:
         """Take in what is there, up to a bound; whether it was reached and there may be more."""
+        until = time.monotonic() + BURST_S
         for _ in range(BURST):
-            if self._journal.full:
+            if self._journal.full or time.monotonic() > until:
                 return True
             received = self._pull.receive()
             if received is None:
@@ -258,11 +262,11 @@ class Collector:
             batches = self._receiver.take(*received)
             if self._link is not None:
                 self._link.took(batches, self._receiver.again)
-            if batches:
-                self._journal.append(received.message, batches)
-                self.health.take(batches)
+            for message, kept in self._receiver.messages:
+                self._journal.append(message, kept)
+                self.health.take(kept)
                 if self._interface is not None:
-                    self._interface.put(received.message)
+                    self._interface.put(message)
         return True
 
     def _report(self) -> None:
@@ -287,7 +291,7 @@ class Collector:
         self._report_at = time.monotonic() + REPORT_S
 
 
-def changes(journal: Journal, outlets: Sequence[Outlet], limits: rates.Rates) -> dict[str, Prepare]:
+def changes(journal: Journal, outlets: Sequence[Outlet], limits: rates.Rates, novelty: Novelty) -> dict[str, Prepare]:
     """The options that can change while the collector runs."""
 
     def gather(**how: Any) -> None:
@@ -300,6 +304,7 @@ def changes(journal: Journal, outlets: Sequence[Outlet], limits: rates.Rates) ->
         "journal_size": at_once(journal.limit),
         "max_rate": at_once(lambda per_s: limits.limit(per_s=per_s)),
         "max_byte_rate": at_once(lambda per_s: limits.limit(bytes_per_s=per_s)),
+        "max_new_tables": at_once(novelty.limit),
     }
 
 
@@ -358,6 +363,7 @@ def run(
         ConfigError: the options ask for what cannot be done; nothing is left half started.
     """
     service = Service.from_environment()  # first, so that no program that is started has it
+    listeners = Listeners.from_environment()
     outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
     directory = options.journal_dir
     if directory is None:
@@ -366,18 +372,22 @@ def run(
         return check(directory)
     if not outputs:
         raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
-    web.check(options)
+    page_service = web.service_of(options)
+    web.check(options, bool(page_service))
+    web.warn_of_readers(options)
     limit = cli.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
-        entrance = stack.enter_context(contextlib.closing(door.from_options(options)))
+        entrance = stack.enter_context(contextlib.closing(door.from_options(options, listeners)))
         pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, entrance)))
         limits = rates.from_options(options)
-        receiver = Receiver(limits)
+        novelty = Novelty(options.max_new_tables)
+        receiver = Receiver(limits, novelty)
         server = open_link(options, pull, entrance)
+        listeners.close()
         link, rounds = None, Rounds()
         on_disk = stack.enter_context(contextlib.closing(Durable()))
         if server is not None:
@@ -389,7 +399,7 @@ def run(
         journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
         stack.callback(journal.close)
         outlets = open_outlets(outputs, journal, options)
-        settings.add(changes(journal, outlets, limits))
+        settings.add(changes(journal, outlets, limits, novelty))
         cli.tune_garbage_collector()
         tame_malloc()
         log.info(
@@ -400,7 +410,13 @@ def run(
             directory or "(memory)",
         )
         if not entrance.locked:
-            log.warning("nodes need no keys: whoever reaches %s can send data of any host; %s", pull.uri, door.REMEDY)
+            log.warning(
+                "keys are off: any host that reaches %s can send data of any host, in clear text; set up keys with "
+                "`colmet enrol` (docs/security.md)",
+                pull.uri,
+            )
+            if options.http_listen is not None and options.http_users:
+                log.warning("--http-users without keys: a peer without a key can say whose a job is")
         asked = stack.enter_context(contextlib.closing(control.Control({})))
         # ends before what asks it: nobody waits for the main thread then
         with control.Errands() as errands:
@@ -409,10 +425,11 @@ def run(
                 "connections": entrance.counters,
                 "control": asked.counters,
                 "configuration": settings.counters,
+                "limited": limits.counters,
             }
             interface = None
             if options.http_listen is not None:
-                interface = Web(settings.argv, receiver.heard)
+                interface = Web(settings.argv, receiver.heard, service=page_service)
                 stack.callback(interface.close)
             collector = Collector(
                 *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link),

@@ -13,66 +13,133 @@ BURST_S = 10.0  # what may come at once: so much as in this time
 MAX_SENDERS = 16384  # that are remembered; those that were heard longest ago are forgotten, and may send a burst again
 # Without keys a sender is an address, behind which many nodes may be: containers, or a gateway.
 NODES_OF_AN_ADDRESS = 20
+# Of the receiving thread's time. A message of a node takes 0.1 ms: a node that sends as fast as it may needs 0.1 s.
+WORK_S, WORK_OF_AN_ADDRESS_S = 0.25, 0.5
+# Fields of descriptions that the collector has not seen. All nodes of one version of Colmet have the same few hundred,
+# and the first of them has them parsed for all. Those behind one address need no more.
+NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE = 16.0, 8192.0
+# Hosts of an address that had not been heard; one with a key is its own.
+NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE = 1.0, 4096.0
+INFINITE = float("inf")
 
 
-class RateLimit:
-    """Messages and bytes in a second, for each sender: two token buckets.
+class Budget:
+    """What each sender may use in a second: a token bucket each.
 
     Args:
-        per_s: messages; 0 is no limit.
-        bytes_per_s: of messages; 0 is no limit.
+        per_s: so much a second.
+        at_once: so much may be used after a while without any.
         monotonic: a clock, in seconds.
     """
 
-    def __init__(self, per_s: float, bytes_per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.limit(per_s, bytes_per_s)
+    def __init__(self, per_s: float, at_once: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.limit(per_s, at_once)
         self._monotonic = monotonic
-        self._buckets: OrderedDict[str, tuple[float, float, float]] = OrderedDict()  # messages, bytes used; when
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # how much, and when it was so much
 
-    def limit(self, per_s: float, bytes_per_s: float) -> None:
-        """Admit so much from now on; 0 is no limit."""
-        self._per_s = per_s or float("inf")
-        self._bytes_per_s = bytes_per_s or float("inf")
+    def limit(self, per_s: float, at_once: float) -> None:
+        """Let each use so much from now on; infinity is no limit."""
+        self._per_s, self.at_once = per_s, at_once
 
-    def admits(self, sender: str, size: int) -> bool:
-        """Whether a message may still be taken from a sender; it counts if so."""
+    def left(self, sender: str, nodes: float = 1) -> float:
+        """What a sender that counts as `nodes` nodes may use now; below 0 where it used too much."""
+        return nodes * self.at_once - self._now(sender, nodes)[0]
+
+    def use(self, sender: str, amount: float, nodes: float = 1) -> None:
+        """It uses so much."""
+        used, now = self._now(sender, nodes)
+        self._used[sender] = (used + amount, now)
+        self._used.move_to_end(sender)
+        if len(self._used) > MAX_SENDERS:
+            self._used.popitem(last=False)
+
+    def _now(self, sender: str, nodes: float) -> tuple[float, float]:
         now = self._monotonic()
-        count, total, before = self._buckets.pop(sender, (0.0, 0.0, now))
-        count = max(0.0, count - (now - before) * self._per_s) + 1
-        total = max(0.0, total - (now - before) * self._bytes_per_s) + size
-        admitted = count <= self._per_s * BURST_S and total <= self._bytes_per_s * BURST_S
-        self._buckets[sender] = (count, total, now) if admitted else (count - 1, total - size, now)
-        if len(self._buckets) > MAX_SENDERS:
-            self._buckets.popitem(last=False)
-        return admitted
+        used, before = self._used.get(sender, (0.0, now))
+        if now > before:
+            used = max(0.0, used - (now - before) * self._per_s * nodes)
+        return used, now
 
 
 class Rates:
-    """The limits of all senders, those with keys and those without.
+    """The budgets of all senders, those with keys and those without: these are addresses, with several nodes each.
 
     Args:
         per_s: messages of one node in a second; 0 is no limit.
         bytes_per_s: the same in bytes.
         monotonic: a clock, in seconds.
+
+    Attributes:
+        limited: messages that were beyond a budget, by its name.
     """
 
     def __init__(
         self, per_s: float = 0, bytes_per_s: float = 0, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._per_s, self._bytes_per_s = per_s, bytes_per_s
-        self._users = RateLimit(per_s, bytes_per_s, monotonic)
-        self._addresses = RateLimit(per_s * NODES_OF_AN_ADDRESS, bytes_per_s * NODES_OF_AN_ADDRESS, monotonic)
+        self._messages = Budget(INFINITE, INFINITE, monotonic)
+        self._bytes = Budget(INFINITE, INFINITE, monotonic)
+        self._work = Budget(WORK_S, WORK_S * BURST_S, monotonic)
+        self._fields = Budget(NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE, monotonic)
+        self._hosts = Budget(NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE, monotonic)
+        self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts"), 0)
+        self.limit(per_s, bytes_per_s)
 
     def limit(self, per_s: float | None = None, bytes_per_s: float | None = None) -> None:
         """Admit so much of one node from now on; 0 is no limit, None leaves that as it is."""
         self._per_s = self._per_s if per_s is None else per_s
         self._bytes_per_s = self._bytes_per_s if bytes_per_s is None else bytes_per_s
-        self._users.limit(self._per_s, self._bytes_per_s)
-        self._addresses.limit(self._per_s * NODES_OF_AN_ADDRESS, self._bytes_per_s * NODES_OF_AN_ADDRESS)
+        for budget, rate in ((self._messages, self._per_s), (self._bytes, self._bytes_per_s)):
+            budget.limit(rate or INFINITE, rate * BURST_S or INFINITE)
 
     def admits(self, user: str, peer: str, size: int) -> bool:
         """Whether a message of so many bytes may still be taken from a user or, without keys, from an address."""
-        return self._users.admits(user, size) if user else self._addresses.admits(peer, size)
+        sender, nodes = sender_of(user, peer)
+        beyond = ""
+        if self._messages.left(sender, nodes) < 1:
+            beyond = "messages"
+        elif self._bytes.left(sender, nodes) < size:
+            beyond = "bytes"
+        elif self._work.left(sender, _workers(nodes)) <= 0:
+            beyond = "work"
+        if beyond:
+            self.limited[beyond] += 1
+            self._work.use(sender, 0, _workers(nodes))  # who is heard is remembered
+        self._messages.use(sender, 0 if beyond else 1, nodes)
+        self._bytes.use(sender, 0 if beyond else size, nodes)
+        return not beyond
+
+    def admits_host(self, peer: str) -> bool:
+        """Whether one more host may be heard from an address."""
+        admitted = self._hosts.left(peer) >= 1
+        if admitted:
+            self._hosts.use(peer, 1)
+        return admitted
+
+    def new_fields(self, user: str, peer: str) -> int:
+        """How many fields may be parsed for a sender now, of descriptions that have not been seen."""
+        return max(0, int(self._fields.left(sender_of(user, peer)[0])))
+
+    def worked(self, user: str, peer: str, seconds: float, new_fields: int) -> None:
+        """Charge a sender for a message: processor time, and fields that were parsed."""
+        sender, nodes = sender_of(user, peer)
+        self._work.use(sender, seconds, _workers(nodes))
+        if new_fields:
+            self._fields.use(sender, new_fields)
+
+    def counters(self) -> dict[str, int]:
+        """Messages beyond a budget, by its name."""
+        return dict(self.limited)
+
+
+def sender_of(user: str, peer: str) -> tuple[str, int]:
+    """Whose budget it is, that of a user or of an address, and for how many nodes it is."""
+    return (user, 1) if user else (f"[{peer}]", NODES_OF_AN_ADDRESS)
+
+
+def _workers(nodes: int) -> float:
+    """How many times the time of one node these have."""
+    return 1 if nodes == 1 else WORK_OF_AN_ADDRESS_S / WORK_S
 
 
 def add_options(parser: cli.Options) -> None:
@@ -92,6 +159,16 @@ def add_options(parser: cli.Options) -> None:
         type=_size_or_none,
         default=32 << 20,
         help="the same in bytes a second, such as 32M; 0 is no limit (default: 32M)",
+    )
+    parser.add_argument(
+        "--max-new-tables",
+        metavar="N",
+        type=cli.whole_number(0),
+        default=100,
+        help="how many tables of jobs one node may begin in a second; a job has 3 to 8 of them. What is beyond comes "
+        "later, from nodes that wait for acknowledgements. At once it is 100 times as many, without CURVE "
+        f"{NODES_OF_AN_ADDRESS} times as many. 0 is no limit, and none for columns that this version does not know "
+        "(default: %(default)s)",
     )
 
 

@@ -7,17 +7,21 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from colmet.collector.rates import Rates
+from colmet.collector.checksums import Checksums, checksum
+from colmet.collector.namesakes import Namesakes
+from colmet.collector.novelty import Novelty
+from colmet.collector.rates import Rates, sender_of
 from colmet.common.cli import powers_of_ten
-from colmet.common.errors import WireError
+from colmet.common.errors import OverBudget, WireError
+from colmet.common.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.ranges import Ranges
 from colmet.common.schema import Batch
 from colmet.common.top import Heard
-from colmet.common.wire import Decoder
+from colmet.common.wire import Decoded, Decoder, dialect_of, v1
 from colmet.common.wire.link import Hello
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,14 @@ MAX_RUNS = 1024
 # Over all senders. Beyond it each may have few: (starts, ranges).
 MAX_ALL_RUNS = 1 << 18
 FEW = (4, 16)
+MAX_CHECKSUMS = 8192  # of one sender, about; those of the starts that came last
+# Where there are too many, those are forgotten first that had no row and said no Hello, then those not heard for long.
+OLD_S = 3600.0
+ROOM_S = 10.0  # between two times that some are forgotten, an eighth at once
+SUMMED = (
+    *("batches", "rows", "duplicates", "rejects", "skipped"),
+    *("foreign", "limited", "left_out", "conflicts", "overfull"),
+)
 LOOK_EVERY = 10_000  # messages, and starts that nodes tell of, between two looks at how many there are
 END = 1 << 63  # above all numbers
 
@@ -45,18 +57,25 @@ class Sequence64:
     then, and nothing is lost.
 
     Attributes:
+        checksums: of the batches that came last.
         floor: nothing with a lower number is still to come, as the node says; -1 where it says nothing. What it sent
             before the collector listened is then not missing.
     """
 
     def __init__(self, floor: int = -1) -> None:
         self.floor = floor
+        self.checksums = Checksums()
+        self.unchecked = 0  # below it, numbers of an earlier version, which kept no checksums
         self._seen = Ranges()
         self._forgotten = 0  # missing between ranges that were forgotten
 
     def __len__(self) -> int:
         """How many ranges have come."""
         return len(self._seen)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether this number has come."""
+        return number in self._seen
 
     def add(self, number: int, most: int = MAX_RUNS) -> bool:
         """Note a number; False where it has come before. At most so many ranges are kept."""
@@ -87,6 +106,11 @@ class Sequence64:
         end = min(self.floor, self._seen.last + 1)
         came = sum([b - a + 1 for a, b in self._seen.within(self._seen.first, end - 1)])
         return max(0, end - self._seen.first - came)
+
+    @property
+    def end(self) -> int:
+        """The number behind the last one that came; 0 where none did."""
+        return int(self._seen.last) + 1 if self._seen.count else 0
 
     def seen(self, first: int, last: int) -> list[tuple[int, int]]:
         """Which of these have come, in ranges."""
@@ -127,7 +151,10 @@ class Sender:
         dialect: of its last batch.
         version: of Colmet there; empty where it does not say, and takes no acknowledgements.
         foreign: messages with its key that held data of other hosts, and were refused.
-        limited: messages beyond what is taken from one sender, left out before they were read.
+        limited: messages beyond what is taken from one sender, left out.
+        left_out: rows left out of batches that were taken, as their tables do not fit.
+        conflicts: batches with the number of one that had come, and another content; both are kept.
+        overfull: batches beyond what is kept of one number, refused and not acknowledged.
     """
 
     batches: int = 0
@@ -141,8 +168,12 @@ class Sender:
     version: str = ""
     foreign: int = 0
     limited: int = 0
+    left_out: int = 0
+    conflicts: int = 0
+    overfull: int = 0
     _forgotten_missing: int = 0
     _epochs: OrderedDict[int, Sequence64] = field(default_factory=OrderedDict)
+    _checked: list[int] = field(default_factory=list)  # epochs of which there are checksums
     _held: frozenset[int] = frozenset()  # epochs of which batches are still to come, as it says
 
     @property
@@ -160,6 +191,12 @@ class Sender:
         """Ranges that are remembered, about."""
         return sum([1 + len(sequence) for sequence in self._epochs.values()])
 
+    def add(self, other: Sender) -> None:
+        """Count what another one was counted for, too."""
+        for name in SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._forgotten_missing += other.missing
+
     def _sequence(self, epoch: int, most: int) -> Sequence64:
         sequence = self._epochs.get(epoch)
         if sequence is None:
@@ -174,20 +211,48 @@ class Sender:
             for oldest in sorted(self._epochs, key=lambda one: (one == kept, one in self._held, one))[:extra]:
                 self._forgotten_missing += self._epochs.pop(oldest).missing
 
-    def is_new(self, batch: Batch, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> bool:
-        """Note a batch; False where it has come before. Batches without numbers are always new.
+    def knows(self, epoch: int, number: int) -> bool:
+        """Whether a batch of this number has come, whatever was in it."""
+        sequence = self._epochs.get(epoch)
+        return sequence is not None and number in sequence
+
+    def has(self, epoch: int, number: int, crc: int, keyed: bool = False) -> bool:
+        """Whether this very batch has come.
+
+        Where its checksum is not kept any more, its number alone decides: it has come if nobody else can have used the
+        number, as its sender has a key, or if the number is older than the checksums.
+        """
+        sequence = self._epochs.get(epoch)
+        if sequence is None or number not in sequence:
+            return False
+        kept = sequence.checksums.get(number)
+        return keyed or number < sequence.unchecked if kept is None else kept == crc
+
+    def note(self, epoch: int, number: int, crc: int, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> None:
+        """Note a batch that had not come.
 
         At most so many starts are remembered, and so many ranges of each.
         """
-        if batch.epoch is None or batch.seq is None:
-            return True
-        sequence = self._epochs.get(batch.epoch)
+        sequence = self._epochs.get(epoch)
         if sequence is None:
-            sequence = self._sequence(batch.epoch, epochs)
-        return sequence.add(batch.seq, runs)
+            sequence = self._sequence(epoch, epochs)
+        sequence.add(number, runs)
+        if epoch not in self._checked:
+            self._bound_checksums()
+            self._checked.append(epoch)
+        sequence.checksums.note(number, crc)
 
-    def hello(self, hello: Hello, epochs: int = MAX_EPOCHS) -> None:
-        """It tells what is still to come; at most so many starts are remembered."""
+    def _bound_checksums(self) -> None:
+        """Bound the checksums of all starts together: those of the earliest starts are forgotten first."""
+        self._checked = [epoch for epoch in self._checked if epoch in self._epochs]
+        while sum([len(self._epochs[epoch].checksums) for epoch in self._checked]) > MAX_CHECKSUMS:
+            self._epochs[self._checked.pop(0)].checksums = Checksums()
+
+    def hello(self, hello: Hello, epochs: int = MAX_EPOCHS, others: Container[int | str] = ()) -> None:
+        """Note what a Hello says is still to come; at most `epochs` starts are remembered.
+
+        Of the starts of `others`, agents that send under the same host name, it says nothing.
+        """
         self.version = hello.version
         self.seen_ns = time.time_ns()
         floors = {epoch: first for epoch, first, _ in hello.held[-epochs:]}
@@ -197,8 +262,12 @@ class Sender:
             self._epochs.setdefault(epoch, Sequence64()).floor = floor
         self._bound(epochs, hello.epoch)
         for epoch, sequence in self._epochs.items():
-            if epoch < hello.epoch and epoch not in floors:
+            if epoch < hello.epoch and epoch not in floors and epoch not in others:
                 sequence.floor = END
+
+    def expects(self, epoch: int) -> bool:
+        """Whether batches of this start have come."""
+        return epoch in self._epochs
 
     def seen(self, epoch: int, first: int, last: int) -> list[tuple[int, int]]:
         """Which batches of these have come, in ranges."""
@@ -209,30 +278,73 @@ class Sender:
         """The counts of its latest starts, to be restored."""
         return {epoch: sequence.state() for epoch, sequence in self._epochs.items()}
 
-    def restore(self, epochs: Mapping[str, Sequence[Any]]) -> None:
-        """Go on from what `epochs` gave."""
+    def checksums(self) -> dict[int, str]:
+        """The checksums of what came last, by epoch, to be restored."""
+        found = {}
+        for epoch in self._checked:
+            sequence = self._epochs.get(epoch)
+            if sequence is not None and (state := sequence.checksums.state(sequence.floor)):
+                found[epoch] = state
+        return found
+
+    def restore(self, epochs: Mapping[str, Sequence[Any]], checked: bool) -> None:
+        """Go on from what `epochs` gave; not `checked` where that is of a version without checksums."""
         self._epochs = OrderedDict((int(epoch), Sequence64.restored(state)) for epoch, state in epochs.items())
+        for sequence in self._epochs.values() if not checked else ():
+            sequence.unchecked = sequence.end
+
+    def unchecked(self) -> dict[int, int]:
+        """Below which numbers an earlier version kept no checksums, by epoch, to be restored."""
+        return {epoch: sequence.unchecked for epoch, sequence in self._epochs.items() if sequence.unchecked}
+
+    def restore_unchecked(self, unchecked: Mapping[str, int]) -> None:
+        """Go on from what `unchecked` gave."""
+        for epoch, number in unchecked.items():
+            if int(epoch) in self._epochs:
+                self._epochs[int(epoch)].unchecked = int(number)
+
+    def restore_checksums(self, checksums: Mapping[str, str]) -> None:
+        """Go on from what `checksums` gave."""
+        for epoch, state in checksums.items():
+            if int(epoch) in self._epochs:
+                self._epochs[int(epoch)].checksums = Checksums.restored(state)
+                self._checked.append(int(epoch))
 
 
 class Receiver:
     """Decodes messages and keeps the account.
 
+    Several agents that send under one host name are stored under a name each: that of the host, then `host~2` and so
+    on (`Namesakes`). The batches have this name, and so have the messages that are stored.
+
     Args:
         rates: how much is taken from whom.
+        novelty: how much of that may be new; by default, anything.
 
     Attributes:
-        senders: by host name, or by address for what names no host; at most `MAX_SENDERS` and one for all others.
+        senders: by the name they are stored under, or by address for what names no host; at most `MAX_SENDERS` and one
+            for all others.
         again: the batches of the latest message that had come before.
+        messages: what the outputs get of the latest message: each message with the batches that it decodes to.
+        forgotten: senders that there was no room for any more; what they were counted for is among the others.
+        apart: batches that were stored under another name than that of their host.
     """
 
-    def __init__(self, rates: Rates | None = None) -> None:
+    def __init__(self, rates: Rates | None = None, novelty: Novelty | None = None) -> None:
         self._rates = rates or Rates()
+        self._novelty = novelty or Novelty(0)
         self._decoder = Decoder()
         self.senders: dict[str, Sender] = {}
         self.dialects: dict[str, int] = {}
         self.rejects = 0
+        self.apart = 0
         self.again: list[Batch] = []
+        self.messages: list[tuple[bytes, list[Batch]]] = []
+        self._namesakes: dict[str, Namesakes] = {}  # by host
+        self._numbered = time.time_ns(), 0  # epoch and number for batches of older nodes that are stored apart
         self._since_look = 0
+        self._room_at = 0.0
+        self.forgotten = 0
         self._bounds = (MAX_EPOCHS, MAX_RUNS)
 
     def take(self, message: bytes, peer: str, user: str = "") -> list[Batch]:
@@ -241,42 +353,163 @@ class Receiver:
         A message that cannot be read is counted for `peer`, the address it came from, and gives none. So does one that
         comes with the key of `user` and has data of any other host, and one beyond what is taken from a sender.
         """
-        self.again = []
+        self.again, self.messages = [], []
         if not self._rates.admits(user, peer, len(message)):
             self._limit(peer, user)
             return []
         self._look(1)
+        began = time.thread_time()
         try:
-            decoded = self._decoder.decode(message)
+            decoded = self._decoder.decode(message, self._rates.new_fields(user, peer))
+            for batch in decoded.batches:
+                if is_namesake(batch.host):
+                    raise WireError(f"{batch.host} is a name that a collector gives, not that of a host")
+            return self._fresh(message, decoded, peer, user)
+        except OverBudget as err:
+            self._rates.limited[err.budget] += 1
+            self._limit(peer, user)
         except WireError as err:
             self._reject(err, message, peer)
-            return []
+        finally:
+            self._rates.worked(user, peer, time.thread_time() - began, self._decoder.new_fields)
+        return []
+
+    def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str) -> list[Batch]:
+        """The batches of a message that have not come before, noted in the account.
+
+        Raises:
+            OverBudget: more in them is new than is taken now.
+        """
         if user and any(batch.host != user for batch in decoded.batches):
             self._refuse_foreign(next(batch.host for batch in decoded.batches if batch.host != user), peer, user)
             return []
         self.dialects[decoded.dialect] = self.dialects.get(decoded.dialect, 0) + 1
+        if not all(self.admits_host(batch.host, peer, user) for batch in decoded.batches):
+            raise OverBudget("more new hosts than an address may have now", "hosts")
         if decoded.skipped:
             self.sender(decoded.batches[0].host if decoded.batches else peer).skipped += decoded.skipped
-        fresh = []
+        if decoded.unfit:
+            self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
+        batches = tuple([self._affordable(batch, peer, user) for batch in decoded.batches])
+        kept = message
+        if any(batch is not one for batch, one in zip(batches, decoded.batches)):
+            kept, decoded = v1.encode(batches[0], checksum(message)), decoded._replace(batches=batches)
+        return self._keep(message, kept, decoded, peer, bool(user))
+
+    def _keep(self, came: bytes, message: bytes, decoded: Decoded, peer: str, keyed: bool) -> list[Batch]:
+        """Note the batches of a message; those that are new, each with the name it is stored under.
+
+        Args:
+            came: the message as it came.
+            message: the same without rows that were left out of it.
+            decoded: that.
+            peer: where it came from.
+            keyed: whether its sender has a key.
+        """
         now_ns = time.time_ns()
+        fresh = []
         for batch in decoded.batches:
             sender = self.sender(batch.host)
-            sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
-            # names that share an account are not told apart: each batch is taken
-            if batch.host not in self.senders or sender.is_new(batch, *self._bounds):
-                sender.batches += 1
-                sender.rows += batch.row_count
-                fresh.append(batch)
+            if batch.host not in self.senders:  # names that share an account are not told apart: each batch is taken
+                name: str | None = batch.host
             else:
-                sender.duplicates += 1
-                self.again.append(batch)
-                log.debug("batch came twice host=%s epoch=%s seq=%s", batch.host, batch.epoch, batch.seq)
+                name = self._name(came, batch, decoded.dialect, peer, keyed, now_ns)
+                sender = self.sender(name or batch.host)
+            sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
+            if name is None:
+                continue
+            sender.batches += 1
+            sender.rows += batch.row_count
+            fresh.append(batch if name == batch.host else self._renamed(batch, name))
+        if all(batch is one for batch, one in zip(fresh, decoded.batches)) and len(fresh) == len(decoded.batches):
+            self.messages = [(message, fresh)] if fresh else []
+        elif fresh:
+            fresh = [self._renamed(batch, batch.host) for batch in fresh]
+            whole = v1.rename(message, decoded.batches[0].host, fresh[0].host) if len(decoded.batches) == 1 else None
+            self.messages = [(whole or v1.encode(batch), [batch]) for batch in fresh]
         return fresh
+
+    def _name(self, message: bytes, batch: Batch, dialect: str, peer: str, keyed: bool, now_ns: int) -> str | None:
+        """The name to store a batch under; None where it has come before, or cannot be kept."""
+        host, epoch, number = batch.host, batch.epoch, batch.seq
+        namesakes = self._namesakes.get(host)
+        if namesakes is None:
+            namesakes = self._namesakes[host] = Namesakes(host)
+        if epoch is None or number is None:
+            name = name_of(host, namesakes.place(dialect, peer, batch.time_ns, now_ns))
+        else:
+            crc = checksum(message)
+            for name in namesakes.names:
+                sender = self.senders.get(name)
+                if sender is not None and sender.has(epoch, number, crc, keyed):
+                    sender.duplicates += 1
+                    self.again.append(batch if name == host else batch._replace(host=name))
+                    log.debug("batch came twice host=%s epoch=%s seq=%s", name, epoch, number)
+                    return None
+            # a start with a key is that of one agent at whatever address
+            place = namesakes.place(epoch, "" if keyed else peer, batch.time_ns, now_ns)
+            free = self._free(host, place, epoch, number)
+            if free != place:
+                self._note_conflict(batch, peer, kept=free is not None)
+            if free is None:
+                return None
+            name = name_of(host, free)
+            sender = self.sender(name)
+            if name in self.senders:
+                sender.note(epoch, number, crc, *self._bounds)
+        if name != host:
+            namesakes.add(name)
+            self._note_apart(host, name, peer)
+        return name
+
+    def _free(self, host: str, place: int, epoch: int, number: int) -> int | None:
+        """The place, or the next one, where no batch of this number was stored; None where it was at all."""
+        for at in range(place, MOST):
+            sender = self.senders.get(name_of(host, at))
+            if sender is None or not sender.knows(epoch, number):
+                return at
+        return None
+
+    def _renamed(self, batch: Batch, name: str) -> Batch:
+        """A batch under another name, with a number where it had none: as it is stored in a message of its own."""
+        if batch.epoch is None or batch.seq is None:
+            epoch, number = self._numbered
+            self._numbered = epoch, number + 1
+            return batch._replace(host=name, epoch=epoch, seq=number)
+        return batch._replace(host=name)
+
+    def _affordable(self, batch: Batch, peer: str, user: str) -> Batch:
+        """A batch without the rows that are beyond what is ever taken of its sender at once."""
+        taken, rows = self._novelty.admits(*sender_of(user, peer), batch)
+        if taken is None:
+            raise OverBudget("more tables of jobs than a sender may begin now", "tables")
+        if rows:
+            self._leave_out(batch.host, rows, "too many new tables, or columns that this version does not know")
+        return taken
 
     def hello(self, hello: Hello) -> None:
         """A node tells what is still to come."""
         self._look(1 + len(hello.held))
-        self.sender(hello.host).hello(hello, self._bounds[0])
+        names = self.names(hello.host)
+        others = self._namesakes[hello.host].live(time.time_ns()) if len(names) > 1 else ()
+        for name in names:
+            sender = self.sender(name)
+            if name == hello.host or sender.expects(hello.epoch):
+                sender.hello(hello, self._bounds[0], others)
+
+    def names(self, host: str) -> Sequence[str]:
+        """The names under which the agents of a host are stored; its own first."""
+        namesakes = self._namesakes.get(host)
+        return namesakes.names if namesakes is not None else [host]
+
+    def shared_names(self) -> dict[str, list[str]]:
+        """Host names that more than one agent sends under now, with the names that they are stored under."""
+        now_ns = time.time_ns()
+        return {
+            host: names
+            for host, namesakes in self._namesakes.items()
+            if len(namesakes.names) > 1 and len(names := namesakes.live_names(now_ns)) > 1
+        }
 
     def _look(self, more: int) -> None:
         """See to it now and then, by how much may have come to be remembered, that it is not too much."""
@@ -288,37 +521,98 @@ class Receiver:
 
     def account(self) -> bytes:
         """Which batches have come, for `restore`."""
-        return json.dumps({name: epochs for name, s in self.senders.items() if (epochs := s.epochs())}).encode()
+        known: dict[str, Any] = {name: epochs for name, s in self.senders.items() if (epochs := s.epochs())}
+        checksums = {name: found for name, s in self.senders.items() if (found := s.checksums())}
+        unchecked = {name: numbers for name, s in self.senders.items() if (numbers := s.unchecked())}
+        agents = {host: namesakes.state() for host, namesakes in self._namesakes.items()}
+        known[""] = {
+            "checksums": checksums,
+            "unchecked": unchecked,
+            "agents": agents,
+        }  # the last: earlier versions read what is before
+        return json.dumps(known).encode()
 
     def restore(self, account: bytes, messages: Iterable[bytes]) -> None:
         """Know again which batches have come, after a restart: those of an account, and those of messages since."""
+        now_ns = time.time_ns()
         if account:
             try:
-                for name, epochs in json.loads(account).items():
-                    self.sender(name).restore(epochs)
+                known = json.loads(account)
+                more = known.pop("", {})
+                for name, epochs in known.items():
+                    self.sender(name).restore(epochs, checked="checksums" in more)
+                for name, checksums in more.get("checksums", {}).items():
+                    self.sender(name).restore_checksums(checksums)
+                for name, numbers in more.get("unchecked", {}).items():
+                    self.sender(name).restore_unchecked(numbers)
+                for host, state in more.get("agents", {}).items():
+                    self._namesakes[host] = Namesakes.restored(host, state, now_ns)
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
                 log.error("account of the senders unreadable, what comes twice may be taken twice: %r", err)
         for message in messages:
             try:
-                batches = self._decoder.decode(message).batches
+                batches = self._decoder.heads(message)
             except WireError:
                 continue
             for batch in batches:
-                sender = self.sender(batch.host)
-                if batch.host in self.senders:
-                    sender.is_new(batch)
-        now_ns = time.time_ns()
+                self._know(message, batch, now_ns)
         for sender in self.senders.values():
             sender.seen_ns = now_ns  # they are given time to be heard again
+
+    def _know(self, message: bytes, batch: Batch, now_ns: int) -> None:
+        """Note a batch that was stored before a restart."""
+        sender = self.sender(batch.host)
+        if batch.host not in self.senders:
+            return
+        host = base_of(batch.host)
+        namesakes = self._namesakes.get(host)
+        if namesakes is None:
+            namesakes = self._namesakes[host] = Namesakes(host)
+        namesakes.add(batch.host)
+        if batch.epoch is None or batch.seq is None:
+            namesakes.replay(place_of(batch.host), dialect_of(message), batch.time_ns, now_ns)
+        else:
+            came = message if batch.host == host else v1.rename(message, batch.host, host)
+            shortened = v1.shortened_from(message)
+            crc = checksum(came or message) if shortened is None else shortened
+            sender.note(batch.epoch, batch.seq, crc)
+            namesakes.replay(place_of(batch.host), batch.epoch, batch.time_ns, now_ns)
 
     def sender(self, name: str) -> Sender:
         """The account of one sender."""
         sender = self.senders.get(name)
         if sender is None:
             if len(self.senders) >= MAX_SENDERS:
+                self._make_room()
+            if len(self.senders) >= MAX_SENDERS:
                 name = OTHERS
             sender = self.senders.setdefault(name, Sender())
         return sender
+
+    def _make_room(self) -> None:
+        """Forget senders, so that a new node finds a place; what they were counted for goes to the others."""
+        now = time.monotonic()
+        if now < self._room_at:
+            return
+        self._room_at = now + ROOM_S
+        old_ns = time.time_ns() - int(OLD_S * 1e9)
+        ranked = sorted(
+            (bool(sender.rows or sender.version), sender.seen_ns, name)
+            for name, sender in self.senders.items()
+            if name != OTHERS and (sender.seen_ns < old_ns or not (sender.rows or sender.version))
+        )
+        others = self.senders.setdefault(OTHERS, Sender())
+        names = [name for _, _, name in ranked[: max(2, MAX_SENDERS // 8)]]
+        for name in names:
+            others.add(self.senders.pop(name))
+            self._namesakes.pop(name, None)
+        before, self.forgotten = self.forgotten, self.forgotten + len(names)
+        if len(str(before)) != len(str(self.forgotten)) or (names and not before):
+            log.warning("senders forgotten, there are more than are told apart forgotten=%d", self.forgotten)
+
+    def admits_host(self, host: str, peer: str, user: str) -> bool:
+        """Whether a host may be heard: one that is known, has a key, or is not one too many of its address."""
+        return bool(user) or host in self.senders or self._rates.admits_host(peer)
 
     def heard(self) -> dict[str, Heard]:
         """For any thread: the nodes that send."""
@@ -348,13 +642,41 @@ class Receiver:
                 *(user, host, peer, sender.foreign),
             )
 
+    def _leave_out(self, host: str, rows: int, why: str) -> None:
+        sender = self.sender(host)
+        before, sender.left_out = sender.left_out, sender.left_out + rows
+        if len(str(before)) != len(str(sender.left_out)) or not before:
+            log.warning("rows left out from=%s left_out=%d cause=%s", host, sender.left_out, why)
+
+    def _note_apart(self, host: str, name: str, peer: str) -> None:
+        self.apart += 1
+        if powers_of_ten(self.apart):
+            log.warning(
+                "more than one agent sends as one host, each is stored under a name of its own: do two nodes have one "
+                "name, or does an older colmet-node run beside this one? host=%s name=%s from=[%s] batches=%d",
+                *(host, name, peer or "local", self.apart),
+            )
+
+    def _note_conflict(self, batch: Batch, peer: str, kept: bool) -> None:
+        sender = self.sender(batch.host)
+        sender.conflicts += 1
+        sender.overfull += not kept
+        if powers_of_ten(sender.conflicts) or (not kept and powers_of_ten(sender.overfull)):
+            log.warning(
+                "batch has the number of another one, both are kept unless there are too many: host=%s epoch=%s seq=%s "
+                "from=[%s] conflicts=%d refused=%d; somebody else sends as this host, or a node's spool was copied",
+                *(batch.host, batch.epoch, batch.seq, peer or "local", sender.conflicts, sender.overfull),
+            )
+
     def _limit(self, peer: str, user: str) -> None:
         name = user or f"[{peer or 'local'}]"
         sender = self.sender(name)
         sender.limited += 1
         if powers_of_ten(sender.limited):
             log.warning(
-                "messages left out, beyond --max-rate or --max-byte-rate from=%s left_out=%d", name, sender.limited
+                "messages left out, beyond --max-rate, --max-byte-rate or what else is taken from one sender from=%s "
+                "left_out=%d (%s of all senders)",
+                *(name, sender.limited, " ".join([f"{name}={n}" for name, n in self._rates.counters().items() if n])),
             )
 
     def report(self) -> Sequence[str]:
@@ -364,16 +686,21 @@ class Receiver:
         """
         senders = self.senders.values()
         total = (
-            f"received senders={len(senders)} batches={sum(s.batches for s in senders)} "
+            f"received senders={len(senders)} forgotten={self.forgotten} batches={sum(s.batches for s in senders)} "
             f"rows={sum(s.rows for s in senders)} missing={sum(s.missing for s in senders)} "
             f"duplicates={sum(s.duplicates for s in senders)} refused={self.rejects} "
             f"skipped_values={sum(s.skipped for s in senders)} elsewhere={sum(s.elsewhere for s in senders)} "
-            f"foreign={sum(s.foreign for s in senders)} limited={sum(s.limited for s in senders)}"
+            f"foreign={sum(s.foreign for s in senders)} limited={sum(s.limited for s in senders)} "
+            f"left_out_rows={sum(s.left_out for s in senders)} "
+            f"conflicts={sum(s.conflicts for s in senders)} overfull={sum(s.overfull for s in senders)} "
+            f"apart={self.apart}"
         )
         wrong = [
             f"sender {name} batches={s.batches} rows={s.rows} missing={s.missing} duplicates={s.duplicates} "
-            f"refused={s.rejects} skipped_values={s.skipped} foreign={s.foreign} limited={s.limited}"
+            f"refused={s.rejects} skipped_values={s.skipped} foreign={s.foreign} limited={s.limited} "
+            f"left_out_rows={s.left_out} conflicts={s.conflicts} overfull={s.overfull}"
             for name, s in sorted(self.senders.items())
-            if (s.missing and not s.version) or s.duplicates or s.rejects or s.skipped or s.foreign or s.limited
+            if (s.missing and not s.version)
+            or any((s.duplicates, s.rejects, s.skipped, s.foreign, s.limited, s.left_out, s.conflicts))
         ]
         return [total, *wrong]

@@ -1,7 +1,8 @@
 """The JSON interface, a process of its own (`colmet.tools.web`): its options, its start, and what is sent to it.
 
-It is fed through a socket pair: each message as it came, behind its length. Nothing here waits for it: what it does not
-take stays in memory up to a bound, and is left out beyond.
+The process is a child of the collector. With the units of the packages it is a service with a user of its own, which
+systemd starts when the collector connects to its socket. It is fed through a socket: each message as it came, behind
+its length. Nothing here waits for it: what it does not take stays in memory up to a bound, and is left out beyond.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
+import glob
+import grp
 import json
 import logging
 import math
 import os
 import re
-import select
 import signal
 import socket
 import struct
@@ -30,6 +32,7 @@ from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.endpoint import listen_address
 from colmet.common.errors import ConfigError
+from colmet.common.readable import readable
 from colmet.common.top import Heard
 
 log = logging.getLogger(__name__)
@@ -37,16 +40,24 @@ log = logging.getLogger(__name__)
 # -- what both ends agree on --
 
 FEED = "COLMET_HTTP_FEED"  # the environment variable with the number of the descriptor
+SOCKET = "COLMET_WEB_SOCKET"  # the environment variable with the path of the service's socket
+MAX_ARGUMENTS_BYTES = 1 << 20
 LENGTH = struct.Struct("<I")  # in front of each frame
 NOTE = 1 << 31  # added to the length of a frame that is no message but JSON about the feed itself
 
 # Not by -m, which would look for modules in the current directory first: that may be anybody's.
 START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.tools.web.__main__ import main; sys.exit(main())"
+ADMIN_GROUP = "admin"
 LIBRARIES = ("fastapi", "uvicorn")
 
 MAX_WAITING_BYTES = 32 << 20
 PIECE_BYTES = 256 << 10  # sent at once
 RETRY_S = 0.05  # between two tries to send what waits
+# what the process reads, beside what is stored
+_READ = (
+    *("config", "http_users", "http_tls_cert", "http_tls_key", "http_credentials"),
+    *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
+)
 STUCK_S = 60.0  # a process that takes nothing for so long is ended
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before it is started again
 STEADY_S = 60.0  # a process that has lived for so long has not failed at its start
@@ -78,7 +89,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--http-admin-group",
         metavar="NAME",
-        default="admin",
+        default=ADMIN_GROUP,
         help="who sees everybody's jobs: members of this group, of --http-users or of this machine; others see their "
         "own (default: %(default)s)",
     )
@@ -126,8 +137,78 @@ def add_options(parser: cli.Options) -> None:
     )
 
 
-def check(options: argparse.Namespace) -> None:
+def service_of(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the socket of the service that is the JSON interface's process; "" where it is a child.
+
+    The service has a user of its own, who is a member of this process's group: what others of this group cannot read,
+    it cannot use. A warning names such a file then.
+    """
+    path = environment.get(SOCKET, "")
+    if not path or options.http_listen is None or not os.path.exists(path):
+        return ""
+    for file in filter(None, [getattr(options, option, None) for option in _READ]):
+        if not _is_for_group(file):
+            log.warning(
+                "JSON interface runs as the collector's user, who can write what is stored: the group of the collector "
+                "cannot read %s; chgrp colmet %s; chmod 640 %s",
+                *(file, file, file),
+            )
+            return ""
+    return path
+
+
+def warn_of_readers(options: argparse.Namespace) -> None:
+    """Warn where others than those that --http-users names see what it keeps from them."""
+    if options.http_listen is None or options.http_users is None:
+        return
+    prefix = getattr(options, "hdf5_filepath", None)
+    paths = sorted(glob.glob(f"{glob.escape(prefix)}*.hdf5"))[-1:] if prefix else []
+    for path in paths:
+        if _is_for_all(path):
+            log.warning(
+                "all users of this machine can read the stored files, whatever --http-users says: chmod o-r %s, and "
+                "UMask=0027 for the collector",
+                path,
+            )
+    with contextlib.suppress(KeyError):
+        members = grp.getgrnam(options.http_admin_group).gr_mem
+        if options.http_admin_group == ADMIN_GROUP and members:
+            log.warning(
+                "members of this machine's group %s see everybody's jobs: group=%s members=%d; name another group with "
+                "--http-admin-group if they should not",
+                *(ADMIN_GROUP, ADMIN_GROUP, len(members)),
+            )
+
+
+def _is_for_all(path: str) -> bool:
+    """Whether every user of this machine can read a file: itself, and the directories above it."""
+    try:
+        if not os.stat(path).st_mode & 0o004:
+            return False
+        above = os.path.dirname(os.path.realpath(path))
+        while os.stat(above).st_mode & 0o001:
+            if above == "/":
+                return True
+            above = os.path.dirname(above)
+    except OSError:
+        pass
+    return False
+
+
+def _is_for_group(path: str) -> bool:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return bool(status.st_mode & 0o004 or (status.st_gid == os.getegid() and status.st_mode & 0o040))
+
+
+def check(options: argparse.Namespace, has_service: bool = False) -> None:
     """See whether the JSON interface can work as the options say.
+
+    Args:
+        options: of the collector.
+        has_service: whether its process is a service, which may still hold the address from the run before.
 
     Raises:
         ConfigError: it cannot; the text names the option.
@@ -153,7 +234,8 @@ def check(options: argparse.Namespace) -> None:
     if options.gridengine_xml is not None and not os.path.isdir(options.gridengine_xml):
         raise ConfigError(f"--gridengine-xml {options.gridengine_xml}: not a directory")
     _check_encoding(options.gridengine_encoding)
-    _check_address(*options.http_listen)
+    if not has_service:
+        _check_address(*options.http_listen)
 
 
 def _check_readable(option: str, path: str) -> None:
@@ -219,6 +301,7 @@ class Web:
         heard: the nodes that send, by name; for any thread.
         command: what is started, for tests; that of this Python by default.
         monotonic: seconds.
+        service: path of the socket of a service that is connected to; "" starts a child.
     """
 
     def __init__(
@@ -227,8 +310,11 @@ class Web:
         heard: Callable[[], Mapping[str, Heard]] = dict,
         command: Sequence[str] = (sys.executable, "-c", START),
         monotonic: Callable[[], float] = time.monotonic,
+        service: str = "",
     ) -> None:
+        self._arguments = list(arguments)
         self._command = [*command, *arguments]
+        self._service = service
         self._heard = heard
         self._monotonic = monotonic
         self._lock = threading.Lock()  # of what follows; held for moments
@@ -344,6 +430,10 @@ class Web:
             self._stuck += 1
             log.error("JSON interface has taken nothing for %g s, ended stuck=%d", STUCK_S, self._stuck)
             self._process.kill()
+        elif self._process is None and self._socket is not None:
+            self._stuck += 1
+            log.error("JSON interface has taken nothing for %g s, hung up stuck=%d", STUCK_S, self._stuck)
+            self._hang_up(self._socket)
         self._clear()
 
     # -- the thread --
@@ -367,6 +457,46 @@ class Web:
 
     def _live(self) -> str:
         """Start it, and go with it to its end; why it has ended."""
+        return self._connect() if self._service else self._start_child()
+
+    def _connect(self) -> str:
+        """Have the service started by connecting to it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+            ours.settimeout(END_S)
+            try:
+                ours.connect(self._service)
+                ours.sendall(_note({"arguments": self._arguments, "directory": os.getcwd()}))
+            except OSError as err:
+                why = err.strerror or err
+                return f"cannot connect to {self._service}: {why}; see `systemctl status colmet-web.socket`"
+            ours.setblocking(False)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            self._starts += 1
+            self._begin(ours, None)
+            try:
+                self._await_end(ours)
+            finally:
+                with self._lock:
+                    self._socket = None
+                    self._clear()
+        return "its service has ended; see `journalctl -u colmet-web`"
+
+    def _await_end(self, ours: socket.socket) -> None:
+        """Wait until the other end has closed; not for long when this is to end."""
+        until = math.inf
+        while time.monotonic() < until:
+            if readable([ours.fileno()], LOOK_S):
+                try:
+                    if not ours.recv(4096):
+                        return
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return
+            if self._stopping.is_set() and until == math.inf:
+                until = time.monotonic() + END_S
+
+    def _start_child(self) -> str:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, contextlib.ExitStack() as stack:
             stack.callback(theirs.close)
@@ -403,7 +533,7 @@ class Web:
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
         return f"{said} ({how})" if said else how
 
-    def _begin(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def _begin(self, ours: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         """From now on messages go there; the first thing it hears is which nodes there are."""
         note = _note({"heard": {name: [one.seen_ns, one.lag_ns] for name, one in self._heard().items()}})
         with self._lock:
@@ -421,7 +551,7 @@ class Web:
         until = math.inf
         while True:
             is_over = process.poll() is not None  # what it said before is there by now
-            came = bool(select.select([output], [], [], 0 if is_over else LOOK_S)[0])
+            came = bool(readable([output], 0 if is_over else LOOK_S))
             part = os.read(output, MAX_LINE_BYTES) if came else b""
             if part:
                 lines.add(part)
@@ -442,12 +572,16 @@ class Web:
         self._stopping.set()
         with self._lock:
             if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                self._hang_up(self._socket)
         if self._thread.ident is not None:
             self._thread.join(END_S + GONE_S)
             if self._thread.is_alive():
                 log.info("JSON interface does not end, left behind")
+
+    def _hang_up(self, ours: socket.socket) -> None:
+        """End the stream; of a service, what it sends is still read, as its end is seen there."""
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_WR if self._service else socket.SHUT_RDWR)
 
 
 def _note(content: Mapping[str, object]) -> bytes:

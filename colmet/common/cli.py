@@ -10,7 +10,6 @@ import math
 import os
 import re
 import resource
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from colmet import __version__
 from colmet.common import configuration
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.readable import readable
 from colmet.common.settings import Settings, verbosity
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class Signals:
 
     def drain(self) -> None:
         """Make the descriptor unreadable again. The next wait sees every signal that comes after this."""
-        while select.select([self.fd], [], [], 0)[0]:
+        while readable([self.fd], 0):
             os.read(self.fd, 4096)
 
 

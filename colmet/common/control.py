@@ -19,7 +19,7 @@ from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
 from colmet.common.keys import KnownKeys, read_pair, read_public
-from colmet.common.transport import Busy, Client, ControlClient, ControlServer, Door
+from colmet.common.transport import Busy, Client, ControlClient, ControlServer, Door, serve_control
 from colmet.common.transport.curve import check_pair
 from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
 
@@ -84,8 +84,12 @@ def client_of(options: argparse.Namespace) -> Client | None:
     return Client(pair, read_public(daemon, "--curve-daemon"))
 
 
-def door_of(options: argparse.Namespace) -> Door | None:
+def door_of(options: argparse.Namespace, uid: int | None = None) -> Door | None:
     """What those who ask over TCP come through, as the command line of a daemon says; None where they do not.
+
+    Args:
+        options: of `add_options`, and with --zeromq-curve-secret.
+        uid: of the daemon's user; this process's own by default.
 
     Raises:
         ConfigError: one of the options is missing, or what it names cannot be used.
@@ -96,7 +100,7 @@ def door_of(options: argparse.Namespace) -> Door | None:
     if not secret or not (place or "").startswith("tcp:"):
         missing = "--control-socket tcp://HOST:PORT" if secret else "--zeromq-curve-secret"
         raise ConfigError(f"{missing} is missing: --control-curve-keys is for those who ask over TCP")
-    pair = check_pair(read_pair(secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {secret}")
+    pair = check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
     return Door(pair, KnownKeys(keys, "--control-curve-keys"))
 
 
@@ -256,12 +260,12 @@ def listen(place: str | None, daemon: str, control: Control, door: Door | None =
     """
     if place is not None:
         if place:
-            control.start(ControlServer(uri_of(place), door))
+            control.start(serve_control(uri_of(place), door))
         return
     why = ""
     for path in default_paths(daemon):
         try:
-            control.start(ControlServer(uri_of(path)))
+            control.start(serve_control(uri_of(path)))
         except ConfigError as err:
             why = str(err)
             if isinstance(err, Busy):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import itertools
 import logging
 import os
@@ -21,6 +22,7 @@ from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.exposition import CONTENT_TYPE, Family, render
+from colmet.common.ownname import is_known, own_names
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,8 @@ class Endpoint:
                 "that nothing else uses"
             ) from err
         self.address = Listen(*self._socket.getsockname()[:2])
+        is_local = ipaddress.ip_address(self.address.host.partition("%")[0]).is_loopback
+        self._names = own_names() if is_local else None  # else a web page could ask under a name of its own
         self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -156,10 +160,10 @@ class Endpoint:
         except OSError:  # it has gone meanwhile, or there are no descriptors: it waits, and is asked for again
             time.sleep(0.1)
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= MAX_CONNECTIONS:  # first goes one without a whole request, then the oldest
+            held = list(self._connections.values())
             self._refuse("is one too many")
-            accepted.close()
-            return
+            self._drop(selector, next((one for one in held if one.answer is None), held[0]))
         accepted.setblocking(False)
         self._connections[accepted.fileno()] = _Connection(accepted)
         selector.register(accepted, selectors.EVENT_READ)
@@ -195,7 +199,9 @@ class Endpoint:
             log.warning("request for metrics refused refused=%d: it %s", self._refused, why)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
-        if request.path == "/":
+        if self._names is not None and not all(is_known(host, self._names) for host in request.hosts):
+            yield _head("400 Bad Request", "text/plain") + b"Ask by an address or by the name of this machine.\n"
+        elif request.path == "/":
             yield _head("200 OK", "text/html") + INDEX.encode()
         elif request.path != PAGE:
             yield _head("404 Not Found", "text/plain") + b"There is /metrics.\n"
@@ -231,10 +237,12 @@ class Request(NamedTuple):
     Attributes:
         path: without what is behind a question mark.
         chunks: whether whoever asks knows answers in chunks.
+        hosts: its Host headers.
     """
 
     path: str
     chunks: bool
+    hosts: tuple[str, ...] = ()
 
 
 def parse_request(request: bytes) -> Request:
@@ -248,7 +256,9 @@ def parse_request(request: bytes) -> Request:
         raise ValueError("is not HTTP")
     if words[0] != b"GET":
         raise ValueError("is not a GET")
-    return Request(words[1].split(b"?", 1)[0].decode("ascii", "replace"), words[2] != b"HTTP/1.0")
+    heads = [line.partition(b":") for line in request.split(b"\n")[1:]]
+    hosts = tuple([value.decode("latin-1").strip() for key, _, value in heads if key.strip().lower() == b"host"])
+    return Request(words[1].split(b"?", 1)[0].decode("ascii", "replace"), words[2] != b"HTTP/1.0", hosts)
 
 
 class _Connection:

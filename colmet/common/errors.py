@@ -22,6 +22,18 @@ class WireError(ColmetError):
     """A message does not follow its dialect; it is refused whole."""
 
 
+class OverBudget(WireError):
+    """A message needs more of the collector than its sender may use now; it may be taken later.
+
+    Attributes:
+        budget: "fields", "tables" or "hosts".
+    """
+
+    def __init__(self, text: str, budget: str) -> None:
+        super().__init__(text)
+        self.budget = budget
+
+
 class ParseError(ColmetError):
     """A file does not have the form its source documents."""
 

@@ -4,17 +4,23 @@ A key is 32 bytes, written as 40 characters of Z85. A file has the form of ZeroM
 
     public-key = "..."
     secret-key = "..."      only in the file of its owner
+
+The collector's public key also names the addresses that nodes send to, as metadata.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import math
 import os
+import pwd
 import re
 import stat
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from colmet.common.cli import powers_of_ten
@@ -24,6 +30,9 @@ from colmet.common.wire.limits import HOST
 log = logging.getLogger(__name__)
 
 PUBLIC, SECRET = ".key", ".secret"  # what the names of files end with
+DIRECTORY = "/etc/colmet/keys"  # files in it are used without an option where they exist, see `default`
+NODES = "nodes"  # in it: the folder with the nodes' public keys
+SERVICE_USER = "colmet"  # of the collector's unit
 MAX_FILE_BYTES = 16 << 10
 MAX_FILES = 65536
 CHECK_S = 1.0  # how often it is looked whether files came or went
@@ -37,6 +46,7 @@ _DIGITS = {
 }
 _NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 _LINE = re.compile(r"(public|secret)-key\s*=\s*\"([^\"]*)\"", re.ASCII)
+_ADDRESS = re.compile(r"collector-uri\s*=\s*\"([^\"]*)\"", re.ASCII)
 
 
 class Pair:
@@ -53,6 +63,13 @@ class Pair:
 class _Keys(NamedTuple):
     public: list[str]
     secret: list[str]
+    uris: list[str]
+
+
+def default(name: str) -> str | None:
+    """Return the path of a file or folder of keys in `DIRECTORY`, None where it does not exist."""
+    path = os.path.join(DIRECTORY, name)
+    return path if os.path.lexists(path) else None
 
 
 def check_key(text: str) -> str:
@@ -70,12 +87,14 @@ def check_key(text: str) -> str:
 
 def _parse(text: str) -> _Keys:
     """The keys in the text of a file; ValueError where it has another form."""
-    keys, in_metadata = _Keys([], []), False
+    keys, in_metadata = _Keys([], [], []), False
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if line in ("metadata", "curve"):
             in_metadata = line == "metadata"
-        elif line and not line.startswith("#") and not in_metadata:
+        elif in_metadata:
+            keys.uris.extend(_ADDRESS.findall(line) if _ADDRESS.fullmatch(line) else ())
+        elif line and not line.startswith("#"):
             match = _LINE.fullmatch(line)
             if match is None:
                 raise ValueError(f'line {number} is not of the form public-key = "..."')
@@ -88,8 +107,23 @@ def _parse(text: str) -> _Keys:
     return keys
 
 
-def _read(path: str, private: bool) -> _Keys:
-    """The keys in a file; OSError or ValueError, whose text tells what is wrong."""
+def _owners(uid: int) -> set[int]:
+    """The users whose secret a daemon of the user `uid` may use; root's collector also that of the unit's user."""
+    owners = {0, uid}
+    if uid == 0:
+        with contextlib.suppress(KeyError):
+            owners.add(pwd.getpwnam(SERVICE_USER).pw_uid)
+    return owners
+
+
+def _read(path: str, private: bool, uid: int | None = None) -> _Keys:
+    """The keys in a file; OSError or ValueError, whose text says what is wrong.
+
+    Args:
+        path: of the file.
+        private: whether it holds a secret.
+        uid: of the daemon that uses the secret; this process's own by default.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -97,8 +131,8 @@ def _read(path: str, private: bool) -> _Keys:
             raise ValueError("it is not a file")
         if private and status.st_mode & 0o077:
             raise ValueError(f"others can read it (mode {status.st_mode & 0o777:04o}); chmod 600 {path}")
-        if private and status.st_uid not in (0, os.geteuid()):
-            raise ValueError(f"it belongs to another user (uid {status.st_uid}); chown it to the one who reads it")
+        if private and status.st_uid not in _owners(os.geteuid() if uid is None else uid):
+            raise ValueError(f"it belongs to another user (uid {status.st_uid}); chown it to the daemon's user")
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"it is larger than the {MAX_FILE_BYTES} bytes that a file of keys may have")
@@ -123,14 +157,27 @@ def read_public(path: str, option: str) -> str:
     return keys.public[0]
 
 
-def read_pair(path: str, option: str) -> Pair:
+def read_uris(path: str) -> list[str]:
+    """Return the addresses that the file of the collector's public key names; none where it cannot be read."""
+    try:
+        return _read(path, private=False).uris
+    except (OSError, ValueError):
+        return []
+
+
+def read_pair(path: str, option: str, uid: int | None = None) -> Pair:
     """The pair in a file that nobody else can read.
+
+    Args:
+        path: of the file.
+        option: that named it, for errors.
+        uid: of the daemon that is to use it; this process's own by default.
 
     Raises:
         ConfigError: names the option and the remedy.
     """
     try:
-        keys = _read(path, private=True)
+        keys = _read(path, private=True, uid=uid)
         if len(keys.public) != 1 or len(keys.secret) != 1:
             raise ValueError("it has to have one public key and one secret key")
     except (OSError, ValueError) as err:
@@ -161,27 +208,74 @@ def write_pair(directory: str, name: str, pair: Pair) -> tuple[str, str]:
         ConfigError: one of them is there, or cannot be written. Neither is left behind then.
     """
     paths = os.path.join(directory, check_name(name) + PUBLIC), os.path.join(directory, name + SECRET)
-    heads = (
-        f"# Colmet: the public key of {name}. It may be shown to everybody.\n",
-        f"# Colmet: the secret key of {name}. Whoever reads it can speak as {name}: keep it on that machine alone.\n",
-    )
-    public = f'curve\n    public-key = "{pair.public}"\n'
-    texts = heads[0] + public, heads[1] + public + f'    secret-key = "{pair.secret}"\n'
-    made: list[str] = []
+    if os.path.lexists(paths[0]):
+        raise ConfigError(f"{paths[0]}: {os.strerror(errno.EEXIST)}; nothing was written for {name}")
+    write_secret(paths[1], name, pair)
     try:
-        for path, text, mode in zip(reversed(paths), reversed(texts), (0o600, 0o644)):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            made.append(path)
-            with open(descriptor, "w", encoding="ascii") as file:
-                os.fchmod(descriptor, mode)  # whatever the umask is
-                file.write(text)
-                file.flush()
-                os.fsync(descriptor)
-    except OSError as err:
-        for one in made:
-            os.unlink(one)
-        raise ConfigError(f"{path}: {err.strerror}; nothing was written for {name}") from err
+        write_public(paths[0], name, [pair.public])
+    except ConfigError:
+        os.unlink(paths[1])
+        raise
     return paths
+
+
+def write_secret(path: str, name: str, pair: Pair, owner: int = -1, replace: bool = False) -> None:
+    """Write the pair of `name`, readable by its owner alone.
+
+    Args:
+        path: of the file.
+        name: of the host, or "collector".
+        pair: its keys.
+        owner: uid of the user who is to read it; -1 is this process's own.
+        replace: whether a file that is there is replaced.
+
+    Raises:
+        ConfigError: it is there, or cannot be written; nothing is left behind then.
+    """
+    head = f"# Colmet: the secret key of {name}. Whoever reads it can speak as {name}: keep it on that machine alone.\n"
+    text = f'{head}curve\n    public-key = "{pair.public}"\n    secret-key = "{pair.secret}"\n'
+    _write(path, name, text, 0o600, owner, replace)
+
+
+def write_public(path: str, name: str, public: Sequence[str], uris: Sequence[str] = ()) -> None:
+    """Write the public keys of `name`; a file that is there is replaced.
+
+    Args:
+        path: of the file.
+        name: of the host, or "collector".
+        public: its keys.
+        uris: of a collector: where nodes send to.
+
+    Raises:
+        ConfigError: it cannot be written; what was there stays.
+    """
+    text = f"# Colmet: the public key of {name}. It may be shown to everybody.\n"
+    if uris:
+        text += "metadata\n" + "".join([f'    collector-uri = "{uri}"\n' for uri in uris])
+    text += "curve\n" + "".join([f'    public-key = "{key}"\n' for key in public])
+    _write(path, name, text, 0o644, -1, True)
+
+
+def _write(path: str, name: str, text: str, mode: int, owner: int, replace: bool) -> None:
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".")
+        with open(descriptor, "w", encoding="ascii") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask is
+            os.fchown(descriptor, owner, -1)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        if replace:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)  # fails where one is there
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}; nothing was written for {name}") from err
+    finally:
+        if temporary:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
 
 
 _NO_SIGNATURE = (0, 0, 0, 0)
@@ -213,7 +307,8 @@ class KnownKeys:
         self._files: dict[str, _File] = {}
         self._owners: dict[str, str] = {}
         self._listed = -1
-        self._check_at = self._full_check_at = 0.0
+        self._checked_at = -math.inf
+        self._full_check_at = 0.0
         self.broken = 0
         self.unreadable = 0
         try:
@@ -230,12 +325,16 @@ class KnownKeys:
     def __len__(self) -> int:
         return len(self._owners)
 
-    def refresh(self) -> None:
-        """See what has changed in the folder, if it is time to; for one thread, others may ask meanwhile."""
+    def refresh(self, interval_s: float = CHECK_S) -> None:
+        """See what has changed in the folder, if it is time to; for one thread, others may ask meanwhile.
+
+        Args:
+            interval_s: how long ago the last look has to be.
+        """
         now = self._monotonic()
-        if now < self._check_at:
+        if now < self._checked_at + interval_s:
             return
-        self._check_at = now + CHECK_S
+        self._checked_at = now
         try:
             if now >= self._full_check_at or os.stat(self._directory).st_mtime_ns != self._listed:
                 self._read()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from colmet.common.exposition import Family, Number, labels, named
+from colmet.common.namesakes import repeated
 from colmet.common.schema import Batch, Field, Rows, Schema, Table, present
 
 MAX_ROWS = 50_000
@@ -129,12 +130,13 @@ class Latest:
         now = self._monotonic()
         kept = [(host, name, latest) for (host, name), latest in list(self._latest.items())]
         users = _users(kept)
+        twice = _told_twice(kept, now)
         tables: dict[str, list[tuple[str, _Latest]]] = {}
         for host, name, latest in kept:
             tables.setdefault(name, []).append((host, latest))
         names: set[str] = set()
         for name in sorted(tables):
-            parts = [_Part(host, latest, users, now) for host, latest in tables[name]]
+            parts = [_Part(host, latest, users, now, twice) for host, latest in tables[name]]
             fields = {(field.name, field.kind): field for part in parts for field in part.schema.fields}
             for field in fields.values():
                 metric = named("colmet_job", name.removesuffix("_default"), field.name, kind=field.kind)
@@ -151,13 +153,25 @@ class _Part:
         latest: the rows.
         users: of (host, job).
         now: by the monotonic clock.
+        twice: (host, job) that are left out, as another agent of the same host name has them.
     """
 
-    def __init__(self, host: str, latest: _Latest, users: Mapping[tuple[str, int], str], now: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        latest: _Latest,
+        users: Mapping[tuple[str, int], str],
+        now: float,
+        twice: Container[tuple[str, int]] = (),
+    ) -> None:
         self.schema = latest.schema
         self._host = host
         self._users = users
-        self._jobs = [job.rows for job in latest.jobs.values() if now - job.taken <= latest.stale_s]
+        self._jobs = [
+            job.rows
+            for number, job in latest.jobs.items()
+            if now - job.taken <= latest.stale_s and (host, number) not in twice
+        ]
 
     @cached_property
     def told(self) -> tuple[list[str], Rows]:
@@ -210,6 +224,15 @@ def _users(kept: Iterable[tuple[str, str, _Latest]]) -> dict[tuple[str, int], st
                 user = np.frombuffer(job.rows, latest.schema.dtype)["user"][-1]
                 users[host, number] = bytes(user).decode(errors="replace")
     return users
+
+
+def _told_twice(kept: Iterable[tuple[str, str, _Latest]], now: float) -> set[tuple[str, int]]:
+    """(host, job) of second agents of a host name, which see the same job as the first one does now."""
+    jobs: dict[str, set[int]] = {}
+    for host, _name, latest in kept:
+        fresh = [number for number, job in latest.jobs.items() if number and now - job.taken <= latest.stale_s]
+        jobs.setdefault(host, set()).update(fresh)
+    return repeated(jobs)
 
 
 def _is_text(schema: Schema, name: str) -> bool:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.declared import undeclared
+
 try:  # as random.py does it: hashlib loads all of OpenSSL, 3.5 MB of every agent's memory
     from _blake2 import blake2b
 except ImportError:
@@ -155,6 +157,11 @@ class Schema:
     def missing(self) -> tuple[tuple[str, int | float | bytes], ...]:
         """Each field's name, and what stands in a packed row for a value that was not measured."""
         return tuple([(field.name, field.missing) for field in self.fields])
+
+    @cached_property
+    def undeclared(self) -> int:
+        """How many of its columns Colmet does not declare: those of a later version, or a site's own."""
+        return undeclared(self.name, self.names)
 
     @cached_property
     def text(self) -> str:

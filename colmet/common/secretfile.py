@@ -25,8 +25,8 @@ def read_line(option: str, path: str) -> str:
     """
     try:
         with open(path, "rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                log.warning("%s %s: others than its owner can use it; chmod 600 %s", option, path, path)
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o037:
+                log.warning("%s %s: others than its owner and group can use it; chmod 600 %s", option, path, path)
             text = file.read(MAX_BYTES + 1).decode()
     except OSError as err:
         raise ConfigError(f"{option} {path}: {err.strerror}") from err

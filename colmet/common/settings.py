@@ -50,6 +50,15 @@ class Settings:
         """The command line; empty where nothing is known of it."""
         return self._configuration.argv if self._configuration is not None else ()
 
+    def refresh(self) -> None:
+        """Read the configuration again before anything has begun: all options change.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        if self._configuration is not None:
+            vars(self._options).update(vars(self._configuration.read()))
+
     def __contains__(self, name: str) -> bool:
         return name in self._prepares
 

@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import Refused
+from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
 from colmet.common.health import Identity
+from colmet.common.measures import MEMORY, MEMORY_ANON, TASKS
+from colmet.common.namesakes import counted_once, is_namesake, repeated
 from colmet.common.schema import Field, Schema
 from colmet.common.watch import LEAST_S, Kept, Pair, Watch
 
@@ -32,7 +35,6 @@ SCALES = {
     **{"nsec": 1e-9, "usec": 1e-6, "jiffies": 1e-2, "percent": 1e-2},
 }
 
-Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Keys = dict[tuple[int, int], int]
 
@@ -63,8 +65,8 @@ JOB_MEASURES = (
         ],
     ),
     Measure("cpus", [("cgroup_default", "cpus_allocated")]),
-    Measure("memory", [("cgroup_default", "memory_current"), ("jobprocstats_default", "VmRSS")]),
-    Measure("memory_anon", [("cgroup_default", "memory_anon")]),
+    Measure("memory", MEMORY.places),
+    Measure("memory_anon", MEMORY_ANON.places),
     Measure("memory_peak", [("cgroup_default", "memory_peak")]),
     Measure("memory_limit", [("cgroup_default", "memory_limit")], "all"),
     Measure("memory_swap", [("cgroup_default", "memory_swap")]),
@@ -85,7 +87,7 @@ JOB_MEASURES = (
             ("jobprocstats_default", "write_bytes"),
         ],
     ),
-    Measure("tasks", [("cgroup_default", "pids_current")]),
+    Measure("tasks", TASKS.places),
     Measure("wait_cpu", [("taskstats_default", "cpu_delay_total")]),
     Measure("wait_io", [("taskstats_default", "blkio_delay_total")]),
     Measure("wait_swap", [("taskstats_default", "swapin_delay_total")]),
@@ -96,6 +98,8 @@ JOB_MEASURES = (
     Measure("gpu_memory", [("nvidiastats_default", "memory-used")]),
     Measure("gpu_power", [("nvidiastats_default", "power")]),
 )
+# Their source is shown: by which key, and in which words for each source.
+_ORIGINS = {f"{one.key}_source": [source.origin for source in one.sources] for one in (MEMORY, TASKS)}
 _CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _MEMORY = ("memtotal", "memfree", "buffers", "cached", "sreclaimable", "shmem", "swaptotal", "swapfree")
 NODE_MEASURES = (
@@ -106,7 +110,8 @@ NODE_MEASURES = (
     Measure("read", [("procstats_default", "vmstat_pgpgin")]),
     Measure("write", [("procstats_default", "vmstat_pgpgout")]),
 )
-_USER = ("cgroup_default", "user")
+CGROUP = "cgroup_default"
+_USER = (CGROUP, "user")
 WAITS = ("wait_cpu", "wait_io", "wait_swap", "wait_reclaim")
 JOB_TABLES = tuple(dict.fromkeys([table for measure in JOB_MEASURES for table, _ in measure.sources]))
 NODE_TABLES = tuple(dict.fromkeys([table for measure in NODE_MEASURES for table, _ in measure.sources]))
@@ -120,6 +125,7 @@ JOB_KEYS = (
     "wait",
     "io",
     *[measure.key for measure in JOB_MEASURES],
+    *_ORIGINS,
 )
 NODE_KEYS = (
     *("node", "jobs", "cpus", "cpu", "iowait", "steal", "load", "memory", "memory_total", "memory_share"),
@@ -197,11 +203,13 @@ class Top:
         }
         if asked.view == "nodes":
             rows = [row for row in measure_nodes(fresh, now, now_ns, heard) if asked.text in row["node"]]
-            busy = [row["cpu"] for row in rows if row["cpu"] is not None]
+            once = set(counted_once([row["node"] for row in rows if not row["silent"]]))
+            machines = [row for row in rows if row["silent"] or row["node"] in once]
+            busy = [row["cpu"] for row in machines if row["cpu"] is not None]
             answer["totals"] = {
                 "silent": sum([row["silent"] for row in rows]),
                 "cpu": sum(busy) / len(busy) if busy else None,
-                **{key: _total(rows, key) for key in ("jobs", "memory", "memory_total")},
+                **{key: _total(machines, key) for key in ("jobs", "memory", "memory_total")},
             }
         elif asked.view == "job":
             jobs = measure_jobs([one for one in fresh if one[1].jobs is None or asked.job in (*one[1].jobs, 0)])
@@ -320,7 +328,8 @@ class Jobs:
 
     def cpu_share(self, chosen: Indices) -> float | None:
         """The share of their CPUs that all of these rows use."""
-        return _told(self._cpu_shares(chosen, np.zeros(len(chosen), np.int64), 1))[0]
+        share: float | None = _told(self._cpu_shares(chosen, np.zeros(len(chosen), np.int64), 1))[0]
+        return share
 
     def _cpu_shares(self, chosen: Indices, inverse: Indices, count: int) -> Floats:
         """Of the rows that tell both: what one uses that does not tell of how many is no share of the others' CPUs."""
@@ -332,7 +341,7 @@ class Jobs:
 
     def by_host(self, chosen: Indices) -> list[dict[str, Any]]:
         """A row for each of these: what the job uses on the node."""
-        columns = {key: _told(column[chosen]) for key, column in _with_shares(self.values).items()}
+        columns = {key: _told(column[chosen], key) for key, column in _with_shares(self.values).items()}
         return [
             {"node": self.names[host], "job": job, "user": self.user[n], "nodes": 1}
             | {key: column[at] for key, column in columns.items()}
@@ -357,7 +366,9 @@ class Jobs:
         folded["memory_share"] = _folded(shares, inverse, len(jobs), "max")
         folded["cpu_share"] = self._cpu_shares(chosen, inverse, len(jobs))
         folded["time"] = _folded(self.values["time"][chosen], inverse, len(jobs), "max")
-        columns = {key: _told(column) for key, column in folded.items()}
+        for key in _ORIGINS:  # the least good one, where its nodes have several
+            folded[key] = _folded(self.values[key][chosen], inverse, len(jobs), "max")
+        columns = {key: _told(column, key) for key, column in folded.items()}
         users: dict[int, str] = {}
         for n, at in zip(chosen.tolist(), inverse.tolist()):
             if self.user[n]:
@@ -408,23 +419,32 @@ def _folded(values: Floats, inverse: Indices, count: int, fold: str) -> Floats:
     return np.where(there > 0, total, np.nan)
 
 
-def _told(values: Floats) -> list[float | None]:
+def _told(values: Floats, key: str = "") -> list[Any]:
     """As an answer has them: to a thousandth, None for what is not known, or no number of anything."""
+    if key in _ORIGINS:
+        return [_ORIGINS[key][int(value)] if math.isfinite(value) else None for value in values.tolist()]
     return [round(value, 3) if math.isfinite(value) else None for value in values.tolist()]
 
 
 def measure_jobs(hosts: Sequence[tuple[str, Kept]]) -> Jobs:
-    """What each job uses on each node, from what is kept."""
+    """What each job uses on each node, from what is kept; of two agents of one host name, what one says."""
     names = [host for host, _ in hosts]
     parts = [part for table in JOB_TABLES for part in _parts(table, hosts)]
     here = [None if kept.jobs is None else {*kept.jobs, 0} for _, kept in hosts]
+    twice: set[tuple[str, int]] = set()
+    if any(map(is_namesake, names)):
+        of_names: dict[str, set[int]] = {}
+        for part in parts:
+            for at, job in part.keys:
+                of_names.setdefault(names[at], set()).update({job} - {0})
+        twice = repeated(of_names)
     keys: Keys = {}
     for part in parts:
         for key in part.keys:
             jobs = here[key[0]]
-            if jobs is None or key[1] in jobs:
+            if (jobs is None or key[1] in jobs) and (not twice or (names[key[0]], key[1]) not in twice):
                 keys.setdefault(key, len(keys))
-    values = _measured(parts, JOB_MEASURES, keys)
+    values = _measured(parts, JOB_MEASURES, keys, _capacity([*parts, *_parts(NODE_CPUS[0], hosts)], keys))
     values["time"] = np.full(len(keys), np.nan)
     user = [""] * len(keys)
     for part in parts:
@@ -467,28 +487,46 @@ def _parts(name: str, hosts: Iterable[tuple[str, Kept]]) -> list[_Part]:
     return [_Part(name, schema, pairs) for schema, pairs in found.items()]
 
 
-def _measured(parts: Sequence[_Part], measures: Sequence[Measure], keys: Keys) -> dict[str, Floats]:
+def _measured(parts: Sequence[_Part], measures: Sequence[Measure], keys: Keys, capacity: Capacity) -> dict[str, Floats]:
     """Each measure of each key, by its name."""
     values = {measure.key: np.full(len(keys), np.nan) for measure in measures}
+    origins = {key: np.full(len(keys), np.nan) for key in _ORIGINS if key.removesuffix("_source") in values}
     for part in parts:
         fields = {field.name: field for field in part.schema.fields}
         into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
         former_into = np.array([keys.get(key, -1) for key in part.former_keys], np.int64)
         times = _spread(part.time_s, into, len(keys)) - _spread(part.former_time_s, former_into, len(keys))
         for measure in measures:
-            for table, column in measure.sources:
+            for n, (table, column) in enumerate(measure.sources):
                 field = fields.get(column)
                 if table != part.name or field is None or field.dtype[0] == "S":
                     continue
                 found = _spread(_numbers(part.latest, field), into, len(keys))
                 if field.kind == "counter" and measure.is_rate:
-                    growth = found - _spread(_numbers(part.former, field), former_into, len(keys))
-                    # one that has begun anew tells nothing of the time before
-                    with np.errstate(divide="ignore", invalid="ignore"):
-                        found = np.where((growth >= 0) & (times > 0), growth / times, np.nan)
+                    grown = found - _spread(_numbers(part.former, field), former_into, len(keys))
+                    found = per_second(grown, times, ceiling(table, column, capacity))
                 before = values[measure.key]
+                if f"{measure.key}_source" in origins:
+                    origins[f"{measure.key}_source"][np.isnan(before) & ~np.isnan(found)] = n
                 values[measure.key] = np.where(np.isnan(before), found, before)
-    return values
+    return {**values, **origins}
+
+
+def _capacity(parts: Sequence[_Part], keys: Keys) -> Capacity:
+    """What each of the keys has, shape (n,) each: its own CPUs and tasks, else the CPUs of its node."""
+    found = {name: np.full(len(keys), np.nan) for name in CAPACITY_COLUMNS}
+    of_nodes: dict[int, float] = {}
+    for part in parts:
+        fields = {field.name: field for field in part.schema.fields}
+        into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
+        for name in CAPACITY_COLUMNS if part.name == CGROUP else ():
+            if name in fields and fields[name].dtype[0] != "S":
+                found[name] = np.fmax(found[name], _spread(_numbers(part.latest, fields[name]), into, len(keys)))
+        if part.name == NODE_CPUS[0] and NODE_CPUS[1] in fields:
+            of_nodes.update(zip([host for host, _ in part.keys], _numbers(part.latest, fields[NODE_CPUS[1]]).tolist()))
+    cpus, *tasks = [found[name] for name in CAPACITY_COLUMNS]
+    of_node = np.array([of_nodes.get(host, np.nan) for host, _ in keys], np.float64)
+    return Capacity(np.where(np.isnan(cpus), of_node, cpus), np.fmax.reduce(tasks))
 
 
 def _numbers(rows: Any, field: Field) -> Floats:
@@ -521,7 +559,7 @@ def measure_nodes(
     """
     keys = {(n, 0): n for n in range(len(hosts))}
     parts = [part for table in NODE_TABLES for part in _parts(table, hosts)]
-    values = _measured(parts, NODE_MEASURES, keys)
+    values = _measured(parts, NODE_MEASURES, keys, _capacity(parts, keys))
     states = np.array([values[name] for name in _CPU_STATES])
     total = np.nansum(states, axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -532,7 +570,7 @@ def measure_nodes(
         used = used + np.nan_to_num(values["shmem"])  # it is in cached, and cannot be given back
         columns = {
             "cpus": _told(values["cpus"]),
-            "cpu": _told(np.where(total > 0, 1 - idle / total, np.nan)),
+            "cpu": _told(np.where((total > 0) & ~np.isnan(values["idle"]), 1 - idle / total, np.nan)),
             "iowait": _told(np.where(total > 0, values["iowait"] / total, np.nan)),
             "steal": _told(np.where(total > 0, values["steal"] / total, np.nan)),
             "load": _told(values["load"]),

@@ -12,6 +12,7 @@ from colmet.common import cli
 from colmet.common.errors import ParseError
 from colmet.common.schema import MISSING_INT, Field, Schema, Table, label
 from colmet.node.host import Host
+from colmet.node.processes import Processes
 from colmet.node.schedule import Every
 
 AGENT = b"agent"  # the label of the row of the agent as a whole
@@ -75,6 +76,9 @@ SCHEMA = Schema(
         _counter("groups_left_out", "count", "Cgroups inside jobs', too many or too deep to be looked at."),
         _counter("jobs_without_rows", "count", "Jobs that went before anything of them could be measured."),
         _counter("watch_overflows", "count", "Times that inotify lost events, so that all was listed again."),
+        _counter("reads_unanswered", "count", "Processes of jobs that did not answer in time when they were read."),
+        _counter("reads_left_out", "count", "Processes of jobs not read, as others of their user did not answer."),
+        _gauge("reads_waiting", "count", "Processes of jobs that have not answered yet; a thread waits for each."),
         _gauge("cpus", "count", "CPUs that it may run on."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
         _counter("mapping_failures", "count", "Files with names of counters that could not be written."),
@@ -99,6 +103,7 @@ SCHEMA = Schema(
         _backend("fork_events", "Fork events that the kernel sent."),
         _backend("fork_overflows", "Times that the kernel had no room for fork events (ENOBUFS)."),
         _backend("answers_lost", "Answers for live tasks that did not arrive and were asked for again."),
+        _backend("delays_implausible", "Growths of a task's delay dropped, longer than it can have waited."),
         _backend("state_failures", "Times that the state for the next start could not be saved."),
         Field(
             "exit_records_on",
@@ -115,6 +120,7 @@ SCHEMA = Schema(
         _backend("perf_jobs_uncounted", "Jobs whose events could not be opened at first.", "perfhw backend"),
         _backend("perf_fd_shortages", "Times that there were no descriptors for a job's events.", "perfhw backend"),
         _backend("perf_yields", "Times that events were closed for a user's own perf.", "perfhw backend"),
+        _backend("perf_files_left_out", "Looks for a user's own perf that did not see all files.", "perfhw backend"),
         _backend("perf_read_failures", "Times that a job's events could not be read.", "perfhw backend"),
         _backend("perf_tasks_moved", "Processes put into groups of --perfhw-make-cgroup.", "perfhw backend"),
         _backend("perf_group_failures", "Failures to make, fill or remove such groups.", "perfhw backend"),
@@ -133,7 +139,10 @@ def _programs_cpu_us() -> int:
 
 
 class Meter:
-    """Adds up what the code within ``with meter:`` takes of this thread.
+    """Adds up what the code within ``with meter:`` takes.
+
+    Args:
+        processes: whose thread works for this one, too; None where none does.
 
     Attributes:
         cpu_ns: CPU time.
@@ -141,19 +150,23 @@ class Meter:
         last_wall_ns: time of the last one.
     """
 
-    __slots__ = ("_cpu", "_wall", "cpu_ns", "last_wall_ns", "wall_ns")
+    __slots__ = ("_cpu", "_processes", "_wall", "cpu_ns", "last_wall_ns", "wall_ns")
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes | None = None) -> None:
+        self._processes = processes
         self.cpu_ns = self.wall_ns = self.last_wall_ns = self._cpu = self._wall = 0
 
     def __enter__(self) -> None:
         self._wall = time.perf_counter_ns()
-        self._cpu = time.thread_time_ns()
+        self._cpu = self._cpu_ns()
 
     def __exit__(self, *_: object) -> None:
-        self.cpu_ns += time.thread_time_ns() - self._cpu
+        self.cpu_ns += self._cpu_ns() - self._cpu
         self.last_wall_ns = time.perf_counter_ns() - self._wall
         self.wall_ns += self.last_wall_ns
+
+    def _cpu_ns(self) -> int:
+        return time.thread_time_ns() + (self._processes.cpu_ns if self._processes is not None else 0)
 
 
 class Accounted(Protocol):

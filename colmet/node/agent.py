@@ -26,11 +26,13 @@ from colmet.node.jobs import NODE_JOB, Job, JobSource
 from colmet.node.ledger import FAILED, LATE, Ledger
 from colmet.node.mapping import Names
 from colmet.node.placement import Placement
+from colmet.node.processes import Processes
 from colmet.node.schedule import Schedule
 from colmet.node.spool import Spool
 
 log = logging.getLogger(__name__)
 
+_NS = 1_000_000_000
 FIRST_RETRY_S = 60.0
 LAST_RETRY_S = 3600.0
 # How often the agent may wake up between ticks: times a second, and times at once.
@@ -79,9 +81,10 @@ class Runner:
     Args:
         backend: the backend; a blocking one is used as it is, so whoever must not wait gives it in a `Beside`.
         period_s: of the samples.
+        processes: in whose thread it reads files of processes.
 
     Attributes:
-        meter: what its work has taken of this thread; every call into the backend is made within it.
+        meter: what its work has taken of this thread and that; every call into the backend is made within it.
         rows: measured.
         failures: calls that failed.
         overruns: samples that took longer than the period.
@@ -96,10 +99,11 @@ class Runner:
         backend: InputBackend,
         monotonic: Callable[[], float] = time.monotonic,
         period_s: float = math.inf,
+        processes: Processes | None = None,
     ) -> None:
         self.backend = backend
         self.name = backend.name
-        self.meter = Meter()
+        self.meter = Meter(processes)
         self.rows = self.failures = self.overruns = self.sampled_ns = 0
         self.missed = ""
         self.is_open = False
@@ -289,7 +293,12 @@ class Agent:
         self._host_name = host_name
         self._source = source
         self._runners = [
-            Runner(Beside(backend) if backend.blocking else backend, period_s=schedule.period_s) for backend in backends
+            Runner(
+                Beside(backend) if backend.blocking else backend,
+                period_s=schedule.period_s,
+                processes=None if backend.blocking else source.processes,
+            )
+            for backend in backends
         ]
         self._spool = spool
         self._schedule = schedule
@@ -303,6 +312,7 @@ class Agent:
         self._seq = 0
         self._ticks = 0
         self._jobs_without_rows = 0
+        self._ticked_ns = 0  # the time of the last tick's rows
         self._jobs: dict[int, Job] = {}
 
     def changes(self) -> dict[str, Prepare]:
@@ -342,6 +352,7 @@ class Agent:
             self._notice(self._source.take_changed())
             tables = [table for runner in self._runners for table in runner.sample(jobs, time_ns)]
             self._ticks += 1
+            self._ticked_ns = time_ns
             self._note_missed(time_ns)
             return self._batch(time_ns, [*tables, *self._own_tables(time_ns)])
 
@@ -401,6 +412,9 @@ class Agent:
             "job_conflicts": self._source.conflicts,
             "groups_left_out": self._source.left_out,
             "watch_overflows": self._source.overflows,
+            "reads_unanswered": self._source.processes.unanswered,
+            "reads_left_out": self._source.processes.left_out,
+            "reads_waiting": self._source.processes.waiting,
         }
         if self._mapping is not None:
             totals["mapping_failures"] = self._mapping.failures
@@ -417,13 +431,22 @@ class Agent:
         self._jobs = {job.id: job for job in jobs}
         ended = self._source.take_ended()
         if ended:
-            time_ns = time.time_ns()
+            time_ns = self._time_of_last_rows_ns()
             tables = [table for runner in self._runners for table in runner.last(ended, time_ns)]
             told = {int(job) for table in tables for job in table.rows["job_id"]}
             self._jobs_without_rows += sum(job.id not in told for job in ended)
             if tables:
-                self._send(self._batch(time_ns, tables, ended))
+                self._send(self._batch(time.time_ns(), tables, ended))
         return jobs
+
+    def _time_of_last_rows_ns(self) -> int:
+        """Return the time of last rows: now, or the next second where the tick before is of this one.
+
+        Files and databases have whole seconds. Two rows of a job in one would count twice in sums over a second.
+        """
+        now_ns = time.time_ns()
+        following = now_ns // _NS + 1
+        return following * _NS if self._ticked_ns // _NS == following - 1 else now_ns
 
     def _look_around(self) -> None:
         """Between ticks: jobs have come or gone, or tasks were added to one."""

@@ -29,20 +29,24 @@ class InputBackend(ABC):
     Attributes:
         schema: of the first table.
         others: of further tables; a sample of one names it.
+        notes: what a reader of the first table needs to know beside its columns, for docs/metrics.md.
         blocking: whether it may wait for a program, a device or a driver.
         capabilities: rights of root's that it needs, by their names in capabilities(7).
         of_interval: whether its rows tell of the time since its sample before, so that the first one tells little.
         deadline_s: of a blocking backend: how long `sample()` may take before that is told as a failure.
+        part: what it measures, where that is less than it could.
         fd: readable when `drain()` has something to take in; -1 where there is none, or while it is closed.
     """
 
     name: ClassVar[str]
     schema: Schema
     others: tuple[Schema, ...] = ()
+    notes: ClassVar[str] = ""
     blocking: ClassVar[bool] = False
     of_interval: ClassVar[bool] = False
     capabilities: frozenset[str] = frozenset()
     deadline_s: float = 30.0
+    part: str = ""
     fd: int = -1
 
     @classmethod

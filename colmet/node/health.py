@@ -16,7 +16,7 @@ from colmet.node.account import SCHEMA, Accounted
 from colmet.node.route import Route, State
 
 # Of the agent's counters, those of what has gone wrong.
-WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures")
+WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures", "reads_unanswered")
 
 
 _PAUSE_S = 0.001
@@ -121,6 +121,7 @@ class Health:
                 **{name: totals.get(name, 0) for name in WRONG},
                 "backend_failures": sum([backend["failures"] for backend in backends]),
                 "batches_dropped": totals.get("batches_dropped", 0),
+                "false_acknowledgements": parts.get("link", {}).get("acknowledgements_false", 0),
                 "link_defects": parts.get("link", {}).get("defects", 0),
                 "spool_failures": spool.get("disk_failures", 0),
             }

@@ -182,6 +182,18 @@ class Held:
         self.acknowledged += gone
         return gone
 
+    def held_of(self, epoch: int, first: int, last: int) -> int:
+        """How many of these are held."""
+        numbers = self._numbers.get(epoch)
+        return _count(numbers.within(first, last)) if numbers is not None else 0
+
+    def unsent_of(self, epoch: int, first: int, last: int) -> int:
+        """How many of these are held, of this start, and were sent to nobody."""
+        if epoch != self.epoch:
+            return 0
+        numbers = self._numbers.get(epoch, Ranges())
+        return sum([b - a + 1 - _count(self._sent.within(a, b)) for a, b in numbers.within(first, last)])
+
     def release(self, key: tuple[int, int]) -> None:
         """This batch is held no more: it was sent to a collector that does not acknowledge."""
         self._remove(*key, key[1], "")
@@ -286,3 +298,7 @@ class Held:
             log.warning(
                 "ending with batches=%d that no collector has acknowledged, and that are lost", len(self._memory)
             )
+
+
+def _count(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum([last - first + 1 for first, last in ranges])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import resource
 import shutil
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from colmet.node.command import Command
+from colmet.node.processes import Processes
 
 # Where services may not look by themselves: systemd's PATH has them all, that of cron and of `su` has not.
 _PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -60,10 +62,13 @@ class Kept:
         """
         fd = self._fd
         if fd < 0:
-            if self._host.kept >= self._host.max_kept:
+            if not self._host.reserve(1):
                 return self._host.read(self.path)
-            fd = self._fd = self._host.open(self.path)
-            self._host.kept += 1
+            try:
+                fd = self._fd = self._host.open(self.path)
+            except BaseException:
+                self._host.release(1)
+                raise
         data = os.pread(fd, _FIRST_READ, 0)
         return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
@@ -73,10 +78,12 @@ class Kept:
 
     def close(self) -> None:
         """Give the descriptor back; also twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._host.kept -= 1
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+            self._host.release(1)
+
+    __del__ = close  # a thread that was given up may have opened it after it was closed (processes.py)
 
 
 def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
@@ -214,6 +221,10 @@ class Host:
         root: where its `/` is.
         max_kept: descriptors that `keep` may hold; beyond that files are opened for each read, slower but right.
             None: what the process's limit on open files leaves.
+
+    Attributes:
+        kept: descriptors that are kept.
+        processes: reads what processes may have a reader wait for; for the thread that ticks.
     """
 
     def __init__(self, root: str = "/", max_kept: int | None = None) -> None:
@@ -222,6 +233,8 @@ class Host:
             max_kept = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS)
         self.max_kept = max_kept
         self.kept = 0
+        self.processes = Processes()
+        self._kept_lock = threading.RLock()  # the collector of garbage may close a file in the middle of it
         self._commands: weakref.WeakSet[Command] = weakref.WeakSet()
         self._commands_lock = threading.Lock()  # backends make theirs in threads of their own
         self._commands_stopped = False
@@ -283,14 +296,16 @@ class Host:
 
     def reserve(self, count: int) -> bool:
         """Count this many descriptors, which someone is about to keep, as kept; False where that would be too many."""
-        if self.kept + count > self.max_kept:
-            return False
-        self.kept += count
-        return True
+        with self._kept_lock:
+            if self.kept + count > self.max_kept:
+                return False
+            self.kept += count
+            return True
 
     def release(self, count: int) -> None:
         """Reserved descriptors have been closed."""
-        self.kept -= count
+        with self._kept_lock:
+            self.kept -= count
 
     def command(
         self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None, hide: Iterable[str] = ()
@@ -336,6 +351,11 @@ class Host:
     def names(self, path: str) -> list[str]:
         """Names of everything in a directory."""
         return os.listdir(self.root + path)
+
+    def some_names(self, path: str, most: int) -> list[str]:
+        """Return at most this many names of a directory; the rest is not read."""
+        with os.scandir(self.root + path) as entries:
+            return [entry.name for entry in itertools.islice(entries, most)]
 
     def size(self, path: str) -> int:
         """Bytes in a file, or what a special file says in their place."""

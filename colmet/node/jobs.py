@@ -10,8 +10,9 @@ import errno
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.node.discovery.finder import Finder, Found
@@ -19,6 +20,7 @@ from colmet.node.discovery.mounts import Mounts
 from colmet.node.discovery.places import NamedRoot, Place, layout_places
 from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, Kept, is_gone
+from colmet.node.processes import NO_ANSWER, Processes, Question
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ FULL_LOOK_S = 10.0
 _EAGER_MISSES = 8
 _RARE_MISSES = 32
 _USER_LOOKS, _USER_PROCESSES = 20, 32  # for whose job it is
+MEMORY, TASKS = "memory_current", "pids_current"  # columns of cgroup_default; see `Job.counted`
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -73,6 +76,7 @@ class Job:
         cgroups: the directories whose lists of tasks make up its tasks, step groups inside others included.
         attributed_cpu_ns: CPU time that its tasks, live and ended, are known to have used; None where nothing
             measures it. Written by the backend that does.
+        counted: which of `MEMORY` and `TASKS` its cgroups had at this tick. Written by the backend that reads them.
         witnessed: whether it began while the agent was looking, so that what a task had used when it was first seen
             in the job was used before.
     """
@@ -92,6 +96,7 @@ class Job:
         self.cgroups = tuple(cgroups)
         self.tops = self.cgroups
         self.attributed_cpu_ns: int | None = None
+        self.counted: frozenset[str] = frozenset()
         self.witnessed = False
         self._host = host
         self._mounts = mounts
@@ -126,6 +131,11 @@ class Job:
                     inode = 0  # gone before anyone asked
                 self._identity = f"{self.tops[0]} {inode}"
         return self._identity
+
+    @property
+    def party(self) -> str:
+        """Who can have the reading of its processes wait: its user, as far as that is known (`processes`)."""
+        return self.user or f"job {self.id}"
 
     def learn_user(self) -> None:
         """Where its directory does not say whose it is, as with Slurm on cgroup v2: the uid of its first processes.
@@ -238,12 +248,8 @@ class Job:
             found = set(self._named_tids)
             for cgroup in self.cgroups:
                 found.update(self._threads(cgroup))
-            for pid in self._named_pids:
-                try:
-                    found.update(map(int, self._host.names(f"/proc/{pid}/task")))
-                except OSError as err:
-                    if not is_gone(err):
-                        raise
+            for names in self._ask(self._named_pids, lambda pid: self._host.names(f"/proc/{pid}/task")):
+                found.update(map(int, names))
             self._tids = sorted(found)
         return self._tids
 
@@ -266,17 +272,21 @@ class Job:
     def _processes(self, tids: Iterable[int]) -> list[int]:
         """The processes that threads belong to."""
         found = []
-        for tid in tids:
-            try:
-                status = self._host.read(f"/proc/{tid}/status")
-            except OSError as err:
-                if not is_gone(err):
-                    raise
-                continue
+        for status in self._ask(tids, lambda tid: self._host.read(f"/proc/{tid}/status")):
             match = re.search(rb"^Tgid:\s+(\d+)$", status, re.M)
             if match:
                 found.append(int(match[1]))
         return found
+
+    def _ask(self, numbers: Iterable[int], find: Callable[[int], Any]) -> Iterator[Any]:
+        """What is found about tasks, of those that have not ended, and that answer."""
+        questions = [Question(number, self.party, partial(find, number)) for number in numbers]
+        for answer in self._host.processes.ask(questions) if questions else ():
+            if isinstance(answer, Exception):
+                if not isinstance(answer, OSError) or not is_gone(answer):
+                    raise answer
+            elif answer is not NO_ANSWER:
+                yield answer
 
     def _threads(self, cgroup: str) -> list[int]:
         unified = self._is_unified(cgroup)
@@ -406,6 +416,11 @@ class JobSource:
         return self._finder.conflicts
 
     @property
+    def processes(self) -> Processes:
+        """What reads the files of the jobs' processes."""
+        return self._host.processes
+
+    @property
     def overflows(self) -> int:
         """How often inotify dropped events."""
         return self._directories.overflows
@@ -463,6 +478,7 @@ class JobSource:
         if self.fd >= 0:
             self._directories.close()
             self._mounts.close()
+            self._host.processes.close()
             for job in self._jobs.values():
                 job.reopen()
             if self._unit is not None:

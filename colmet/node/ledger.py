@@ -43,7 +43,7 @@ SCHEMA = Schema(
             "rows_now",
             "count",
             "gauge",
-            "Those of them in this batch that have its time, in whole seconds. Source: the agent.",
+            "Those of them that have the time of this batch, in whole seconds. Source: the agent.",
         ),
         _counter("sent", "Samples sent to a collector, each once; up to the one before this.", _SPOOL),
         _counter("acknowledged", "Samples that a collector will not lose any more.", _SPOOL),
@@ -184,6 +184,7 @@ class Ledger:
         self._batches = self._rows = 0
         self._at_tick: set[str] = set()  # tables that the last tick had, or missed
         self._tick_ns = self._batch_ns = 0
+        self._ahead: dict[str, tuple[int, int]] = {}  # of a table: a second that was not over, and rows taken for it
         self._untold: list[_Gap] = []
         self._open: dict[tuple[str, str], tuple[_Gap, int]] = {}  # gaps that may go on, with the tick of their end
         self._ticks = 0
@@ -250,12 +251,13 @@ class Ledger:
             ends: it is the agent's last batch.
         """
         self._batches += 1
-        self._take(batch.tables)
+        second = batch.time_ns // _NS
+        self._take(batch.tables, second)
         now = self._monotonic()
         # a tick that comes a little early, as ticks do, is not to make the period one tick longer
         is_due = now >= self._due_at - min(1.0, self._period_s / 10)
         # rows are stored with whole seconds: an account is in the first batch of one, so that what was before is known
-        is_first = batch.time_ns // _NS != self._batch_ns // _NS
+        is_first = second != self._batch_ns // _NS
         self._batch_ns = batch.time_ns
         if not (ends or (is_due and is_first)):
             return batch
@@ -263,9 +265,11 @@ class Ledger:
         tables = self._account(batch, period_s, ends)
         return batch._replace(tables=(*batch.tables, *tables))
 
-    def _take(self, tables: Iterable[Table]) -> None:
+    def _take(self, tables: Iterable[Table], second: int) -> None:
         for table in tables:
             name = table.schema.name
+            if (of := table.time_ns // _NS) > second:  # a job's last row
+                self._ahead[name] = of, len(table) + self._rows_ahead(name, of)
             counts = self._counts.setdefault(name, _Count())
             counts.due += 1
             counts.taken += 1
@@ -274,8 +278,16 @@ class Ledger:
             if name not in self._periodic:
                 self._at_tick.add(name)
 
+    def _rows_ahead(self, name: str, second: int) -> int:
+        """Rows of a table that were taken for a second before it came."""
+        of, rows = self._ahead.get(name, (0, 0))
+        return rows if of == second else 0
+
     def _account(self, batch: Batch, period_s: float, ends: bool) -> list[Table]:
         epoch, time_ns = batch.epoch or 0, batch.time_ns
+        following = time_ns // _NS + 1
+        if ends and any(self._rows_ahead(name, following) for name in self._ahead):
+            time_ns = following * _NS  # no account comes after it that would count them
         fate = self._fate()
         self._note_dropped(fate.dropped)
         lost = [(one.first, one.last) for one in fate.dropped if one.epoch == epoch]
@@ -292,12 +304,12 @@ class Ledger:
                 gap.epoch = gap.epoch or epoch
             self._told.append((batch.seq or 0, gaps))
             tables.append(Table.from_samples(GAPS, time_ns, [gap.sample() for gap in gaps]))
-        self._take(tables)
-        now = {
-            table.schema.name: len(table)
-            for table in (*batch.tables, *tables)
-            if table.time_ns // _NS == time_ns // _NS
-        }
+        second = time_ns // _NS
+        self._take(tables, second)
+        now = {name: rows for name in self._ahead if (rows := self._rows_ahead(name, second))}
+        for table in (*batch.tables, *tables):
+            if table.time_ns // _NS == second:
+                now[table.schema.name] = now.get(table.schema.name, 0) + len(table)
         own = self._counts.setdefault(SCHEMA.name, _Count())
         own.due, own.taken = own.due + 1, own.taken + 1
         now[SCHEMA.name] = len(self._counts) + 1

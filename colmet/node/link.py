@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
+from colmet.common.keys import read_uris
 from colmet.common.transport import LinkClient, Push, Socket, check_uri, curve, link_uri, wait
 from colmet.common.wire import link as wire
 from colmet.node.held import MAX_AGE_S, Entry, Held
@@ -35,7 +36,8 @@ def add_options(parser: cli.Options) -> None:
         metavar="URI",
         action="append",
         help="where colmet-collector listens; given several times, the nodes spread over these collectors, and each "
-        f"takes another one while its own is away (default: {DEFAULT_URI})",
+        "takes another one while its own is away; '' for what `colmet enrol` has named beside the collector's key: "
+        f"until then nothing is measured (default: that, else {DEFAULT_URI})",
     )
     parser.add_argument(
         "--zeromq-link-uri",
@@ -108,6 +110,22 @@ def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
     return Held(epoch, files, max_age_s=max_age_s)
 
 
+def collectors(options: argparse.Namespace) -> list[str]:
+    """Return the addresses of the collectors: given, else named with the collector's key, else the default one.
+
+    The list is empty where the option is '' and no key names one: no collector is known yet.
+
+    Raises:
+        ConfigError: only one of the files of keys is there.
+    """
+    given: list[str] | None = options.zeromq_uri
+    if given and given != [""]:
+        return given
+    keys = curve.files(options)
+    named = [] if keys is None else read_uris(keys.collector)
+    return named or ([] if given else [DEFAULT_URI])
+
+
 def open_routes(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
 ) -> list[Route]:
@@ -116,7 +134,7 @@ def open_routes(
     Raises:
         ConfigError: a URI cannot be used, or there are more of one option than of the other.
     """
-    uris = options.zeromq_uri or [DEFAULT_URI]
+    uris = collectors(options)
     for uri in uris:
         check_uri(uri, "--zeromq-uri")
     links = options.zeromq_link_uri
@@ -165,6 +183,7 @@ class Link:
 
     Attributes:
         resent: batches that were sent again.
+        false_acknowledgements: batches of this start that were acknowledged and that had been sent to nobody.
     """
 
     def __init__(
@@ -180,7 +199,7 @@ class Link:
         requests: Requests | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.resent = 0
+        self.resent = self.false_acknowledgements = 0
         self._host = host
         self._held = held
         self._routes = routes
@@ -227,6 +246,8 @@ class Link:
             "collectors_there": states.count(State.THERE),
             "collectors_mute": states.count(State.MUTE),
             "bad_messages": sum([route.bad_messages for route in self._routes]),
+            "acknowledgements_doubted": sum([route.doubted for route in self._routes]),
+            "acknowledgements_false": self.false_acknowledgements,
             "duplicates": sum([route.duplicates for route in self._routes]),
             "requests": self._requests.answered,
             "requests_refused": self._requests.refused,
@@ -327,8 +348,8 @@ class Link:
     def _handle(self, route: Route, message: wire.Message, now: float) -> None:
         if isinstance(message, wire.Ack):
             another = route.heard(message, now)
-            for epoch, first, last in message.ranges:
-                self._held.acknowledge(epoch, first, last)
+            for one in message.ranges:
+                self._acknowledge(route, one)
             self._forget_done()
             if another:  # it does not have what the former one had not acknowledged
                 self._take_back(route)
@@ -336,6 +357,23 @@ class Link:
             self._requests.ask(message.number, message.content, route)
         else:
             route.bad_messages += 1
+
+    def _acknowledge(self, route: Route, one: wire.Range) -> None:
+        """A collector says that it has these: those that it can have are held no more, the others are sent to it."""
+        for first, last in route.sent_of(one):
+            self._held.acknowledge(one.epoch, first, last)
+        left = self._held.held_of(*one)
+        if not left:
+            return
+        route.doubted += left
+        unsent = self._held.unsent_of(*one)
+        before, self.false_acknowledgements = self.false_acknowledgements, self.false_acknowledgements + unsent
+        if unsent and (not before or len(str(before)) != len(str(self.false_acknowledgements))):
+            log.warning(
+                "collector acknowledges batches that were sent to nobody, they are kept: is it a false one? Give nodes "
+                "and collector keys: collector=%s batches=%d",
+                *(route.uri, self.false_acknowledgements),
+            )
 
     def _forget_done(self) -> None:
         for key in [key for key in self._outstanding if key not in self._held]:
@@ -376,6 +414,7 @@ class Link:
         if not route.usable(now) or not route.push.send(message):
             return False
         self._held.sent(key)
+        route.sent(*key)
         if route.state is State.MUTE:
             self._held.release(key)
             return True
@@ -435,6 +474,9 @@ class Link:
             self._looked_at = now
             self._held.flush()
             self._held.drop_beyond()
+            epochs = frozenset([epoch for epoch, _, _ in self._held.ranges()])
+            for route in self._routes:
+                route.forget_sent(epochs)
             for key in [key for key, (_, again_at) in self._outstanding.items() if now >= again_at]:
                 del self._outstanding[key]
                 self._tries[key] = self._tries.get(key, 0) + 1

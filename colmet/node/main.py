@@ -18,7 +18,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.latest import Latest
 from colmet.common.service import Service
 from colmet.common.settings import Settings, at_once
-from colmet.common.transport import curve
+from colmet.common.transport import curve, wait
 from colmet.common.wire import ENCODERS
 from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration
 from colmet.node.agent import Agent
@@ -35,6 +35,7 @@ from colmet.node.spool import Spool
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # between two looks of --once whether a signal came
+NAMED_S = 5.0  # between two looks whether a collector is named
 END_S = 3.0  # for --once to close what it has begun, after a signal
 
 
@@ -198,6 +199,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     host = Host()
     if options.once:
         return run_once(options, classes, host)
+    if not wait_for_collector(options, settings, service):
+        return 0
     source = find_jobs(options, host)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     if not options.keep_privileges:
@@ -205,7 +208,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     place = placement.Placement(host, options.nice, not options.no_affinity)
     security = curve.from_options(options)
     if security is None:
-        log.warning("sent in clear, to whoever answers; %s", curve.REMEDY)
+        log.warning("%s", curve.OFF)
     host_name, times = socket.gethostname(), Times()
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(contextlib.closing(link.open_held(options, host, host_name)))
@@ -256,6 +259,46 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 agent.run(signals, errands, service, settings.reload)
             stack.close()  # here: a second signal, as timeout(1) sends, is not to end it before all is sent
     return 0
+
+
+def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
+    """Wait until a collector is named; False where a signal ends it before.
+
+    The configuration is read again meanwhile, on SIGHUP and every few seconds; `options` are changed by it.
+
+    Raises:
+        ConfigError: the configuration or the files of keys cannot be used.
+    """
+    if link.collectors(options):
+        return True
+    log.warning(
+        "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on "
+        "the collector's machine"
+    )
+    with cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
+        service.ready()
+        problem = ""
+        while not signals.stop_wanted():
+            service.status(lambda: "no collector is named, nothing is measured")
+            service.alive()
+            wait((signals.fd,), (), min(NAMED_S, service.delay_s()))
+            signals.drain()
+            signals.pending.discard(signal.SIGHUP)
+            try:
+                settings.refresh()
+                is_named = bool(link.collectors(options))
+                if is_named:
+                    curve.from_options(options)
+            except ConfigError as err:  # such as half of the files, while they are copied
+                if str(err) != problem:
+                    log.error("configuration cannot be used, waiting: %s", err)
+                problem, is_named = str(err), False
+            if is_named:
+                log.info("collector is named uri=%s", ",".join(link.collectors(options)))
+                return True
+    service.stopping()
+    service.close()
+    return False
 
 
 def open_ledger(options: argparse.Namespace, spool: Spool, routes: Sequence[Route]) -> ledger.Ledger | None:

@@ -22,6 +22,7 @@ from colmet.node.account import SCHEMA as ACCOUNT
 from colmet.node.account import Account
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
+from colmet.node.discovery.controllers import held_now
 from colmet.node.discovery.places import NAMED
 from colmet.node.host import Host
 from colmet.node.jobs import ABSENT, NODE_JOB, Job, JobSource, State
@@ -234,6 +235,29 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
     yield from columns(rows, right=(0, 2, 3))
 
 
+def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[State]) -> Iterator[str]:
+    """Which controllers hold the jobs, and what to set where memory is not among them."""
+    found = held_now(host, jobs, states)
+    if not found:
+        return
+    yield ""
+    yield "Controllers that hold them"
+    for one in found:
+        text = f"{printable(one.text)}: {', '.join(one.has) or 'none'}"
+        if one.lacks:
+            text += f"; not {', '.join(one.lacks)}"
+        if "memory" in one.lacks:
+            text += f". For memory {one.remedy(['memory'])}"
+        yield from textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
 def switch_of(cls: type[InputBackend]) -> str:
     """Why a backend was not asked for, with the option that changes it."""
     on, off = cls.switches()
@@ -266,7 +290,7 @@ class _Tried:
             self.text = f"off: {err}"
             backend.close()
         else:
-            self.text = "on"
+            self.text = f"on, {backend.part}" if backend.part else "on"
             self.runner.is_open = True
 
     def begin_interval(self, jobs: Sequence[Job]) -> bool:
@@ -324,7 +348,8 @@ def report(
         if account is not None:
             totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}
             tables.append(account.table(time_ns, runners, totals))
-        lines = [*_about(host_name), *_places(source), *_jobs(jobs), "", "What is measured"]
+        lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
+        lines += ["", "What is measured"]
         width = max([len(one.name) for one in tried], default=0)
         for one in tried:
             lines += _wrapped(one.name, one.text, width)

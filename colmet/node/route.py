@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from colmet import __version__
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import WireError
+from colmet.common.ranges import Ranges
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import link as wire
 
 log = logging.getLogger(__name__)
+
+MAX_RUNS = 1024  # of numbers that were sent this way, of one epoch
 
 
 class Times(NamedTuple):
@@ -85,6 +88,7 @@ class Route:
         durable: whether what it acknowledges is on its disk.
         duplicates: batches of this node that came to it more than once, since the node was started.
         bad_messages: of the link, that could not be read.
+        doubted: batches that it acknowledged and that were not sent to it since it was started.
     """
 
     def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float) -> None:
@@ -96,7 +100,7 @@ class Route:
         self.blocked_at: float | None = None
         self.version = ""
         self.durable = True
-        self.duplicates = self.bad_messages = 0
+        self.duplicates = self.bad_messages = self.doubted = 0
         self._times = times
         self._asked_at = now  # the first question that has not been answered; infinite where there is none
         self._said_at = -math.inf
@@ -107,6 +111,7 @@ class Route:
         self._was_connected = False
         self._collector = 0
         self._told_duplicates = 0  # by it, since it was started
+        self._sent: dict[int, Ranges] = {}  # to the process that is there now, by epoch
         self._times_away = self._times_mute = self._times_blocked = 0
 
     def _become(self, state: State, now: float) -> None:
@@ -155,6 +160,23 @@ class Route:
         if self.link is not None:
             self.link.send(wire.encode(hello))
 
+    def sent(self, epoch: int, seq: int) -> None:
+        """This batch was sent this way."""
+        numbers = self._sent.setdefault(epoch, Ranges())
+        numbers.add(seq, seq)
+        if len(numbers) > MAX_RUNS:  # what is forgotten is sent again
+            numbers.remove(*next(iter(numbers)))
+
+    def sent_of(self, one: wire.Range) -> list[tuple[int, int]]:
+        """Which numbers of a range were sent to the process that is there now: it can have no others."""
+        numbers = self._sent.get(one.epoch)
+        return numbers.within(one.first, one.last) if numbers is not None else []
+
+    def forget_sent(self, held: Container[int]) -> None:
+        """Nothing is held of other epochs than these."""
+        for epoch in [epoch for epoch in self._sent if epoch not in held]:
+            del self._sent[epoch]
+
     def receive(self) -> list[wire.Message]:
         """What the collector says; what cannot be read is counted."""
         found: list[wire.Message] = []
@@ -184,6 +206,7 @@ class Route:
             self._told_duplicates = ack.duplicates
         elif another:
             self._told_duplicates = 0
+            self._sent.clear()
         self.duplicates += max(0, ack.duplicates - self._told_duplicates)
         self._told_duplicates = ack.duplicates
         self._collector = ack.started

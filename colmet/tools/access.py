@@ -232,17 +232,18 @@ def _password(from_stdin: bool) -> str:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """One change at a time: the directory is what is locked, as the file itself is exchanged."""
-    folder = os.path.dirname(os.path.abspath(path))
+    """One change at a time: a file beside it is locked, which nobody else can open, as the file itself is exchanged."""
+    folder, name = os.path.split(os.path.abspath(path))
+    lock = os.path.join(folder, f".{name}.lock")
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as err:
-        raise ConfigError(f"{folder}: {err.strerror}") from err
+        raise ConfigError(f"{lock}: {err.strerror}") from err
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
-            raise ConfigError(f"{path}: somebody else changes it, or holds a lock of {folder}; try again") from err
+            raise ConfigError(f"{path}: another `colmet access` changes it, and holds {lock}; try again") from err
         yield
     finally:
         os.close(descriptor)

@@ -105,7 +105,8 @@ def look(hosts: dict[str, Host], job: int | None, since: int | None, until: int 
                 gaps = [gap for gap in found.gaps if gap.last >= first and gap.first <= last]
             if since is not None or until is not None or job is not None:
                 here = int(np.count_nonzero((times >= first) & (times <= last)))
-                found = Found(here, sum(gap.rows for gap in gaps), tuple(gaps), found.twice, found.until)
+                twice = found.twice if job is None else 0  # it is counted of the host, not of a job
+                found = Found(here, sum(gap.rows for gap in gaps), tuple(gaps), twice, found.until)
             yield Line(name, table, found)
 
 

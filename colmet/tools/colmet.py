@@ -31,6 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = {
     "keygen": Command("colmet.tools.keygen", "make keys for the collector and the nodes"),
+    "enrol": Command("colmet.tools.enrol", "add nodes to a cluster with keys"),
     "completeness": Command("colmet.tools.completeness", "what of the samples is there, and what is missing and why"),
     "extract": Command("colmet.tools.extract", "what has been stored of a job, as JSON, CSV, Parquet or HDF5"),
     "plot": Command("colmet.tools.plot", "a picture of what a job did over time"),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.growth import gaps, rates
 from colmet.common.schema import Field
 from colmet.tools.history.series import Series
 
 Floats = npt.NDArray[np.float64]
 
-GAP_PERIODS = 3  # what is further apart than so many periods is not joined by a line
 MAX_NAME = 40  # characters of a host's or a GPU's name that are shown
 
 _SI = ("", "k", "M", "G", "T", "P", "E")
@@ -118,7 +119,14 @@ def is_rate(field: Field) -> bool:
     return field.kind == "counter" and field.unit != "ts_date"
 
 
-def lines(found: Iterable[Series], column: str, label: str | None, rate: bool, factor: float) -> list[Line]:
+def lines(
+    found: Iterable[Series],
+    column: str,
+    label: str | None,
+    rate: bool,
+    factor: float,
+    most: Mapping[str, float] | None = None,
+) -> list[Line]:
     """The lines of a column: one for each host, or for each of a host's GPUs, zones and the like.
 
     Args:
@@ -127,6 +135,7 @@ def lines(found: Iterable[Series], column: str, label: str | None, rate: bool, f
         label: the column that says what each row is about, for tables with several rows at one time.
         rate: whether the growth per second is wanted.
         factor: by which values are multiplied.
+        most: by host, what a rate cannot go beyond; none where that is not known.
     """
     made = []
     for series in found:
@@ -139,9 +148,9 @@ def lines(found: Iterable[Series], column: str, label: str | None, rate: bool, f
         for name, rows in parts:
             at, of_it = series.times[rows], values[rows]
             if rate:
-                at, of_it = in_order(at, of_it)
-            times, of_it = once(at, of_it, first=rate)
-            times, of_it = growth(times, of_it) if rate else broken(times, of_it)
+                times, _, of_it = rates(at, of_it, (most or {}).get(series.host, math.inf))
+            else:
+                times, of_it = broken(*once(at, of_it))
             if not np.isnan(of_it).all():
                 made.append(Line(series.host, name, times, of_it))
     return made
@@ -158,62 +167,18 @@ def _at_one_time(times: npt.NDArray[np.int64], labels: npt.NDArray[Any]) -> bool
     return bool(np.any(labels[1:][~first[1:]] != labels[:-1][~first[1:]]))
 
 
-def once(times: npt.NDArray[np.number], values: Floats, first: bool = False) -> tuple[Floats, Floats]:
-    """Each time that has a value, with the last one, or the first.
-
-    The first is for rates: a job's last row may be of the second of the sample before. Of the last one of both, the
-    growth would be that of nearly two seconds in one.
-    """
+def once(times: npt.NDArray[np.number], values: Floats) -> tuple[Floats, Floats]:
+    """Each time that has a value, with the last one."""
     here = ~np.isnan(values)
     times, values = times[here].astype(np.float64), values[here]
-    others = times[1:] != times[:-1]
-    keep = (np.append(True, others) if first else np.append(others, True))[: len(times)]
+    keep = np.append(times[1:] != times[:-1], True)[: len(times)]
     return times[keep], values[keep]
-
-
-def in_order(times: npt.NDArray[np.int64], values: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-    """The known values of a counter, by time and those of one second by value.
-
-    Stores need not keep the order of rows of one second. A single value that is lower than the one before, while the
-    next is not, is of a clock that was set back.
-    """
-    here = ~np.isnan(values)
-    times, values = times[here], values[here]
-    if (np.diff(values) >= 0).all():
-        return times, values
-    order = np.lexsort((values, times))
-    times, values = times[order], values[order]
-    keep = np.ones(len(values), bool)
-    keep[1:-1] = (values[1:-1] >= values[:-2]) | (values[2:] < values[:-2])
-    return times[keep], values[keep]
-
-
-def gaps(times: Floats) -> npt.NDArray[np.bool_]:
-    """Which steps from one time to the next are gaps: far longer than those around them; shape (n - 1,).
-
-    The period of samples may be another one later on: it is that of the two steps before and after.
-    """
-    steps = np.diff(times)
-    if not len(steps):
-        return np.zeros(0, bool)
-    around = np.sort(np.lib.stride_tricks.sliding_window_view(np.pad(steps, 2, constant_values=np.inf), 5), axis=1)
-    middle = (np.isfinite(around).sum(axis=1) - 1) // 2
-    return np.asarray(steps > GAP_PERIODS * around[np.arange(len(steps)), middle])
 
 
 def broken(times: Floats, values: Floats) -> tuple[Floats, Floats]:
     """A line, interrupted by a value that is missing in the middle of each gap."""
     at = np.flatnonzero(gaps(times))
     return np.insert(times, at + 1, (times[at] + times[at + 1]) / 2), np.insert(values, at + 1, np.nan)
-
-
-def growth(times: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """The growth per second up to each time; missing after a gap, and where a counter began anew."""
-    if len(times) < 2:
-        return times[:0], values[:0]
-    per_second = np.diff(values) / np.diff(times)
-    per_second[(per_second < 0) | gaps(times)] = np.nan
-    return times[1:], per_second
 
 
 def thinned(line: Line, most: int) -> Line:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import MISSING_INT
+from colmet.tools.history.names import near, short
 from colmet.tools.history.series import NODE, History, Series
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Inte
     Args:
         history: what has been stored.
         job: whose tables come first.
-        asked: ``column``, ``table.column`` or ``table.*``; all of the job's tables by default.
+        asked: ``column``, ``table.column``, ``table.*``, or these without the _default of the table; all of the job's
+            tables by default.
         wanted: which rows.
     """
     mine = history.tables(job, wanted.since, wanted.until)
@@ -131,11 +133,12 @@ def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list
         if text in tables[table]:
             return [Column(text, table, text, of_node)]
     for table in _ordered(tables):
-        if text == f"{table}.*":
-            return [Column(f"{table}.{name}", table, name, of_node) for name in tables[table]]
-        name = text[len(table) + 1 :]
-        if text.startswith(f"{table}.") and name in tables[table]:
-            return [Column(text, table, name, of_node)]
+        for known_as in (table, short(table)):
+            if text == f"{known_as}.*":
+                return [Column(f"{known_as}.{name}", table, name, of_node) for name in tables[table]]
+            name = text[len(known_as) + 1 :]
+            if text.startswith(f"{known_as}.") and name in tables[table]:
+                return [Column(text, table, name, of_node)]
     return []
 
 
@@ -539,7 +542,10 @@ def _run(options: argparse.Namespace) -> int:
             chosen = choose(history, options.job, options.metrics, wanted)
             unknown = [column.name for column in chosen if not column.table]
             if chosen and len(unknown) == len(chosen):
-                raise ColmetError(f"job {options.job} has none of {', '.join(unknown[:5])}; --list tells what there is")
+                of_job, of_nodes = [history.tables(job, options.since, options.until) for job in (options.job, NODE)]
+                there = near(unknown[0], [*of_job.items(), *of_nodes.items()])
+                names = ", ".join([_shown(name) for name in unknown[:5]])
+                raise ColmetError(f"job {options.job} has none of {names}; {there}; --list tells what there is")
             found = fetch(history, options.job, chosen, wanted)
         finally:
             _warn(history.warnings)

@@ -324,13 +324,15 @@ class Reckoning:
             if len(region) < 2 or region[-1] < next_start:
                 continue  # whether the job was there in between, nothing tells
             step_s = cadence_s(times, last.period_s)
-            a_sample = round(len(region) / len(np.unique(region)))
+            a_second = len(region) / len(np.unique(region))
             if step_s < 1.5:
-                first, until = int(region[0]), int(region[-1])
-                samples = round((until - first) / (last.period_s or step_s)) - 1
-                places = [Gap(first, until, samples, samples, why, False)] if samples > 0 else []
+                period_s = last.period_s or step_s
+                seconds = [(one.first, one.last, one.last - one.first + 1) for one in holes_of_job(region)]
+                places = [Gap(*one[:2], round(one[2] / period_s), 0, why, False) for one in seconds]
+                a_sample = max(1, round(a_second * period_s))
             else:
                 places = holes(np.unique(region), step_s)
+                a_sample = round(a_second)
             for place in places:
                 self._gaps += [
                     gap._replace(rows=gap.samples * a_sample, job=job) for gap in self._divided(place, why, last.epoch)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 
-from colmet.common import cli
+from colmet.common import cli, keys
 from colmet.common.errors import ConfigError
 from colmet.common.keys import PUBLIC, SECRET, check_name, write_pair
 from colmet.common.transport import new_pair
 
-DIRECTORY = "/etc/colmet/keys"
 MAX_LIST_BYTES = 16 << 20
 
 
@@ -24,7 +24,13 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes; of a collector: any one name")
     parser.add_argument("--from-file", metavar="FILE", help="read more names from here, one a line")
     parser.add_argument(
-        "--directory", metavar="DIR", default=DIRECTORY, help="where to write them (default: %(default)s)"
+        "--if-missing",
+        action="store_true",
+        help="of the collector: make what is missing of its pair and of the folder for the nodes' keys, and no error "
+        "where both are there",
+    )
+    parser.add_argument(
+        "--directory", metavar="DIR", default=keys.DIRECTORY, help="where to write them (default: %(default)s)"
     )
 
 
@@ -41,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
         names = names or ["collector"]
         if len(names) > 1:
             raise ConfigError("one pair is enough: all collectors of a cluster share it")
+        if options.if_missing:
+            for path in make_collector(options.directory, names[0]):
+                print(path)
+            return 0
     if not names:
         raise ConfigError("give the host names of the nodes, or --from-file FILE")
     if len(set(names)) < len(names):
@@ -50,13 +60,61 @@ def run(options: argparse.Namespace) -> int:
         for suffix in (PUBLIC, SECRET):
             if os.path.lexists(path := os.path.join(options.directory, name + suffix)):
                 raise ConfigError(f"{path} is there already; move it away to have another key for {name}")
-    try:
-        os.makedirs(options.directory, mode=0o755, exist_ok=True)
-    except OSError as err:
-        raise ConfigError(f"--directory {options.directory}: {err.strerror}") from err
+    make_directory(options.directory)
     for name in names:
         print(*write_pair(options.directory, name, new_pair()))
     return 0
+
+
+def make_collector(directory: str, name: str = "collector") -> list[str]:
+    """Make what is missing of the collector's pair, and the folder for the nodes' keys; the paths that were made.
+
+    Where root runs this, the secret is that of the user of the collector's unit, if there is one.
+
+    Raises:
+        ConfigError: something cannot be made.
+    """
+    made = []
+    nodes, public, secret = (os.path.join(directory, one) for one in (keys.NODES, name + PUBLIC, name + SECRET))
+    if not os.path.isdir(nodes):
+        make_directory(nodes)
+        made.append(nodes)
+    owner = service_uid() if os.geteuid() == 0 else -1
+    if not os.path.lexists(secret):
+        pair = new_pair()
+        keys.write_secret(secret, name, pair, owner)
+        made.append(secret)
+        keys.write_public(public, name, [pair.public], keys.read_uris(public))
+        made.append(public)
+    elif not os.path.lexists(public):
+        pair = keys.read_pair(secret, "the collector's secret", os.stat(secret).st_uid)
+        keys.write_public(public, name, [pair.public])
+        made.append(public)
+    return made
+
+
+def service_uid() -> int:
+    """Return the uid of the user of the collector's unit; -1 where there is none."""
+    try:
+        return pwd.getpwnam(keys.SERVICE_USER).pw_uid
+    except KeyError:
+        return -1
+
+
+def make_directory(path: str, mode: int = 0o755) -> None:
+    """Make a directory and those above it, whatever the umask is; one that is there is left as it is.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if os.path.isdir(path):
+        return
+    make_directory(os.path.dirname(os.path.abspath(path)))
+    try:
+        os.mkdir(path)
+        os.chmod(path, mode)
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}") from err
 
 
 def read_names(path: str) -> list[str]:

@@ -174,6 +174,7 @@ class Daemons:
         self.rows: queue.Queue[dict[str, Any]] = queue.Queue()
         self._node_options = node_options
         command = [sys.executable, "-m", "colmet.collector.main", "-v", "--zeromq-bind-uri", self._uri]
+        command += ["--zeromq-curve-secret", ""]
         command += ["--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", *collector_options]
         with self.log.open("a") as log:
             self._collector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -184,6 +185,7 @@ class Daemons:
     def start_node(self) -> None:
         """Start colmet-node, once more."""
         command = [sys.executable, "-m", "colmet.node.main", "-v", "--zeromq-uri", self._uri, "--spool-dir", ""]
+        command += ["--zeromq-curve-secret", ""]
         with self.log.open("a") as log:
             self.node = subprocess.Popen([*command, *self._node_options], stderr=log)
 

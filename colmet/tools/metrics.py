@@ -1,17 +1,19 @@
-"""docs/metrics.md, from the schemas: every table, its columns, their units, meaning and source.
+"""docs/metrics.md and colmet/common/catalogue.py, from the schemas: every table and its columns.
 
-``make docs`` writes it; a test tells when it is behind the schemas.
+``make docs`` writes both; tests tell when they are behind the schemas.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from colmet.common.cli import load
 from colmet.common.schema import Schema
+from colmet.common.wire import colmet06, colmet_rs
 from colmet.node.account import SCHEMA as AGENT
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
@@ -33,6 +35,14 @@ over the last period where its text says so; a *label* says what the row is abou
 (NaN in columns of floats) and absent in JSON, never 0. A row's values of tasks are summed over the job where nothing
 else is said.
 """
+CATALOGUE_HEAD = '''\
+"""The types of the columns of all tables that Colmet's nodes send, the older ones too: one text for each table.
+
+``make docs`` writes this module from the schemas. `colmet.common.declared` reads it.
+"""
+
+TABLES = {
+'''
 _SCOPES = {"job": "one row a job", "node": "of the node"}
 _FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the job's tasks."}
 
@@ -44,9 +54,34 @@ def declared() -> list[Schema]:
     return [*of_backends, MAPPING, AGENT, LEDGER, GAPS, *FACILITY]
 
 
+def catalogue() -> str:
+    """The module with the columns of all tables that this version or an older one can send.
+
+    Raises:
+        ValueError: two versions have a column with different types.
+    """
+    older = [record.schema for record in colmet06.RECORDS.values()] + list(colmet_rs.SCHEMAS.values())
+    types: dict[str, dict[str, str]] = {}
+    for schema in (*declared(), *older):
+        columns = types.setdefault(schema.name, {})
+        for field in schema.fields:
+            if columns.setdefault(field.name, field.dtype) != field.dtype:
+                raise ValueError(f"{schema.name}.{field.name} is {columns[field.name]}, and {field.dtype}")
+    lines = []
+    for table, columns in sorted(types.items()):
+        lines.append(f'    "{table}": """')
+        for dtype in sorted(set(columns.values())):
+            names = " ".join(sorted([name for name, one in columns.items() if one == dtype]))
+            lines += textwrap.wrap(f"{dtype}: {names}", 116, break_on_hyphens=False, break_long_words=False)
+        lines.append('""",')
+    return CATALOGUE_HEAD + "\n".join(lines) + "\n}\n"
+
+
 def switch(backend: type[InputBackend]) -> str:
     """The options that turn a backend on or off."""
     on, off = backend.switches()
+    if on and off:
+        return f"on for what nothing else measures; `{on}`: for all; `{off}` turns it off"
     if off:
         return f"on; `{off}` turns it off"
     return f"`{on}`" if on else "on"
@@ -86,7 +121,11 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
     for cls in backends:
         for schema in (cls.schema, *cls.others):
             module = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
-            about = module if schema is cls.schema else f"Beside `{cls.schema.name}`."
+            about = (
+                "\n\n".join(filter(None, (module, cls.notes)))
+                if schema is cls.schema
+                else f"Beside `{cls.schema.name}`."
+            )
             add(schema, cls.name, switch(cls), about)
     add(
         MAPPING,
@@ -105,10 +144,13 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
 
 
 def main() -> int:
-    """Write the page to the file that is named, or to standard output."""
+    """Write the page to the file that is named, or to standard output; and the catalogue, where that is named."""
     parser = argparse.ArgumentParser(prog="metrics", description="Write the page of all metrics, from the schemas.")
     parser.add_argument("file", type=Path, nargs="?", help="where to (default: standard output)")
+    parser.add_argument("--catalogue", metavar="FILE", type=Path, help="write the types of all columns there")
     options = parser.parse_args()
+    if options.catalogue is not None:
+        options.catalogue.write_text(catalogue(), encoding="utf-8")
     text = page(load(NAMES))
     if options.file is not None:
         options.file.write_text(text, encoding="utf-8")

@@ -12,7 +12,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import socket
@@ -26,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from colmet.common.readable import readable
 from colmet.tools.colmet import COMMANDS
 from colmet.tools.live import Failed, JobRoot, LiveJob
 
@@ -101,6 +101,7 @@ class Run:
             free.bind(("127.0.0.1", 0))
             uri = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         module = [sys.executable, "-m", "colmet.collector.main", "--zeromq-bind-uri", uri, "--buffer-size", "1"]
+        module += ["--zeromq-curve-secret", ""]
         files = ["--hdf5-filepath", f"{folder}/jobs", "--control-socket", f"{folder}/collector.sock"]
         self._uri, self._daemons = uri, [self._start(HEAD, [*module, *files])]
         self._roots: list[JobRoot] = []
@@ -184,8 +185,7 @@ def in_terminal(command: Sequence[str], keys: Sequence[tuple[float, str]] = ()) 
     press = time.monotonic() + (waiting[0][0] if waiting else 0)
     with contextlib.suppress(OSError):  # EIO where nobody has it open any more
         while True:
-            ready = select.select([leader], [], [], max(0.0, press - time.monotonic()) if waiting else None)[0]
-            if ready:
+            if readable([leader], press - time.monotonic() if waiting else None):
                 shown += os.read(leader, 65536)
             else:
                 os.write(leader, waiting.pop(0)[1].encode())

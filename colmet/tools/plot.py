@@ -1,14 +1,14 @@
 """Draw what a job did over time, a line for each host: a picture (PNG or SVG) with a chart for each metric.
 
 Counters are shown by how fast they grow: CPU time as the cores that ran, bytes as bytes per second. Where samples are
-missing the line has a gap. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
+missing the line has a gap. memory, memory_anon and tasks are no columns: they are those of the job's cgroups, else of
+its processes, on each host. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
 tables have (power, temperatures, InfiniBand) is drawn of the job's hosts, while the job was there.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import re
@@ -20,26 +20,32 @@ import numpy as np
 
 from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
+from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.schema import Field
 from colmet.tools import metrics
+from colmet.tools.capacity import CGROUP, capacities, ceilings
 from colmet.tools.completeness import moment
 from colmet.tools.curves import Line, Quantity, is_rate, lines, quantity, shown
 from colmet.tools.history import sources
-from colmet.tools.history.series import NODE, History, Series
+from colmet.tools.history.names import names_of, near
+from colmet.tools.history.series import NODE, History, Series, of_one_agent
 
 KINDS = ("png", "svg")
 PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
 MAX_HEIGHT, MAX_METRICS = 8000, 36
-_SUFFIX = "_default"
 _UNDECLARED = Field("unknown", "none", "gauge")  # what is known of a column that no table of this version has
 
 
 def add_options(parser: cli.Parser) -> None:
     """Declare the job, the metrics, and the picture."""
-    parser.epilog = "example: colmet plot 4242 cpu_usage memory_current --since 2026-11-21T12:00:00 --output job.svg"
+    parser.epilog = "example: colmet plot 4242 cpu_usage memory --since 2026-11-21T12:00:00 --output job.svg"
     parser.add_argument("job", metavar="JOB", type=cli.whole_number(0, (1 << 63) - 1), help="its number; 0: the nodes")
     parser.add_argument(
-        "metrics", metavar="METRIC", nargs="+", help="a column, or TABLE.COLUMN where several tables have it"
+        "metrics",
+        metavar="METRIC",
+        nargs="+",
+        help=f"a column, TABLE.COLUMN where several tables have it, or one of {', '.join(MEASURES)}",
     )
     for name, text in (("since", "from this time on"), ("until", "up to this time")):
         parser.add_argument(
@@ -77,25 +83,43 @@ Limits = tuple[Optional[float], Optional[float], Optional[Collection[str]]]  # s
 
 
 class Choice(NamedTuple):
-    """A column that was asked for; `job` is `NODE` where it is the nodes' own."""
+    """A column that was asked for; `job` is `NODE` where it is the nodes' own.
+
+    Attributes:
+        measure: what was asked for, where that is no column but what this and `others` are sources of.
+        others: for hosts that have nothing of it, in this order.
+    """
 
     job: int
     table: str
     column: str
     field: Field
+    measure: str = ""
+    others: tuple[Choice, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Choice, ...]:
+        """All that may have to be read."""
+        return (self._replace(others=()), *self.others)
 
 
 class Plotted(NamedTuple):
-    """A chart: what it shows of a column, and the lines."""
+    """A chart: what it shows of a column, the lines, and the column of each."""
 
     choice: Choice
     rate: bool
     quantity: Quantity
     lines: Sequence[Line]
+    columns: Sequence[Choice]
 
     @property
     def title(self) -> str:
         """What it shows, in a line."""
+        if self.choice.measure:
+            measure = MEASURES[self.choice.measure]
+            origins = {(one.table, one.column): one.origin for one in measure.sources}
+            said = dict.fromkeys([ORIGINS[origins[one.table, one.column]] for one in self.columns])
+            return f"{measure.key}: that of {' and '.join(said)}" if said else measure.key
         about = self.choice.field.help.partition(" Source: ")[0].partition(". ")[0].rstrip(".;")
         return f"{self.choice.column}: {about}" if about else self.choice.column
 
@@ -114,17 +138,20 @@ def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]
     names: dict[str, list[tuple[int, str, str]]] = {}
     for job, found in tables.items():
         for table, columns in found.items():
-            short = table.removesuffix(_SUFFIX)
             for column in columns:
-                for name in dict.fromkeys([column, f"{table}.{column}", f"{short}.{column}"]):
+                for name in names_of(table, column):
                     names.setdefault(name, []).append((job, table, column))
     chosen = []
+    own = next(iter(tables))
     for text in texts:
+        measured = _measured(text, own, tables[own], declared) if text not in names and text in MEASURES else None
+        if measured is not None:
+            chosen.append(measured)
+            continue
         candidates = names.get(text, [])
         candidates = [one for one in candidates if one[0] == candidates[0][0]]
         if not candidates:
-            near = difflib.get_close_matches(text[:200], names, n=5, cutoff=0.5)
-            there = f"near it: {', '.join(map(shown, near))}" if near else "docs/metrics.md has all of them"
+            there = near(text, [one for found in tables.values() for one in found.items()])
             raise ConfigError(f"no metric {shown(text)!r} is stored of this job; {there}")
         if len(candidates) > 1:
             each = ", ".join([shown(f"{table}.{column}", 100) for _, table, column in candidates])
@@ -135,6 +162,18 @@ def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]
             raise ConfigError(f"{text!r} is text, which cannot be drawn")
         chosen.append(Choice(job, table, column, field))
     return chosen
+
+
+def _measured(
+    key: str, job: int, stored: Mapping[str, Sequence[str]], declared: Mapping[str, Mapping[str, Field]]
+) -> Choice | None:
+    """A measure of a job, of what is stored of its sources; None where nothing is."""
+    found = [
+        Choice(job, table, column, declared[table][column], key)
+        for table, column in MEASURES[key].places
+        if column in stored.get(table, ())
+    ]
+    return found[0]._replace(others=tuple(found[1:])) if found else None
 
 
 def _label(table: str) -> str | None:
@@ -173,26 +212,47 @@ def gather(
         tables[NODE] = history.tables(NODE)
     chosen = choose(texts, tables)
     found: dict[tuple[int, str], list[Series]] = {}
-    for choice in chosen:
+    columns = [column for choice in chosen for column in choice.columns]
+    for choice in columns:
         key = choice.job, choice.table
         if key not in found:
-            wanted = [one.column for one in chosen if one[:2] == key]
+            wanted = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
+            if choice.table == CGROUP:
+                wanted += CAPACITY_COLUMNS
             label = _label(choice.table)
             limits: Limits = since, until, hosts
             if choice.job != job:
                 limits = _presence(history, job, list(tables[job]), *limits)
-            found[key] = history.read(choice.job, choice.table, [*wanted, label] if label else wanted, *limits)
+            read = history.read(choice.job, choice.table, [*wanted, label] if label else wanted, *limits)
+            found[key] = read if choice.job == NODE else of_one_agent(read)
     plotted = []
+    there: dict[int, dict[str, Capacity]] = {}
     for choice in chosen:
         rate = is_rate(choice.field) if rates is None else rates
+        made: list[tuple[Line, Choice]] = []
+        for column in choice.columns:
+            most: dict[str, float] = {}
+            if rate and is_bounded(column.table, column.column):
+                if column.job not in there:
+                    there[column.job] = capacities(
+                        history, column.job, since, until, hosts, found.get((column.job, CGROUP))
+                    )
+                most = ceilings(column.table, column.column, there[column.job])
+            known = {line.host for line, _ in made}
+            series = [one for one in found[column.job, column.table] if one.host not in known]
+            factor = quantity(column.field, rate).factor
+            drawn = lines(series, column.column, _label(column.table), rate, factor, most)
+            made += [(line, column) for line in drawn]
+        if choice.measure:
+            made.sort(key=lambda pair: pair[0].host)
         of_it = quantity(choice.field, rate)
-        series = found[choice.job, choice.table]
-        made = lines(series, choice.column, _label(choice.table), rate, of_it.factor)
-        plotted.append(Plotted(choice, rate, of_it, made))
+        plotted.append(Plotted(choice, rate, of_it, [line for line, _ in made], [column for _, column in made]))
     if not any(one.lines for one in plotted):
         limited = since is not None or until is not None or hosts is not None
         where = "there in this time and on these hosts" if limited else "there"
-        raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn; a rate takes two samples")
+        instead = [one.key for one in MEASURES.values() for choice in chosen if choice[1:3] == one.places[0]]
+        hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate takes two samples"
+        raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
     return plotted
 
 
@@ -221,16 +281,18 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
                 "table": one.choice.table,
                 "column": one.choice.column,
                 "node": one.choice.job == NODE,
+                **({"measure": one.choice.measure} if one.choice.measure else {}),
                 "rate": one.rate,
                 "unit": one.quantity.unit,
                 "series": [
                     {
                         "host": line.host,
                         "label": line.label,
+                        **({"table": column.table, "column": column.column} if one.choice.measure else {}),
                         "times": line.times.tolist(),
                         "values": [None if np.isnan(value) else value for value in line.values.tolist()],
                     }
-                    for line in one.lines
+                    for line, column in zip(one.lines, one.columns)
                 ],
             }
             for one in plotted

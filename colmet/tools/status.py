@@ -16,7 +16,7 @@ OK, WARNING, CRITICAL, UNKNOWN = range(4)
 LEVELS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 WORST = 10
 # What is told of in the last hour without a warning: very short jobs have no rows, and CPUs may be taken away.
-HARMLESS = frozenset({"jobs_without_rows", "placement_failures"})
+HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
 
 def add_options(parser: cli.Options) -> None:
@@ -145,9 +145,13 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
     if journal["full"]:
         kept += "; FULL, nothing is received"
     came = f"{count(received['batches'])} batches, {count(received['rows'])} rows"
+    shared = [f"more than one agent sends as {one}" for one in _shared(senders)]
     lines = [
         nodes,
-        f"received: {came}; {missing} missing, {twice} twice, {refused} refused, {limited} limited",
+        *shared,
+        f"received: {came}; {missing} missing, {twice} twice, {refused} refused, {limited} limited"
+        + (f", {count(received['left_out'])} rows left out" if received.get("left_out") else "")
+        + (f", {count(received['conflicts'])} with the number of another one" if received.get("conflicts") else ""),
         kept,
         "",
     ]
@@ -194,6 +198,11 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
 def _refused(counts: Mapping[str, Any]) -> str:
     """Messages that were not understood, and those of another host than their key is for."""
     return count(counts["rejects"] + counts["foreign"])
+
+
+def _shared(senders: Mapping[str, Any]) -> list[str]:
+    """Host names that several agents send under, each with the names that they are stored under."""
+    return [f"{host}: stored as {', '.join(names)}" for host, names in senders.get("shared_names", {}).items()]
 
 
 def _ago(age_s: float | None) -> str:
@@ -336,6 +345,10 @@ def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: 
         names = ", ".join([sender["name"] for sender in senders["worst"] if sender["silent"]][:5])
         level = WARNING if senders["heard"] else CRITICAL
         found.append((level, f"{count(senders['silent'])} of {count(_known(senders))} nodes silent, such as {names}"))
+    shared = _shared(senders)
+    if shared:
+        more = f" and {count(len(shared) - 3)} others" if len(shared) > 3 else ""
+        found.append((WARNING, f"more than one agent sends as {'; '.join(shared[:3])}{more}"))
     figures: Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
     figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
     return found, f"{count(senders['heard'])} nodes heard", figures

@@ -149,7 +149,7 @@ def unit_arguments(name, directory, options, **settings):
     text = (PACKAGING / "etc" / file).read_text()
     for setting, value in settings.items():
         key = setting.replace("_", "-")
-        text, count = re.subn(f"^{key} = .*$", f'{key} = "{value}"', text, flags=re.M)
+        text, count = re.subn(f"^#?{key} = .*$", f'{key} = "{value}"', text, flags=re.M)
         assert count == 1, f"{file} has no {key}"
     (directory / file).write_text(text)
     assert arguments == ["--config", f"/etc/colmet/{file}", "$OPTIONS"]

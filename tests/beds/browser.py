@@ -10,8 +10,12 @@ import os
 import queue
 import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
+from conftest import cannot_run
+
+COMMON = Path(__file__).with_name("common.sh")
 ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--no-default-browser-check", "--disable-extensions", "--disable-background-networking"),
@@ -19,6 +23,13 @@ ARGUMENTS = (
 )
 ANSWER_S = 60
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
+
+def install(package: str) -> None:
+    """Have a package of Debian; else the test is skipped."""
+    done = subprocess.run(["bash", "-c", '. "$0"; install_packages "$1"', str(COMMON), package], check=False)
+    if done.returncode:
+        cannot_run(f"this needs the package {package}")
 
 
 class Browser:

@@ -21,6 +21,7 @@ import pytest
 import tables
 from batch_commands import commands_of
 from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
+from browser import Browser, install
 from programs import Interface, cpus_of, documents
 from test_daemons import free_port
 
@@ -37,10 +38,11 @@ def site(request, tmp_path_factory):
     """The agent is there before the first job, and so before OAR has made any cgroup."""
     directory = tmp_path_factory.mktemp("oar")
     bed, began, port = Bed("oar", PYTHON=sys.executable), time.time(), free_port()
-    options = ("--http-listen", str(port), "--http-open")
+    asked = directory / "collector.sock"
+    options = ("--http-listen", str(port), "--http-open", "--control-socket", str(asked))
     groups = "/sys/fs/cgroup/cpuset/oar/*"
     with running(request, directory, bed, groups, "cpuset", collector_options=options) as site:
-        site.began, site.interface = began, Interface(port)
+        site.began, site.interface, site.control_socket = began, Interface(port), asked
         assert eventually(site.interface.is_there)
         # where jobs may write
         site.marks = site.bed.directory / "marks"
@@ -97,6 +99,106 @@ def test_a_job_that_its_walltime_ends_is_whole(site):
     assert site.bed.wait(site.late) == "Error"
     assert seen.gone - seen.appeared >= 10
     assert 1.9 <= site.colmet.cpu_s(site.late) < 3
+
+
+# -- memory: as it is delivered, OAR makes no cgroup of memory --
+
+ALLOCATED = 600_000_000
+
+
+@pytest.fixture(scope="class")
+def allocating(site):
+    """A job that has allocated 600 MB, as soon as a sample of that is stored; it ends before other tests."""
+    code = f"import sys, time; x = b'x' * {ALLOCATED}; open(sys.argv[1], 'w'); time.sleep(600)"
+    (job,) = site.bed.submit(f'python3 -S -c "{code}" {site.marks}/allocated')
+    assert eventually((site.marks / "allocated").exists), site.bed.logs()
+    assert not list(Path("/sys/fs/cgroup/memory").glob("oar/*"))
+
+    def is_stored():
+        with contextlib.suppress(tables.NoSuchNodeError):
+            return stored(site, job, "jobprocstats_default")["memory_used"].max() > 0.9 * ALLOCATED
+        return False
+
+    assert eventually(is_stored), site.colmet.node.log.read_text()
+    yield job
+    site.bed.delete(job)
+    site.at_end(job)
+
+
+def nearly(value):
+    """Within 3 %: an interpreter, the job's shell, and what OAR starts beside it are in it, too."""
+    assert value == pytest.approx(ALLOCATED, rel=0.03)
+
+
+def colmet(site, *arguments):
+    """What a command prints."""
+    command = [sys.executable, "-m", "colmet.tools.colmet", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+class TestMemoryThatNoCgroupCounts:
+    """The job that `allocating` has, in all that shows it."""
+
+    def test_a_report_has_the_memory_that_no_cgroup_counts(self, site, allocating):
+        told = json.loads(colmet(site, "report", allocating, "--json", "--config", site.colmet.configuration))
+        memory = told["memory"]
+        nearly(memory["peak_bytes"])
+        nearly(memory["now_bytes"])
+        nearly(memory["anon_peak_bytes"])
+        assert (memory["source"], memory["note"]) == ("processes", "")
+        assert told["tasks_peak"] >= 2
+        text = colmet(site, "report", allocating, "--config", site.colmet.configuration)
+        assert "(largest sample, of its processes)" in text
+
+    def test_top_has_the_memory_that_no_cgroup_counts(self, site, allocating):
+        told = json.loads(colmet(site, "top", "collector", "--control-socket", site.control_socket, "--json"))
+        (row,) = [row for row in told["rows"] if row["job"] == allocating]
+        nearly(row["memory"])
+        assert (row["memory_source"], row["tasks_source"]) == ("processes", "processes")
+        assert row["tasks"] >= 2
+
+    def test_plot_has_the_memory_that_no_cgroup_counts(self, site, allocating, tmp_path):
+        options = ("--config", site.colmet.configuration, "--json", "--output", tmp_path / "job.svg")
+        (memory,) = json.loads(colmet(site, "plot", allocating, "memory", *options))["metrics"]
+        (line,) = memory["series"]
+        nearly(max(line["values"]))
+        assert (line["table"], line["column"]) == ("jobprocstats_default", "memory_used")
+        assert "of its processes" in (tmp_path / "job.svg").read_text()
+
+    def test_the_interface_has_the_memory_that_no_cgroup_counts(self, site, allocating):
+        told = site.interface.ask(f"/api/v1/jobs/{allocating}")
+        nearly(told["job"]["memory"])
+        assert told["job"]["memory_source"] == "processes"
+        values = site.interface.ask(f"/api/v1/jobs/{allocating}/series?metric=jobprocstats_default.memory_used")[
+            "series"
+        ]
+        nearly(max(value for value in values[0]["values"] if value is not None))
+
+    def test_the_page_draws_the_memory_that_no_cgroup_counts(self, site, allocating, tmp_path):
+        install("chromium")
+        with Browser("chromium", str(tmp_path)) as browser, browser.page() as page:
+            page.open(f"http://{site.interface.place}/#/job/{allocating}")
+            rows = "document.querySelector('figure[aria-label=\"Memory\"] table.summary tbody')?.innerText"
+            page.wait(f"{rows}?.includes('MiB')")
+            table = page.run(rows)
+        number = float(re.search(r"used, of its processes\s+([\d.]+) MiB", table)[1])
+        nearly(number * 2**20)
+
+    def test_doctor_and_once_name_what_makes_oar_count_memory(self, site, allocating):
+        """Of the jobs that are there, not of what the kernel has."""
+        assert site.seen(allocating).gone is None
+        command = [sys.executable, "-m", "colmet.tools.colmet", "doctor", "--node", "--json"]
+        file = site.colmet.configuration.with_name("node.toml")
+        command += ["--config", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        (found,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "controllers"]
+        assert found["level"] == "warn" and "have no memory, " in found["found"]
+        assert "Enable_mem_cg" in found["remedy"]
+        command = [sys.executable, "-m", "colmet.node.main", "--once"]
+        once = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "Enable_mem_cg" in once.stdout
 
 
 # -- OAR's REST API --
@@ -329,9 +431,9 @@ def test_colmet_mem_shows_the_jobs_that_run_by_what_their_cgroups_say(site, queu
     (told,) = json.loads(site.interface.mem("--json", "-u", "-o", "colmet-oar")[0])["hosts"]
     told = {job["job"]: job for job in told["jobs"] if job["job"] in running}
     assert told.keys() == running
-    # no cgroup of memory, and the agent as it is delivered does not look at processes for it
+    # no cgroup of memory, so that what their processes use counts; nothing is reserved
     assert not list(Path("/sys/fs/cgroup/memory").glob("oar/*"))
-    assert {(job["used"], job["reserved"]) for job in told.values()} == {(None, None)}
+    assert all(2**20 < job["used"] < 2**27 and job["reserved"] is None for job in told.values())
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):

@@ -14,9 +14,10 @@ from machine import Machine, tell
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
 BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/operations.md").read_text(), re.M | re.S))
+KEYS_OF_FACILITY = re.findall(r"^```sh keys\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 FACILITY = re.findall(r"^```sh set-up\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 # What a container lacks, and what is said without keys.
-KNOWN = ("no exit records", "no fork events", "sent in clear", "nodes need no keys", "kernel.task_delayacct is 0")
+KNOWN = ("no exit records", "no fork events", "no collector is named", "kernel.task_delayacct is 0")
 CONTAINED = ("container", "task ends", "cgroups")
 # exit status 0 where a file has rows of this node
 HAS_ROWS = """python3 - <<'END'
@@ -81,9 +82,11 @@ def assert_measures(machine):
     pid = machine.run("systemctl show -P MainPID colmet-collector").strip()
     status = machine.run(f"cat /proc/{pid}/status")
     assert re.search(r"^CapEff:\t0+$", status, re.M) and not re.search(r"^Uid:\t0", status, re.M)
-    # as OAR's REST API asks, under a user who is nobody to the collector's
+    # as OAR's REST API asks, under a user who is in the collector's group (docs/tools/oar.md); others cannot read
+    machine.run("id oar 2>/dev/null || useradd -r oar; usermod -aG colmet oar")
+    assert machine.run("runuser -u nobody -- ls /var/lib/colmet 2>&1 || true").endswith("Permission denied\n")
     prefix, arguments = "/var/lib/colmet/colmet", "0 0 9999999999 loadavg_1min,meminfo_memtotal"
-    said = machine.run(f"runuser -u nobody -- $(command -v colmet-extract) {prefix} {arguments} | gunzip")
+    said = machine.run(f"runuser -u oar -- $(command -v colmet-extract) {prefix} {arguments} | gunzip")
     told = json.loads(said)
     assert len(told["timestamp"]) == len(told["meminfo_memtotal"]) > 0 and min(told["meminfo_memtotal"]) > 0
 
@@ -98,6 +101,67 @@ def assert_nothing_to_cure(machine):
     assert {side for side, _ in by_name} == {"node", "collector"}
 
 
+def assert_waits_for_a_collector(machine):
+    """The collector has keys and listens; the node measures nothing before one is named to it."""
+    machine.wait_for("systemctl is-active --quiet colmet-collector colmet-node")
+    machine.wait_for("systemctl show -P StatusText colmet-node | grep -q 'no collector is named'")
+    listed = machine.run("stat -c '%U %a %n' /etc/colmet/keys/*").splitlines()
+    assert "colmet 600 /etc/colmet/keys/collector.secret" in listed and "root 755 /etc/colmet/keys/nodes" in listed
+    assert not machine.run("find /etc/colmet/keys/nodes /var/spool/colmet -mindepth 1")
+    assert "keys are off" not in machine.run("journalctl -b --no-pager -u colmet-collector")
+
+
+def assert_ports_are_held(machine):
+    """A user of the machine cannot have them while the collector is away, and a node's data comes afterwards."""
+    taken = "import socket; s = socket.socket(); s.setsockopt(1, 2, 1); s.bind(('127.0.0.1', %d))"
+    machine.run("systemctl kill -s KILL colmet-collector")
+    for port in (5556, 5557):
+        said = machine.run(f'runuser -u nobody -- python3 -c "{taken % port}" 2>&1 || true')
+        assert "Address already in use" in said
+    machine.wait_for("systemctl is-active --quiet colmet-collector")
+    machine.run("systemctl reset-failed colmet-collector; systemctl restart colmet-collector")
+    used = (
+        "journalctl -b --no-pager _PID=$(systemctl show -P MainPID colmet-collector) | grep -c 'service manager used'"
+    )
+    machine.wait_for(f'test "$({used})" = 2')
+
+
+def assert_the_page_has_a_user_of_its_own(machine):
+    """One that reads what the collector wrote, writes nothing, and has no keys."""
+    machine.run("echo secret | colmet access /etc/colmet/users add root --group admin --password-stdin")
+    machine.run('printf \'http-listen = "8080"\\nhttp-users = "/etc/colmet/users"\\n\' >> /etc/colmet/collector.toml')
+    machine.run("systemctl restart colmet-collector")
+    fetch = """python3 -c 'import urllib.request as u, base64; r = u.Request("http://127.0.0.1:8080/api/v1/nodes")
+r.add_header("Authorization", "Basic " + base64.b64encode(b"root:secret").decode())
+print(u.urlopen(r).read().decode())'"""
+    machine.wait_for(f"{fetch} | grep -q '\"total\":1'")
+    pid = machine.run("systemctl show -P MainPID colmet-web").strip()
+    status = machine.run(f"cat /proc/{pid}/status")
+    uid = machine.run("id -u colmet-web").strip()
+    assert re.search(rf"^Uid:\t{uid}\t{uid}", status, re.M) and re.search(r"^CapEff:\t0+$", status, re.M)
+    group = machine.run("getent group colmet | cut -d: -f3").strip()
+    inside = f"nsenter -t {pid} -m setpriv --reuid colmet-web --regid colmet-web --groups {group}"
+    machine.run(f"{inside} sh -c 'head -c 8 $(ls /var/lib/colmet/*.hdf5 | head -1)' | grep -q HDF")
+    for attempt in (
+        "cat /etc/colmet/keys/collector.secret",
+        "ls /etc/colmet/keys",
+        "touch /var/lib/colmet/x",
+        "sh -c 'echo >> $(ls /var/lib/colmet/*.hdf5 | head -1)'",
+        "touch /etc/colmet/x",
+        "touch /run/colmet/x",
+        "cat /var/lib/colmet/colmet.journal/lock",
+    ):
+        said = machine.run(f"{inside} {attempt} 2>&1 || echo refused")
+        assert said.endswith("refused\n"), (attempt, said)
+    line = re.search(r"colmet-web.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
+    assert float(line[1]) <= 1.2
+    told = machine.run("journalctl -b --no-pager -u colmet-web")
+    assert not re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", told), told
+    restart = machine.run("systemctl restart colmet-collector; systemctl is-active colmet-collector")
+    assert restart.strip() == "active"
+    machine.wait_for(f"{fetch} | grep -q '\"total\":1'")
+
+
 def assert_gone(machine):
     assert not machine.run("ls -d /run/systemd/units/invocation:colmet* 2>/dev/null || true").strip()
     assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-facility")
@@ -109,16 +173,20 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
         shutil.copy(package, machine.root / "root/dist")
     machine.run("apt-get update", fetch=True)
     machine.run(BLOCKS["node"] + BLOCKS["collector"], fetch=True)
+    assert_waits_for_a_collector(machine)
+    machine.run(BLOCKS["one-machine"])
     machine.run(BLOCKS["first-node"])
     machine.run(BLOCKS["first-check"])
     assert_measures(machine)
     assert_nothing_to_cure(machine)
+    assert_ports_are_held(machine)
+    assert_the_page_has_a_user_of_its_own(machine)
 
     machine.run("systemctl reload colmet-collector colmet-node")
     machine.wait_for("test $(ls /var/lib/colmet/*.hdf5 | wc -l) -ge 2")  # SIGHUP starts the next file
     machine.run("systemctl is-active colmet-node colmet-collector")
 
-    for unit, most in (("colmet-node", 3.5), ("colmet-collector", 1.5)):
+    for unit, most in (("colmet-node", 2.8), ("colmet-collector", 1.2)):
         assert not machine.run(f"systemd-analyze verify --man=no {unit}.service")
         line = re.search(rf"{unit}.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
         assert float(line[1]) <= most
@@ -129,6 +197,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert "/etc/colmet" in machine.run("dpkg -L colmet-facility").split(), "it may be the only package"
     options = "-c MYSITE -s --host --disk / --zeromq-uri tcp://127.0.0.1:5556 --key-file /etc/colmet/facility.key"
     typed = FACILITY.replace("install ", "echo TOKEN | install ").replace("editor", f"echo 'OPTIONS=\"{options}\"' >")
+    machine.run(KEYS_OF_FACILITY)
     machine.run(typed)
     assert machine.run("runuser -u colmet -- cat /etc/colmet/facility.token") == "TOKEN\n"
     machine.wait_for("systemctl show -P StatusText colmet-facility | grep -qx 'runs: 1, incomplete: 0'")
@@ -136,7 +205,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     line = re.search(r"colmet-facility.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
     assert float(line[1]) <= 2
     told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u colmet-facility"))
-    assert not [text for text in told if not text.startswith("rows are sent in clear")], told
+    assert not [text for text in told if not text.startswith("encryption is off")], told
     command = "colmet-facility -c X --host --disk / --disk /home --json-lines --spool-dir '' --state-file /tmp/state"
     said = machine.run(f"systemd-run --quiet --pipe -p ProtectHome=read-only -p PrivateTmp=yes {command}").splitlines()
     devices = {one["mount"]: one.get("device") for one in map(json.loads, said) if one["kind"] == "DISK"}
@@ -146,15 +215,25 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     machine.wait_for("systemctl show -P StatusText colmet-facility | grep -q 'runs: '")
     assert machine.run("systemctl show -P MainPID colmet-facility") != before, "an upgrade starts it again"
 
+    # a collector that was set up without keys stays so over an upgrade: its nodes have none
+    machine.run("rm -r /etc/colmet/keys")
+    machine.run(BLOCKS["collector"].replace("install", "install --reinstall"), fetch=True)
+    machine.wait_for("systemctl is-active --quiet colmet-collector")
+    pid = machine.run("systemctl show -P MainPID colmet-collector").strip()
+    machine.wait_for(f"journalctl -b --no-pager _PID={pid} | grep -q 'keys are off'")
+    assert not machine.run("ls -d /etc/colmet/keys 2>/dev/null || true")
+
     machine.run(BLOCKS["remove"])
     assert_gone(machine)
     assert machine.run("ls /var/lib/colmet/*.hdf5"), "what was measured is gone"
 
 
 def test_pip_and_the_units_start_both_daemons_and_go_again(machine):
-    machine.run("rm -rf /var/lib/colmet /run/colmet", check=False)
+    machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet", check=False)
+    machine.run("journalctl --rotate; journalctl --vacuum-time=1s", check=False)  # what the packages' daemons said
     machine.run(BLOCKS["pip"], fetch=True)
     machine.run(BLOCKS["pip-units"])
+    machine.run(BLOCKS["one-machine"])
     machine.run(BLOCKS["first-node"])
     machine.run(BLOCKS["first-check"])
     assert_measures(machine)

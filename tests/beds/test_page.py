@@ -13,11 +13,10 @@ import threading
 import time
 import urllib.request
 import zipfile
-from pathlib import Path
 
 import pytest
 import web_facts
-from browser import Browser
+from browser import Browser, install
 from conftest import cannot_run
 from test_daemons import free_port, start, start_collector, uri, wait_for  # noqa: F401 - fixtures
 
@@ -29,7 +28,6 @@ from colmet.tools.web.known import Known
 from colmet.tools.web.memory import Memory
 from colmet.tools.web.server import Server
 
-COMMON = Path(__file__).with_name("common.sh")
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
 AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14")
 NAME = "<img src=x onerror=alert(1)>"
@@ -41,12 +39,6 @@ CHARTS = "document.querySelectorAll('.chart').length > 3 && !document.querySelec
 OFTEN = "?every=1"  # the page asks each second
 SERIOUS = ("serious", "critical")
 PASSWORD = "a word that passes"
-
-
-def install(package):
-    done = subprocess.run(["bash", "-c", '. "$0"; install_packages "$1"', str(COMMON), package], check=False)
-    if done.returncode:
-        cannot_run(f"this needs the package {package}")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 Nothing here blocks longer than the caller says.
 """
 
-from colmet.common.transport.control import Asked, Busy, ControlClient, ControlServer
+from colmet.common.transport.control import Busy, ControlClient, ControlServer, serve_control
 from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
 from colmet.common.transport.door import Door
@@ -13,7 +13,6 @@ from colmet.common.transport.waiting import Socket, wait
 
 __all__ = [
     "MAX_RECEIVED_BYTES",
-    "Asked",
     "Busy",
     "Called",
     "Client",
@@ -29,5 +28,6 @@ __all__ = [
     "check_uri",
     "link_uri",
     "new_pair",
+    "serve_control",
     "wait",
 ]

@@ -1,4 +1,4 @@
-"""What the connections to a listening socket hold that is no whole message yet.
+"""The connections to a listening socket: what each holds that is no whole message yet.
 
 libzmq bounds messages and their number, but neither the parts of one that never ends, nor what a peer sends while it
 should still greet: a single connection could fill all memory. The kernel knows what came over each connection.
@@ -6,15 +6,16 @@ should still greet: a single connection could fill all memory. The kernel knows 
 
 from __future__ import annotations
 
+import array
 import contextlib
+import itertools
 import logging
 import os
-import resource
 import socket
-import stat
+import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from colmet.common.cli import powers_of_ten
 
@@ -22,9 +23,10 @@ log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 32 << 20  # of one connection: no message is as large, with what the kernel buffers
 MAX_ALL_HELD_BYTES = 256 << 20  # of all of them
-SPARE_SHARE = 1 / 8  # of the descriptors that this process may have: for files, and for who comes next
-MANY = 4  # connections of one address: those of a node or two, which are not closed as others are too many
 _RECEIVED_AT = 128  # tcpi_bytes_received in struct tcp_info, since Linux 4.1 (include/uapi/linux/tcp.h)
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # include/uapi/asm-generic/socket.h
+_DROP = array.array("Q", struct.pack("=HBBI", 0x06, 0, 0, 0))  # one BPF instruction: return 0, for every packet
+_numbers = itertools.count()
 
 
 class Readings:
@@ -47,29 +49,110 @@ class Readings:
         self.total += not more
 
 
-class _Connection(NamedTuple):
-    heard: bool  # a message has come
-    base: int  # bytes that had come when a check last saw that one had
-    received: int  # and by the last check
+class Connection:
+    """One of them.
+
+    Attributes:
+        number: of all connections of this process, in the order in which they came.
+        peer: its address.
+        heard: whether a message has come over it.
+    """
+
+    __slots__ = ("base", "heard", "inode", "messages", "number", "peer", "received")
+
+    def __init__(self, inode: int, peer: str, messages: int) -> None:
+        self.number = next(_numbers)
+        self.inode = inode
+        self.peer = peer
+        self.heard = False
+        self.messages = messages  # read by descriptor, when it was last looked at
+        self.base = 0  # bytes that had come when a check last saw that a message had
+        self.received = 0  # and by the last check
 
 
 class Connections:
-    """Those to one TCP port of this process.
+    """Those to one TCP port of this process, as libzmq's monitor reports them. Used by one thread.
 
     Args:
-        port: where it listens.
         readings: of the socket.
+        unheard: by address, connections over which no message has come; may be shared with other ports.
+
+    Attributes:
+        known: those that are open, by descriptor.
+        fresh: addresses from which connections have come; emptied by the reader.
+        closed: how many were closed here.
     """
 
-    def __init__(self, port: int, readings: Readings) -> None:
-        self._port = port
-        self._readings = readings
-        self._known: dict[tuple[int, int], _Connection | None] = {}  # by descriptor and inode; None: not to our port
-        self._messages: dict[int, int] = {}  # read, by descriptor, at the last check
-        self._total = self._emptied = 0
-        self.open = 0
+    def __init__(self, readings: Readings, unheard: Counter[str] | None = None) -> None:
+        self.known: dict[int, Connection] = {}
+        self.fresh: set[str] = set()
         self.closed = 0
-        self.unseen = 0
+        self._readings = readings
+        self._unheard = Counter[str]() if unheard is None else unheard
+        self._listener = self._listener_inode = self._port = -1
+        self._total = self._emptied = 0
+
+    # -- what the monitor reports --
+
+    def listening(self, descriptor: int, backlog: int) -> None:
+        """The socket listens, with this descriptor; from now on with this backlog."""
+        with contextlib.suppress(OSError), _borrowed(descriptor) as one:
+            self._port = one.getsockname()[1]
+            self._listener, self._listener_inode = descriptor, os.fstat(descriptor).st_ino
+            one.listen(backlog)
+            self.admit(True)  # an inherited one may have been left closed
+
+    def accepted(self, descriptor: int) -> None:
+        """A connection was accepted."""
+        with contextlib.suppress(OSError), _borrowed(descriptor) as one:  # closed meanwhile
+            if one.getsockname()[1] == self._port:  # else the descriptor is already another's
+                inode, peer = os.fstat(descriptor).st_ino, str(one.getpeername()[0])
+                self.gone(descriptor)
+                self.known[descriptor] = Connection(inode, peer, self._readings.messages.get(descriptor, 0))
+                self._unheard[peer] += 1
+                self.fresh.add(peer)
+
+    def gone(self, descriptor: int) -> None:
+        """A connection has ended."""
+        one = self.known.pop(descriptor, None)
+        if one is not None and not one.heard:
+            self._hear(one)
+
+    def _hear(self, one: Connection) -> None:
+        """A connection is no longer one without a message."""
+        one.heard = True
+        self._unheard[one.peer] -= 1
+        if not self._unheard[one.peer]:
+            del self._unheard[one.peer]
+
+    # -- what becomes of them --
+
+    def admit(self, admitted: bool) -> None:
+        """Have the kernel drop what comes from peers that are not connected, or take it again.
+
+        A peer tries again after 1, 2, 4 ... s, as when a packet is lost. It takes no descriptor.
+
+        Raises:
+            OSError: the kernel has no socket filters.
+        """
+        try:
+            if os.fstat(self._listener).st_ino != self._listener_inode:
+                return
+        except OSError:  # it has been closed
+            return
+        with contextlib.suppress(FileNotFoundError), _borrowed(self._listener) as one:
+            if admitted:
+                one.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)  # ENOENT: there is none
+            else:
+                program = struct.pack("HP", len(_DROP), _DROP.buffer_info()[0])  # struct sock_fprog
+                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+    def listen(self) -> None:
+        """Note which connections have been heard by now."""
+        messages = self._readings.messages
+        for descriptor, one in self.known.items():
+            if not one.heard and messages.get(descriptor, 0) != one.messages:
+                self._hear(one)
 
     def check(self, waiting: bool) -> None:
         """Look at each connection, and close those that hold too much.
@@ -83,130 +166,74 @@ class Connections:
         total, emptied = self._readings.total, self._readings.emptied
         # libzmq takes from all connections in turn, a message with all its parts from each: so many have met each one
         # that had a whole message
-        reading = waiting or emptied != self._emptied or total - self._total > 2 * self.open + 10
+        reading = waiting or emptied != self._emptied or total - self._total > 2 * len(self.known) + 10
         self._total, self._emptied = total, emptied
         messages = dict(self._readings.messages)
-        known: dict[tuple[int, int], _Connection | None] = {}
-        held: list[tuple[int, tuple[int, int]]] = []
-        try:
-            names = os.listdir("/proc/self/fd")
-        except OSError as err:  # there is no descriptor left to look with
-            self.unseen += 1
-            if powers_of_ten(self.unseen):
-                log.error("connections cannot be looked at: %s unseen=%d", err, self.unseen)
-            return
-        for text in names:
-            descriptor = int(text)
-            with contextlib.suppress(OSError):  # closed meanwhile
-                status = os.fstat(descriptor)
-                if not stat.S_ISSOCK(status.st_mode):
-                    continue
-                key = (descriptor, status.st_ino)
-                before = self._known.get(key)
-                if before is None and key in self._known:
-                    known[key] = None
-                    continue
-                if before is None and not self._is_ours(descriptor):
-                    known[key] = None
-                    continue
+        held: list[tuple[int, int]] = []
+        for descriptor, one in list(self.known.items()):
+            try:
+                if os.fstat(descriptor).st_ino != one.inode:
+                    raise FileNotFoundError
                 received = _received(descriptor)
-                if messages.get(descriptor) != self._messages.get(descriptor):
-                    known[key] = _Connection(True, received, received)
-                elif before is None:
-                    known[key] = _Connection(False, 0, received)
-                else:
-                    if reading:
-                        held.append((before.received - before.base, key))
-                    known[key] = before._replace(received=received)
-        self._messages = messages
-        self._known = known
-        self.open = len(known) - list(known.values()).count(None)
-        self._close_largest(held)
-        self._close_idle(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-    def _close_largest(self, held: list[tuple[int, tuple[int, int]]]) -> None:
+            except OSError:  # closed meanwhile
+                self.gone(descriptor)
+                continue
+            count = messages.get(descriptor, 0)
+            if count != one.messages:
+                one.messages, one.base = count, received
+                if not one.heard:
+                    self._hear(one)
+            elif reading:
+                held.append((one.received - one.base, descriptor))
+            one.received = received
         held.sort(reverse=True)
         left = sum(size for size, _ in held)
-        for size, key in held:
+        for size, descriptor in held:
             if size <= MAX_HELD_BYTES and left <= MAX_ALL_HELD_BYTES:
                 break
             left -= size
-            self._close(f"{size} bytes that do not end as a message", *key)
-
-    def _close_idle(self, limit: int) -> None:
-        """Have descriptors left, where very many connect.
-
-        Of those that have sent no message yet, some are closed; where these are too few, of the addresses that have the
-        most connections some of those as well that have sent any, which is as easily done.
-        """
-        beyond = len(self._known) - int(limit * (1 - SPARE_SHARE))
-        if beyond <= 0:
-            return
-        idle = [key for key, one in self._known.items() if one is not None and not one.heard]
-        for key in sorted(idle, key=_inode, reverse=True)[:beyond]:
-            self._close("no message, and there are too many connections", *key)
-        beyond -= len(idle)
-        if beyond <= 0:
-            return
-        older: dict[str, int] = {}  # connections of an address
-        ranks = []
-        for key in sorted([key for key, one in self._known.items() if one is not None and one.heard], key=_inode):
-            with contextlib.suppress(OSError), _borrowed(key[0]) as one:
-                peer = str(one.getpeername()[0])
-                older[peer] = older.get(peer, 0) + 1
-                ranks.append((older[peer], key))
-        for rank, key in sorted(ranks, reverse=True)[:beyond]:
-            if rank > MANY:
-                self._close("some messages, over too many connections", *key)
+            self.close(descriptor, f"{size} bytes that do not end as a message")
 
     def hang_up(self, descriptor: int, peer: str) -> None:
-        """Close a connection of which a message came, unless it is gone; not counted here."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
-            if own.getpeername()[0] == peer and own.getsockname()[1] == self._port:
-                own.shutdown(socket.SHUT_RDWR)
+        """Close a connection of which a message came, unless it is gone; not counted here. For any thread."""
+        one = self.known.get(descriptor)
+        if one is not None and one.peer == peer:
+            _shut(descriptor, one.inode)
 
-    def _is_ours(self, descriptor: int) -> bool:
-        with _borrowed(descriptor) as one:
-            if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
-                return False
-            try:
-                one.getpeername()
-            except OSError:  # it listens, or has just been closed from afar
-                return False
-            return bool(one.getsockname()[1] == self._port)
+    def close(self, descriptor: int, why: str) -> None:
+        """Close a connection, counted. It needs no descriptor.
 
-    def _close(self, why: str, descriptor: int, inode: int) -> None:
-        peer = "?"
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
-            if os.fstat(own.fileno()).st_ino != inode:  # another one meanwhile
-                return
-            peer = str(own.getpeername()[0])
-            own.shutdown(socket.SHUT_RDWR)
+        Args:
+            descriptor: of one that is known.
+            why: what it sent, for the log.
+        """
+        one = self.known[descriptor]
+        self.gone(descriptor)
+        _shut(descriptor, one.inode)
         self.closed += 1
         if powers_of_ten(self.closed):
-            log.warning("connection closed from=[%s] closed=%d, it sent %s", peer, self.closed, why)
+            log.warning("connection closed from=[%s] closed=%d, it sent %s", one.peer, self.closed, why)
+
+
+def _shut(descriptor: int, inode: int) -> None:
+    """End a connection; libzmq then closes its descriptor."""
+    with contextlib.suppress(OSError), _borrowed(descriptor) as one:
+        if os.fstat(descriptor).st_ino == inode:  # else another one meanwhile
+            one.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
     """A socket object for a descriptor that stays another's."""
-    one = socket.socket(fileno=descriptor)
+    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # of any family: nothing is asked
     try:
         yield one
     finally:
         one.detach()
 
 
-def _inode(key: tuple[int, int]) -> int:
-    """Of a connection: it tells the younger from the older."""
-    return key[1]
-
-
 def _received(descriptor: int) -> int:
     """Bytes that have come over a TCP connection, since it began."""
-    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
-    try:
+    with _borrowed(descriptor) as one:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
-    finally:
-        one.detach()
     return int.from_bytes(info[_RECEIVED_AT : _RECEIVED_AT + 8], sys.byteorder)

@@ -1,4 +1,4 @@
-"""The control socket: a ROUTER on the daemon, a DEALER where somebody asks. What travels on it: `wire.control`.
+"""The control socket: a ROUTER on the daemon, a DEALER of the client. What travels on it: `wire.control`.
 
 A Unix socket is its user's alone (and root's): a mode of 0600 in a directory where nobody else can write. TCP is for
 those whose keys are known.
@@ -11,14 +11,15 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Union
 
 import zmq
 
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
+from colmet.common.transport.local import MAX_PARTS, Asked, LocalServer
 from colmet.common.transport.uris import check_uri
 
 OPTION = "--control-socket"
@@ -27,20 +28,13 @@ OPTION = "--control-socket"
 MAX_RECEIVED_BYTES = 128 << 10
 MAX_ANSWERED_BYTES = 16 << 20
 QUEUE = 100  # messages that wait for one peer
-MAX_FRAMES = 4
+MAX_FRAMES = MAX_PARTS + 1  # the first names the peer
 REMEDY = "give --control-curve-keys and --zeromq-curve-secret, or a path"
 MAX_PATH = 107  # bytes of a Unix socket's path
 
 
 class Busy(ConfigError):
     """Another daemon serves this socket."""
-
-
-class Asked(NamedTuple):
-    """A request, and where its answer goes: the frames before it."""
-
-    envelope: Sequence[bytes]
-    message: bytes
 
 
 def check_path(path: str) -> None:
@@ -104,55 +98,57 @@ def knock(path: str) -> None:
             raise Unreachable(f"{path}: {err.strerror}", "denied") from err
 
 
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-class ControlServer:
-    """The daemon's end. After its creation it is used, and closed, by one thread; `wake` is for any other.
+def serve_control(uri: str, door: Door | None = None) -> ControlServer:
+    """Return the daemon's end of the control socket.
 
     Args:
         uri: ipc://PATH, or tcp://HOST:PORT with a locked door.
-        door: that those who ask come through, which is closed with this; for TCP alone.
+        door: that clients come through, which is closed with it; for TCP alone.
 
     Raises:
         ConfigError: the URI cannot be bound.
         Busy: another daemon has it.
     """
+    check_uri(uri, OPTION)
+    if not uri.startswith("tcp:"):
+        path = uri[len("ipc://") :]
+        check_path(path)
+        try:
+            return LocalServer(path, MAX_RECEIVED_BYTES)
+        except OSError as err:
+            raise ConfigError(f"{OPTION} {uri}: {err.strerror}") from err
+    if door is None or not door.locked:
+        raise ConfigError(f"{OPTION} {uri}: whoever reaches the port could ask: TCP takes keys; {REMEDY}")
+    return TcpServer(uri, door)
 
-    def __init__(self, uri: str, door: Door | None = None) -> None:
-        check_uri(uri, OPTION)
-        self._path = "" if uri.startswith("tcp:") else uri[len("ipc://") :]
-        if self._path:
-            check_path(self._path)
-            door = None
-        elif door is None or not door.locked:
-            raise ConfigError(f"{OPTION} {uri}: whoever reaches the port could ask: TCP takes keys; {REMEDY}")
+
+class TcpServer:
+    """The daemon's end on TCP. After its creation it is used, and closed, by one thread; `wake` is for any other.
+
+    Args:
+        uri: tcp://HOST:PORT.
+        door: that clients come through, which is closed with this.
+
+    Raises:
+        ConfigError: the URI cannot be bound.
+    """
+
+    def __init__(self, uri: str, door: Door) -> None:
         self._door = door
-        self._context = zmq.Context() if door is None else door.context
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._guarded = door.guard(self._socket) if door is not None else None
+        self._socket = door.context.socket(zmq.ROUTER)
+        self._guarded = door.guard(self._socket)
         self._socket.setsockopt(zmq.LINGER, 200)  # ms: an answer that is on its way at the end
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
         self._socket.setsockopt(zmq.SNDHWM, QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
         self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.uri = ""
         try:
-            with _private_files():
-                self._socket.bind(uri)
+            self._socket.bind(uri)
         except zmq.ZMQError as err:
             self.close()
             raise ConfigError(f"{OPTION} {uri}: {err}") from err
         self.uri = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if door is not None and self._guarded is not None:
-            door.watch(self._guarded, self.uri)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
@@ -160,16 +156,13 @@ class ControlServer:
     def receive(self) -> Asked | None:
         """The next request; waits for one. None once `wake` was called."""
         while True:
-            if self._door is not None:
-                self._door.waiting = True
+            self._door.waiting = True
             ready = self._poller.poll()
-            if self._door is not None:
-                self._door.waiting = False
+            self._door.waiting = False
             if any(source == self._wake for source, _ in ready):
                 return None
             frames = self._socket.recv_multipart(copy=False)
-            known = self._door is None or self._guarded is None or self._door.user(frames[-1], self._guarded)
-            if known:
+            if self._door.user(frames[-1], self._guarded):
                 # one in many parts is of no client of ours: refused as one bad message
                 parts = [frame.bytes for frame in frames] if len(frames) <= MAX_FRAMES else [frames[0].bytes, b""]
                 return Asked(parts[:-1], parts[-1])
@@ -184,21 +177,17 @@ class ControlServer:
         os.write(self._write_wake, b"\0")
 
     def close(self) -> None:
-        """Close, and remove the socket's file; also twice."""
+        """Close; also twice."""
         if self._wake >= 0:
-            if self._path and self.uri:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path)  # while it is ours: nobody replaces one that listens
-            if self._door is not None and self._guarded is not None:
-                self._door.release(self._guarded)
+            self._door.release(self._guarded)
             self._socket.close()
-            if self._door is not None:
-                self._door.close()
-            else:
-                self._context.term()
+            self._door.close()
             os.close(self._wake)
             os.close(self._write_wake)
             self._wake = self._write_wake = -1
+
+
+ControlServer = Union[LocalServer, TcpServer]
 
 
 class ControlClient:

@@ -6,16 +6,21 @@ The keys are in files (colmet.common.keys); what is on the wire is ZeroMQ's own,
 from __future__ import annotations
 
 import argparse
+from typing import NamedTuple
 
 import zmq
 
 from colmet.common import cli
 from colmet.common.errors import ConfigError
-from colmet.common.keys import Pair, read_pair, read_public
+from colmet.common.keys import DIRECTORY, Pair, default, read_pair, read_public
 
 # A listener that does not know our key yet says nothing, and hangs up when its own time for a greeting is over.
 HANDSHAKE_MS = 10_000
-REMEDY = "`colmet keygen` makes keys, --zeromq-curve-secret and --zeromq-curve-collector use them"
+COLLECTOR = "collector.key"
+OFF = (
+    "encryption is off: data is sent in clear text to any host at this address; set up keys with `colmet enrol` "
+    "(docs/security.md)"
+)
 
 
 def new_pair() -> Pair:
@@ -62,32 +67,68 @@ class Client:
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 
 
-def add_options(parser: cli.Options) -> None:
-    """The options of the node."""
+def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
+    """The options of the node, and of others that send.
+
+    Args:
+        parser: of their command line.
+        secret: the name of the file in the folder of keys that is used where it exists.
+    """
     parser.add_argument(
         "--zeromq-curve-secret",
         metavar="FILE",
-        help="encrypt, and prove to the collector who this node is, with the pair of keys in FILE (`colmet keygen "
-        "node` makes it: NAME.secret); takes --zeromq-curve-collector",
+        default=default(secret),
+        help="encrypt, and prove to the collector who this is, with the pair of keys in FILE (`colmet enrol` on the "
+        f"collector's machine makes it); '' for no keys (default: {DIRECTORY}/{secret}, where it exists)",
     )
     parser.add_argument(
         "--zeromq-curve-collector",
         metavar="FILE",
-        help="public key of the collector (collector.key); no other is talked to. Several collectors share one pair",
+        default=default(COLLECTOR),
+        help="public key of the collector; no other is talked to. Several collectors share one pair (default: "
+        f"{DIRECTORY}/{COLLECTOR}, where it exists)",
     )
 
 
-def from_options(options: argparse.Namespace) -> Client | None:
+class Files(NamedTuple):
+    """The paths of this machine's pair and of the collector's public key."""
+
+    secret: str
+    collector: str
+
+
+def files(options: argparse.Namespace) -> Files | None:
+    """Return the files that the options name, or the default ones; None for no security.
+
+    Raises:
+        ConfigError: only one of them is given.
+    """
+    secret, collector = options.zeromq_curve_secret, options.zeromq_curve_collector
+    if not secret and (
+        not collector or collector == default(COLLECTOR)
+    ):  # that one lies on the collector's machine, too
+        return None
+    if not secret or not collector:
+        missing = "--zeromq-curve-collector" if secret else "--zeromq-curve-secret"
+        raise ConfigError(
+            f"{missing} is missing: encryption requires this machine's pair and the collector's public key; `colmet "
+            "enrol` makes both"
+        )
+    return Files(secret, collector)
+
+
+def from_options(options: argparse.Namespace, uid: int | None = None) -> Client | None:
     """What the command line asks for; None where it asks for no security.
+
+    Args:
+        options: of `add_options`.
+        uid: of the user who is to use the files; this process's own by default.
 
     Raises:
         ConfigError: only one of the options is given, or a file cannot be used.
     """
-    secret, collector = options.zeromq_curve_secret, options.zeromq_curve_collector
-    if not secret and not collector:
+    found = files(options)
+    if found is None:
         return None
-    if not secret or not collector:
-        missing = "--zeromq-curve-collector" if secret else "--zeromq-curve-secret"
-        raise ConfigError(f"{missing} is missing: to encrypt takes this node's pair and the collector's public key")
-    pair = check_pair(read_pair(secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {secret}")
-    return Client(pair, read_public(collector, "--zeromq-curve-collector"))
+    pair = check_pair(read_pair(found.secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {found.secret}")
+    return Client(pair, read_public(found.collector, "--zeromq-curve-collector"))

@@ -132,14 +132,16 @@ class Pull:
         self._poller = zmq.Poller()
         self._is_tcp = uri.startswith("tcp:")
         try:
-            self._socket.bind(uri)
+            self._door.bind(self._guarded, uri, "--zeromq-bind-uri")
+        except ConfigError:
+            self.close()
+            raise
         except zmq.ZMQError as err:
             self.close()
             raise ConfigError(
                 f"--zeromq-bind-uri {uri}: {err}; give an address of this machine and a port that nothing else uses"
             ) from err
         self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._door.watch(self._guarded, self.uri)
         self._poller.register(self._socket, zmq.POLLIN)
 
     def wake_on(self, source: int | Socket) -> None:

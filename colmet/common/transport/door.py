@@ -9,9 +9,13 @@ import argparse
 import contextlib
 import logging
 import os
+import resource
+import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -19,36 +23,44 @@ from zmq.utils import z85
 from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
-from colmet.common.keys import KnownKeys, Pair, read_pair
+from colmet.common.keys import DIRECTORY, NODES, KnownKeys, Pair, default, read_pair
 from colmet.common.transport.connections import Connections, Readings
+from colmet.common.transport.crowd import Crowd, spare
 from colmet.common.transport.curve import HANDSHAKE_MS, check_pair
+from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096  # connections that wait to be taken, when all nodes come at once (net.core.somaxconn has a say, too)
+BACKLOG_SHARE = 1 / 8  # of the spare descriptors: connections that wait to be accepted still come in a pause
+MAX_BACKLOG = 4096  # net.core.somaxconn has a say, too
 CHECK_S = 0.25
+ASKED_S = 0.05  # between two looks for the keys of those who are not known
 CHECK_SHARE = 0.02  # of a CPU may go into looking at connections
+MAX_EVENTS = 256  # at a time
 MAX_ADDRESSES = 1024  # whose refusals are told apart; anyone who can connect may come from many
-REMEDY = "`colmet keygen` makes keys, --zeromq-curve-secret and --zeromq-curve-nodes use them"
+SECRET = "collector.secret"
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"colmet"
-_FAILURES = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # those of ZAP are counted by it
-)
+_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # ZAP counts its own
+# not that accepting failed: without descriptors libzmq would report that without end
+_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILURES
+_EVENT = struct.Struct("=HI")  # its kind, and a descriptor or an error
 
 
 class Guarded:
     """One listening socket behind the door.
 
     Attributes:
+        monitor: reports its connections.
         readings: to be told of each message that is read.
+        connections: those to it; none is known where it does not listen on TCP.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], unheard: Counter[str]) -> None:
         self.socket = socket
         self.monitor = monitor
         self.readings = Readings()
-        self.connections: Connections | None = None
+        self.connections = Connections(self.readings, unheard)
 
 
 class Door:
@@ -59,14 +71,18 @@ class Door:
     Args:
         pair: of this daemon.
         known: keys of those who may connect.
+        listeners: held by the service manager, for `bind`.
 
     Attributes:
         context: of all sockets behind it.
         waiting: whether the thread that reads all of them waits for a message on any.
     """
 
-    def __init__(self, pair: Pair | None = None, known: KnownKeys | None = None) -> None:
+    def __init__(
+        self, pair: Pair | None = None, known: KnownKeys | None = None, listeners: Listeners | None = None
+    ) -> None:
         self.context = zmq.Context()
+        self._listeners = listeners or Listeners()
         self.waiting = False
         self._pair = pair
         self._known = known
@@ -76,6 +92,7 @@ class Door:
         self._refused: dict[tuple[str, str], int] = {}
         self._counts = dict.fromkeys(("let_in", "unknown_key", "key_withdrawn", "handshake_failed"), 0)
         self._closed_before = 0
+        self._crowd = Crowd()
         self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._zap: zmq.Socket[bytes] | None = None
         if pair is not None:
@@ -94,71 +111,70 @@ class Door:
     def guard(self, socket: zmq.Socket[bytes]) -> Guarded:
         """Set up a socket of `context`, before it is bound."""
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.setsockopt(zmq.BACKLOG, BACKLOG)
         # a peer that is switched off is forgotten after minutes, not after the hours of the kernel's defaults
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 120)
         socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 30)
         socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
-        monitor = None
         if self._pair is not None:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._pair.secret.encode("ascii"))
             socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in where nobody answers
-            address = f"inproc://monitor-{id(socket)}"
-            socket.monitor(address, _FAILURES)
-            monitor = self.context.socket(zmq.PAIR)
-            monitor.setsockopt(zmq.LINGER, 0)
-            monitor.setsockopt(zmq.RCVHWM, 0)  # libzmq waits where this is full, and all connections with it
-            monitor.connect(address)
-        guarded = Guarded(socket, monitor)
+        address = f"inproc://monitor-{id(socket)}"
+        socket.monitor(address, _EVENTS)
+        monitor = self.context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.LINGER, 0)
+        monitor.setsockopt(zmq.RCVHWM, 0)  # libzmq waits where this is full, and all connections with it
+        monitor.connect(address)
+        guarded = Guarded(socket, monitor, self._crowd.unheard)
         with self._lock:
             self._guarded.append(guarded)
         self._wake_up()
         return guarded
 
-    def watch(self, guarded: Guarded, uri: str) -> None:
-        """A socket has been bound."""
-        if uri.startswith("tcp:"):
-            guarded.connections = Connections(int(uri.rpartition(":")[2]), guarded.readings)
+    def bind(self, guarded: Guarded, uri: str, option: str) -> None:
+        """Bind a guarded socket, through the listener that the service manager holds for `uri` where there is one.
+
+        Raises:
+            ConfigError: such a listener holds the port on another address.
+            zmq.ZMQError: the address cannot be bound.
+        """
+        self._listeners.bind(guarded.socket, uri, option)
 
     def release(self, guarded: Guarded) -> None:
         """A socket is about to be closed."""
         with self._lock:
             self._guarded.remove(guarded)
-            if guarded.connections is not None:
-                self._closed_before += guarded.connections.closed
-            if guarded.monitor is not None:
-                guarded.socket.disable_monitor()
-                self._ended.append(guarded.monitor)
+            self._closed_before += guarded.connections.closed
+            with contextlib.suppress(OSError):
+                guarded.connections.admit(True)  # who inherits the listening socket has it open
+            guarded.socket.disable_monitor()
+            self._ended.append(guarded.monitor)
         self._wake_up()
 
     def user(self, frame: zmq.Frame, guarded: Guarded) -> str | None:
         """Whose key a message came with; '' where there are no keys, None where the key is known no more."""
-        connections = guarded.connections
-        descriptor = -1
-        if connections is not None:
-            descriptor = int(frame.get("__fd"))
-            guarded.readings.note(descriptor, frame.more)
+        descriptor = int(frame.get("__fd"))
+        guarded.readings.note(descriptor, frame.more)
         if self._known is None:
             return ""
         user = self._known.owner(str(frame.get("User-Id")))
         if user is None:
             peer = str(frame.get("Peer-Address"))
             self._refuse("key_withdrawn", peer)
-            if connections is not None:
-                connections.hang_up(descriptor, peer)
+            guarded.connections.hang_up(descriptor, peer)
         return user
 
     def counters(self) -> dict[str, int]:
         """Who was let in, refused or closed since the start, and how many connections there are."""
         with self._lock:
-            watched = [one.connections for one in self._guarded if one.connections is not None]
+            watched = [one.connections for one in self._guarded]
             closed = self._closed_before + sum(connections.closed for connections in watched)
         known = {} if self._known is None else {"keys": len(self._known), "broken_keys": self._known.broken}
-        connections = sum(connections.open for connections in watched)
-        return {**self._counts, "closed": closed, "connections": connections, **known}
+        connections = sum(len(one.known) for one in watched)
+        pauses = self._crowd.pauses
+        return {**self._counts, "closed": closed, "pauses": pauses, "connections": connections, **known}
 
     def close(self) -> None:
         """End; after all guarded sockets are closed. Also twice."""
@@ -189,9 +205,10 @@ class Door:
                 guarded = list(self._guarded)
                 self._close_ended()
             for one in guarded:
-                if one.monitor is not None:
-                    poller.register(one.monitor, zmq.POLLIN)
-            came = {source for source, _ in poller.poll(max(0, int(1000 * (check_at - time.monotonic())) + 1))}
+                poller.register(one.monitor, zmq.POLLIN)
+            delay_s, pause_s = check_at - time.monotonic(), self._crowd.pause_left_s
+            delay_s = delay_s if pause_s is None else min(delay_s, pause_s)
+            came = {source for source, _ in poller.poll(max(0, int(1000 * delay_s)) + 1)}
             if self._wake in came:
                 os.read(self._wake, 4096)
             if self._known is not None:
@@ -200,13 +217,15 @@ class Door:
                 self._answer()
             for one in guarded:
                 if one.monitor in came:
-                    self._count_failures(one.monitor)
+                    self._note(one)
+            ports = [one.connections for one in guarded]
             if time.monotonic() >= check_at:
                 began = time.thread_time()  # on a busy machine a check takes long, and is needed all the more
-                for one in guarded:
-                    if one.connections is not None:
-                        one.connections.check(self.waiting)
+                for port in ports:
+                    port.check(self.waiting)
+                self._crowd.count_others(ports)
                 check_at = time.monotonic() + max(CHECK_S, (time.thread_time() - began) / CHECK_SHARE)
+            self._crowd.look(ports)
 
     def _close_ended(self) -> None:
         while self._ended:
@@ -235,6 +254,8 @@ class Door:
             self._refuse("unknown_key", address.decode("ascii", "replace"))
             return b""
         key = z85.encode(credentials[0]).decode("ascii")
+        if self._known is not None and self._known.owner(key) is None:
+            self._known.refresh(ASKED_S)  # it may have come just now
         if self._known is None or self._known.owner(key) is None:
             self._refuse("unknown_key", address.decode("ascii", "replace"), key)
             return b""
@@ -250,20 +271,35 @@ class Door:
         if powers_of_ten(count):
             log.warning("connection refused why=%s from=[%s] refused=%d key=%s", why, address, count, key or "-")
 
-    def _count_failures(self, monitor: zmq.Socket[bytes] | None) -> None:
-        assert monitor is not None
-        for _ in range(1000):
+    def _note(self, guarded: Guarded) -> None:
+        """Take in what libzmq reports of a socket: a bounded number of events, as there may be too many connections."""
+        for _ in range(MAX_EVENTS):
             try:
-                _event, endpoint = monitor.recv_multipart(zmq.NOBLOCK)
+                event, endpoint = guarded.monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._counts["handshake_failed"] += 1
-            if powers_of_ten(self._counts["handshake_failed"]):
-                log.warning(
-                    "connection refused, it has no key, or another key for this collector to=%s refused=%d",
-                    endpoint.decode("utf-8", "replace"),
-                    self._counts["handshake_failed"],
-                )
+            kind, value = _EVENT.unpack(event)
+            if kind == zmq.EVENT_LISTENING:
+                if endpoint.startswith(b"tcp:"):
+                    spared = spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+                    guarded.connections.listening(value, max(1, min(MAX_BACKLOG, int(spared * BACKLOG_SHARE))))
+            elif kind == zmq.EVENT_ACCEPTED:
+                guarded.connections.accepted(value)
+            elif kind == zmq.EVENT_DISCONNECTED:
+                guarded.connections.gone(value)
+            else:
+                self._count_failure(endpoint)
+
+    def _count_failure(self, endpoint: bytes) -> None:
+        if self._pair is None:
+            return
+        self._counts["handshake_failed"] += 1
+        if powers_of_ten(self._counts["handshake_failed"]):
+            log.warning(
+                "connection refused, it has no key, or another key for this collector to=%s refused=%d",
+                endpoint.decode("utf-8", "replace"),
+                self._counts["handshake_failed"],
+            )
 
 
 def add_options(parser: cli.Options) -> None:
@@ -271,28 +307,58 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--zeromq-curve-secret",
         metavar="FILE",
+        default=default(SECRET),
         help="encrypt, and let in only nodes whose keys are known, with the pair of keys in FILE (`colmet keygen "
-        "collector` makes it: collector.secret); takes --zeromq-curve-nodes",
+        "collector` makes it); '' for no keys, which nodes of Colmet 0.6 require (default: "
+        f"{DIRECTORY}/{SECRET}, where it exists)",
     )
     parser.add_argument(
         "--zeromq-curve-nodes",
         metavar="DIR",
-        help="folder with the public keys of the nodes: NAME.key, where NAME is what `hostname` says there, and the "
-        "only host that this key may send data of. Changes in it are seen within 10 s",
+        default=default(NODES),
+        help="folder with the public keys of the nodes, where `colmet enrol` puts them: NAME.key, where NAME is what "
+        "`hostname` says there, and the only host that this key may send data of. Changes in it are seen within 10 s "
+        f"(default: {DIRECTORY}/{NODES}, where it exists)",
     )
 
 
-def from_options(options: argparse.Namespace) -> Door:
+class Files(NamedTuple):
+    """The paths of the collector's pair and of the folder with the nodes' public keys."""
+
+    secret: str
+    nodes: str
+
+
+def files(options: argparse.Namespace) -> Files | None:
+    """Return the files that the options name, or the default ones; None for no security.
+
+    Raises:
+        ConfigError: only one of them is given.
+    """
+    secret, nodes = options.zeromq_curve_secret, options.zeromq_curve_nodes
+    if not secret and (not nodes or nodes == default(NODES)):
+        return None
+    if not secret or not nodes:
+        missing = "--zeromq-curve-nodes" if secret else "--zeromq-curve-secret"
+        raise ConfigError(
+            f"{missing} is missing: encryption requires the collector's pair and the nodes' public keys; `colmet "
+            "keygen collector --if-missing` makes what is missing"
+        )
+    return Files(secret, nodes)
+
+
+def from_options(options: argparse.Namespace, listeners: Listeners | None = None) -> Door:
     """What the command line asks for: a locked door, or an open one.
+
+    Args:
+        options: of `add_options`.
+        listeners: held by the service manager.
 
     Raises:
         ConfigError: only one of the options is given, or a file or the folder cannot be used.
     """
-    secret, nodes = options.zeromq_curve_secret, options.zeromq_curve_nodes
-    if not secret and not nodes:
-        return Door()
-    if not secret or not nodes:
-        missing = "--zeromq-curve-nodes" if secret else "--zeromq-curve-secret"
-        raise ConfigError(f"{missing} is missing: to encrypt takes the collector's pair and the nodes' public keys")
-    pair = check_pair(read_pair(secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {secret}")
-    return Door(pair, KnownKeys(nodes, "--zeromq-curve-nodes"))
+    found = files(options)
+    if found is None:
+        return Door(listeners=listeners)
+    pair = check_pair(read_pair(found.secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {found.secret}")
+    return Door(pair, KnownKeys(found.nodes, "--zeromq-curve-nodes"), listeners)

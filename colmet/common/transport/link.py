@@ -48,7 +48,7 @@ class Anew:
         self._connected_at = time.monotonic()
 
     def look(self) -> bool:
-        """Whether the socket can be written to; where it could not for long, it is connected anew."""
+        """Whether the socket can be written to; where it could not for long, it is connected again."""
         now = time.monotonic()
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             self._connected_at = now
@@ -165,14 +165,16 @@ class LinkServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
         self._is_tcp = uri.startswith("tcp:")
         try:
-            self._socket.bind(uri)
+            self._door.bind(self._guarded, uri, option)
+        except ConfigError:
+            self.close()
+            raise
         except zmq.ZMQError as err:
             self.close()
             raise ConfigError(
                 f"{option} {uri}: {err}; give an address of this machine and a port that nothing else uses"
             ) from err
         self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._door.watch(self._guarded, self.uri)
 
     @property
     def socket(self) -> Socket:

@@ -26,6 +26,7 @@ class Decoded(NamedTuple):
     dialect: str
     batches: tuple[Batch, ...]
     skipped: int = 0  # values whose meaning the dialect's tables do not give
+    unfit: int = 0  # rows left out, of tables of Colmet's own names with other kinds of values
 
 
 def dialect_of(message: bytes) -> str:
@@ -59,17 +60,40 @@ class Decoder:
     def __init__(self) -> None:
         self._schemas = v1.SchemaCache()
 
-    def decode(self, message: bytes) -> Decoded:
+    @property
+    def new_fields(self) -> int:
+        """Fields of the descriptions that were parsed for the latest message, whether it could be read or not."""
+        return self._schemas.new_fields
+
+    def decode(self, message: bytes, new_fields: int = v1.MAX_SCHEMA_FIELDS) -> Decoded:
         """The batches that a message holds.
+
+        Args:
+            message: its bytes.
+            new_fields: how many fields of new descriptions are parsed at most.
+
+        Raises:
+            OverBudget: its descriptions have more new fields.
+            WireError: for whatever is wrong with it; no other exception leaves here.
+        """
+        self._schemas.allow(new_fields)
+        return self._decoded(message, self._schemas)
+
+    def heads(self, message: bytes) -> tuple[Batch, ...]:
+        """The batches that a message holds, those of our own dialect without tables: whose they are, at little cost.
 
         Raises:
             WireError: for whatever is wrong with it; no other exception leaves here.
         """
+        return self._decoded(message, None).batches
+
+    def _decoded(self, message: bytes, schemas: v1.SchemaCache | None) -> Decoded:
         if len(message) > MAX_MESSAGE_BYTES:
             raise WireError(f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
         dialect = dialect_of(message)
         if dialect == "v1":
-            return Decoded(dialect, (v1.decode(message, self._schemas),), 0)
+            batch = v1.decode(message, schemas)
+            return Decoded(dialect, (batch,), 0, schemas.unfit_rows if schemas is not None else 0)
         if dialect == "colmet06":
             return Decoded(dialect, colmet06.decode(message))
         batches, skipped = colmet_rs.decode(message)

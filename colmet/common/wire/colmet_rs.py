@@ -35,6 +35,7 @@ PERFHW = (
 )
 NAMES = {1: MEMORY + CPU + PERFHW}
 MAX_VALUES = 65536  # of one backend of one job
+MAX_MESSAGE_VALUES = 1 << 19  # of all; a node with 4,096 jobs sends 278,528
 OLDEST_VERSION = 1  # the oldest nodes do not send the version; they had this table
 
 
@@ -99,8 +100,8 @@ def _named(ids: list[Any], values: list[Any], version: int, schema: Schema) -> d
     return found
 
 
-def _read_backend(source: Any, job: int, version: int, found: dict[str, dict[str, int]]) -> int:
-    """Adds one backend's values to `found`; returns how many were skipped."""
+def _read_backend(source: Any, job: int, version: int, found: dict[str, dict[str, int]]) -> tuple[int, int]:
+    """Adds one backend's values to `found`; returns how many there were, and how many of them were skipped."""
     count = source.read_array_header()
     if count not in (3, 4):
         raise WireError("a backend is not [job, name, ids, values]")
@@ -114,19 +115,19 @@ def _read_backend(source: Any, job: int, version: int, found: dict[str, dict[str
         count = at_most(MAX_VALUES, source.read_array_header(), "ids")
         for _ in range(count + 1):  # the ids, and the values as one
             source.skip()
-        return count
+        return count, count
     ids, values = _scalar_list(source), _scalar_list(source)
     named = _named(ids, values, version, schema)
     if named:
         found.setdefault(name, {}).update(named)
-    return len(ids) - len(named)
+    return len(ids), len(ids) - len(named)
 
 
 def _read(message: bytes) -> tuple[_Found, int]:
     """What the message holds, and how many values were skipped."""
     source = scalars(message)
     found: _Found = {}
-    skipped = 0
+    values = skipped = 0
     seen = set()
     for _ in range(at_most(MAX_JOBS, source.read_map_header(), "jobs")):
         job = checked_int(source.unpack(), "a job id")
@@ -144,7 +145,9 @@ def _read(message: bytes) -> tuple[_Found, int]:
         version = OLDEST_VERSION if size == 3 else checked_int(source.unpack(), "the version of the metric table")
         backends = found.setdefault((host, time_ns), {}).setdefault(job, {})
         for _ in range(source.read_array_header()):
-            skipped += _read_backend(source, job, version, backends)
+            some, unnamed = _read_backend(source, job, version, backends)
+            values, skipped = values + some, skipped + unnamed
+            at_most(MAX_MESSAGE_VALUES, values, "values")
     if source.tell() != len(message):
         raise WireError("there are bytes after the map")
     return found, skipped

@@ -10,8 +10,9 @@ import msgpack
 
 from colmet.common.errors import WireError
 
-# Host names end up in file columns and in log lines: no control characters, no separators.
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}", re.ASCII)
+# Host names end up in file columns and in log lines: no control characters, no separators. The collector alone adds ~2
+# and so on: to the names of agents that share one (`common.namesakes`).
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}(?:~[2-9])?", re.ASCII)
 MAX_JOBS = 4096  # on one node at a time
 # msgpack without its C extension applies this to headers and to what is skipped too; its lists grow as they fill.
 _CONTAINER = 1 << 20 if msgpack.Unpacker.__module__ == "msgpack.fallback" else 0

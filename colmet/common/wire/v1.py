@@ -15,7 +15,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from colmet.common.errors import WireError
+from colmet.common.declared import misfits
+from colmet.common.errors import OverBudget, WireError
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars
 
@@ -23,11 +24,15 @@ VERSION = 1
 KEYS = frozenset({"v", "host", "epoch", "seq", "time", "jobs", "tables"})
 NIL = b"\xc0"
 FIXMAP_OF_ALL_KEYS = 0x80 + len(KEYS)
+BEGIN = b"\xa1v\x01\xa4host"  # of what `encode` makes, behind the number of keys; the host follows
+CAME = b"\xa4came\xce"  # at the end of a message that is shorter than it came, with a CRC-32 behind it; readers skip it
 MAX_SMALL_BYTES = 64 << 10
 MAX_INT = (1 << 63) - 1
 MAX_KEYS = 64  # ours and those of newer nodes, which are skipped
 MAX_TABLES = 256
 MAX_DESCRIPTION_BYTES = 256 << 10
+# Of all tables of a message. A node with every backend sends some 450; 1,000 take 5 ms to read from descriptions.
+MAX_MESSAGE_FIELDS = 4096
 # Kept by a reader; the least recently used goes first. A field takes about 0.8 kB.
 MAX_SCHEMAS = 1024
 MAX_SCHEMA_FIELDS = 65536
@@ -39,19 +44,31 @@ def pack_description(schema: Schema) -> bytes:
     return zlib.compress(schema.text.encode(), 9)
 
 
-def parse_description(digest: bytes, description: bytes) -> Schema:
-    """The schema that a description gives, if it is the one that the digest names.
+def inflated(description: bytes) -> bytes:
+    """The text of a description as it travels.
 
     Raises:
-        WireError: it is too long, damaged, not allowed, or another one.
+        WireError: it is too long or damaged.
     """
     inflate = zlib.decompressobj()
     try:
         text = inflate.decompress(description, MAX_DESCRIPTION_BYTES)
-        if not inflate.eof:
-            raise WireError("a table's description is cut short or too long")
+    except zlib.error as err:
+        raise WireError(f"a table's description cannot be read: {err}") from err
+    if not inflate.eof:
+        raise WireError("a table's description is cut short or too long")
+    return text
+
+
+def parse_description(digest: bytes, text: bytes) -> Schema:
+    """The schema that a description gives, if it is the one that the digest names.
+
+    Raises:
+        WireError: it is not allowed, or another one.
+    """
+    try:
         schema = Schema.parse(text.decode("ascii"))
-    except (zlib.error, ValueError) as err:
+    except ValueError as err:
         raise WireError(f"a table's description cannot be read: {err}") from err
     if schema.digest != digest:
         raise WireError(f"the description of table {schema.name} is not the one that its digest names")
@@ -59,32 +76,64 @@ def parse_description(digest: bytes, description: bytes) -> Schema:
 
 
 class SchemaCache:
-    """Schemas by digest, at most `MAX_SCHEMAS` of them with `MAX_SCHEMA_FIELDS` fields together."""
+    """Schemas by digest, at most `MAX_SCHEMAS` of them with `MAX_SCHEMA_FIELDS` fields together.
+
+    Attributes:
+        new_fields: of the descriptions that were parsed, or were to be parsed, since `allow`.
+        unfit: digests of descriptions that give columns of Colmet's own tables another kind of value; with a column.
+        unfit_rows: of such tables, left out since `allow`.
+    """
 
     def __init__(self) -> None:
+        self.new_fields = self.unfit_rows = 0
+        self.unfit: dict[bytes, str] = {}
+        self._allowed = MAX_INT
         self._schemas: OrderedDict[bytes, Schema] = OrderedDict()
         self._fields = 0
 
     def __len__(self) -> int:
         return len(self._schemas)
 
+    def allow(self, new_fields: int) -> None:
+        """From now on, parse descriptions with at most this many fields together."""
+        self.new_fields, self.unfit_rows, self._allowed = 0, 0, new_fields
+
     def get(self, digest: Any, description: Any) -> Schema:
-        """The schema with this digest; its description is parsed if the digest is new."""
+        """The schema with this digest; its description is parsed if the digest is new.
+
+        Raises:
+            WireError: it is none.
+            OverBudget: it has more fields than are allowed.
+        """
         if type(digest) is not bytes or type(description) is not bytes:
             raise WireError("a table's digest or description is not a byte string")
         schema = self._schemas.get(digest)
         if schema is None:
-            schema = self._schemas[digest] = parse_description(digest, description)
+            text = inflated(description)
+            fields = text.count(b"\n")
+            if self.new_fields + fields > self._allowed:
+                raise OverBudget(f"descriptions of more than {self._allowed} new fields", "fields")
+            self.new_fields += fields
+            schema = self._schemas[digest] = parse_description(digest, text)
             self._fields += len(schema.fields)
+            if columns := misfits(schema):
+                self.unfit[digest] = f"{schema.name}.{columns[0]}"
             while len(self._schemas) > MAX_SCHEMAS or self._fields > MAX_SCHEMA_FIELDS:
-                self._fields -= len(self._schemas.popitem(last=False)[1].fields)
+                oldest, former = self._schemas.popitem(last=False)
+                self._fields -= len(former.fields)
+                self.unfit.pop(oldest, None)
         else:
             self._schemas.move_to_end(digest)
         return schema
 
 
-def encode(batch: Batch) -> bytes:
-    """One message for one batch. A batch without epoch and seq (read from an older dialect) raises ValueError."""
+def encode(batch: Batch, came: int | None = None) -> bytes:
+    """One message for one batch. A batch without epoch and seq (read from an older dialect) raises ValueError.
+
+    Args:
+        batch: what to encode.
+        came: CRC-32 of the message that it came in, where rows of that were left out; for `shortened_from`.
+    """
     if batch.epoch is None or batch.seq is None:
         raise ValueError("a batch without epoch and seq cannot be sent")
     tables = []
@@ -103,7 +152,20 @@ def encode(batch: Batch) -> bytes:
             "tables": tables,
         }
     )
-    return message
+    return message if came is None else bytes([FIXMAP_OF_ALL_KEYS + 1]) + message[1:] + CAME + came.to_bytes(4, "big")
+
+
+def shortened_from(message: bytes) -> int | None:
+    """Return `came` of a message that `encode` made with it; None for any other."""
+    if message[0] != FIXMAP_OF_ALL_KEYS + 1 or message[-len(CAME) - 4 : -4] != CAME:
+        return None
+    return int.from_bytes(message[-4:], "big")
+
+
+def rename(message: bytes, host: str, name: str) -> bytes | None:
+    """Return a message with another host name; None where it does not begin as `encode` makes it."""
+    head = BEGIN + msgpack.packb(host)
+    return message[:1] + BEGIN + msgpack.packb(name) + message[1 + len(head) :] if message.startswith(head, 1) else None
 
 
 def _read(message: bytes) -> dict[str, Any]:
@@ -156,8 +218,12 @@ def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
     return Table(schema, time_ns, packed)
 
 
-def _batch(fields: dict[str, Any], schemas: SchemaCache) -> Batch:
-    """The batch that the entries of a map make; every value is checked here, its type and its range."""
+def _batch(fields: dict[str, Any], schemas: SchemaCache | None) -> Batch:
+    """The batch that the entries of a map make; every value is checked here, its type and its range.
+
+    Without a cache of schemas the batch has no tables. A table that is one of Colmet's own by its name and has other
+    kinds of values is left out: the first sender of it would make columns that the values of all others do not fit.
+    """
     host, epoch, seq, time_ns = fields["host"], fields["epoch"], fields["seq"], fields["time"]
     jobs = fields["jobs"]
     # each check once more by name only where one has failed: this is the collector's innermost loop
@@ -172,8 +238,18 @@ def _batch(fields: dict[str, Any], schemas: SchemaCache) -> Batch:
                 checked_int(job, "a job id")
         jobs = tuple(jobs)
     tables = []
+    columns = 0
     for parts in fields["tables"]:
-        tables.append(_table(parts, time_ns, schemas))  # noqa: PERF401 - a comprehension is slower for one or two
+        if schemas is None:
+            break
+        table = _table(parts, time_ns, schemas)
+        columns += len(table.schema.names)
+        if columns > MAX_MESSAGE_FIELDS:
+            raise WireError(f"more than {MAX_MESSAGE_FIELDS} fields in the tables of a message")
+        if schemas.unfit and table.schema.digest in schemas.unfit:
+            schemas.unfit_rows += len(table)
+            continue
+        tables.append(table)
     # what Batch(...) does, in a third of the time
     return Batch._make((checked_host(host), epoch, seq, time_ns, jobs, tuple(tables)))
 
@@ -204,11 +280,12 @@ def _read_small(message: bytes) -> dict[str, Any] | None:
     return fields
 
 
-def decode(message: bytes, schemas: SchemaCache) -> Batch:
-    """The batch in a message.
+def decode(message: bytes, schemas: SchemaCache | None) -> Batch:
+    """The batch in a message; without its tables, which are not looked at, where there is no cache of schemas.
 
     Raises:
         WireError: the message is not a whole, allowed batch of version 1.
+        OverBudget: its descriptions have more fields than `schemas` allows.
     """
     fields = _read_small(message)
     if fields is None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from colmet.node.host import Host, is_gone
+from colmet.node.host import Host
+from colmet.node.kernel.procstat import Stat, ask_stats
+from colmet.node.processes import NoAnswer
 
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _HOPS = 64  # ended ancestors that are looked through
 
 
@@ -26,16 +26,18 @@ class _Parent:
 
     Attributes:
         job: whose it is.
+        came: whether it has come from elsewhere, so that its children until then were not of the job.
         told_ns: what their records told, and what was found beyond it, of those whose nearest living ancestor it is.
         estimated_ns: what is thought to be beyond, and was not found yet; of single ones it may be less than nothing.
         base_ns: what it had been charged with before its descendants' records were counted; None until it is read.
         charged_ns: what it has been charged with; None while that has not been read again.
     """
 
-    __slots__ = ("base_ns", "charged_ns", "estimated_ns", "job", "told_ns")
+    __slots__ = ("base_ns", "came", "charged_ns", "estimated_ns", "job", "told_ns")
 
     def __init__(self, job: int) -> None:
         self.job = job
+        self.came = False
         self.told_ns = 0
         self.estimated_ns = 0
         self.base_ns: int | None = None
@@ -52,14 +54,22 @@ class Reaped:
         host: the machine.
         owner: the job of a process that lives, None where it is of none.
         now_ns: time since boot; what began before that is not known to have been listened to from its start.
+        party: who can have the reading of a job's processes wait (`processes`).
     """
 
     AT_ONCE = 4  # processes that are read at once, those first of which the most was told
     MAX_PARENTS = 16384
 
-    def __init__(self, host: Host, owner: Callable[[int], int | None], now_ns: int | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        owner: Callable[[int], int | None],
+        now_ns: int | None = None,
+        party: Callable[[int], str] = "job {}".format,
+    ) -> None:
         self._host = host
         self._owner = owner
+        self._party = party
         self._since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if now_ns is None else now_ns
         self._parents: dict[int, _Parent] = {}
         self._fresh: set[int] = set()  # with more told than when they were read
@@ -69,31 +79,39 @@ class Reaped:
         self._former_heirs: dict[int, int] = {}
         self._debts: dict[int, int] = {}  # counted, but told to no process of the job that lives
 
-    def watch(self, pid: int, job: int) -> None:
-        """A process has come to a job: whom it has waited for until now was not of the job."""
-        parent = self._parents[pid] = _Parent(job)
-        found = self._charged(pid)
-        if found is None:
-            del self._parents[pid]
-        else:
-            parent.base_ns = found[0]
+    def watch(self, pids: Iterable[int], job: int) -> None:
+        """Processes have come to a job: whom they have waited for until now was not of the job."""
+        for pid, stat in self._stats(dict.fromkeys(pids, job)).items():
+            if stat is None:
+                self._parents.pop(pid, None)
+                continue
+            parent = self._parents[pid] = _Parent(job)
+            parent.came = True
+            if isinstance(stat, Stat):
+                parent.base_ns = stat.charged_ns
 
     def read(self) -> None:
         """See what processes have been charged with, of those whose descendants' records have come since."""
         parents = self._parents
         self._fresh &= parents.keys()
-        for pid in heapq.nlargest(self.AT_ONCE, self._fresh, key=lambda pid: parents[pid].told_ns):
-            self._fresh.discard(pid)
-            parent = parents[pid]
-            found = self._charged(pid)
-            if found is None:  # its own record is on its way, or lost
+        may_answer = self._host.processes.may_answer
+        asked = heapq.nlargest(
+            self.AT_ONCE,
+            (pid for pid in self._fresh if may_answer(pid, self._party(parents[pid].job))),
+            key=lambda pid: parents[pid].told_ns,
+        )
+        for pid, stat in self._stats({pid: parents[pid].job for pid in asked}).items():
+            if stat is None:  # its own record is on its way, or lost
+                self._fresh.discard(pid)
                 self._vanished.add(pid)
-                continue
-            charged, began_ns = found
-            if parent.base_ns is None:
-                parent.base_ns = 0 if began_ns > self._since_ns else charged
-            parent.charged_ns = charged
-            self._read.append(parent)
+            elif isinstance(stat, Stat):
+                self._fresh.discard(pid)
+                parent = parents[pid]
+                if parent.base_ns is None:
+                    began_here = stat.began_ns > self._since_ns and not parent.came
+                    parent.base_ns = 0 if began_here else stat.charged_ns
+                parent.charged_ns = stat.charged_ns
+                self._read.append(parent)
 
     def add(
         self, ids: Sequence[Sequence[int]], told_ns: Iterable[int], beyond_ns: Iterable[int] = itertools.repeat(0)
@@ -172,7 +190,8 @@ class Reaped:
         vanished, self._vanished = self._vanished, set()
         vanished |= {pid for pid in self._parents if self._owner(pid) is None}
         if len(self._parents) > self.MAX_PARENTS:
-            vanished |= {pid for pid in self._parents if self._charged(pid) is None}
+            stats = self._stats({pid: parent.job for pid, parent in self._parents.items()})
+            vanished |= {pid for pid, stat in stats.items() if stat is None}
         for pid in vanished & self._parents.keys():
             parent = self._parents.pop(pid)
             self.owe(parent.job, parent.told_ns)
@@ -189,15 +208,10 @@ class Reaped:
             self._debts[job] = max(0, debt - amount)
         return max(0, amount - debt)
 
-    def _charged(self, pid: int) -> tuple[int, int] | None:
-        """With what a process has been charged for its children, and when it began, in ns; None where it has ended."""
-        try:
-            data = self._host.read(f"/proc/{pid}/stat")
-        except OSError as err:
-            if not is_gone(err):
-                raise
-            return None
-        fields = data[data.rfind(b")") + 1 :].split()  # a name may hold anything
-        if len(fields) < 20:
-            return None
-        return (int(fields[13]) + int(fields[14])) * _TICK_NS, int(fields[19]) * _TICK_NS
+    def _stats(self, jobs: Mapping[int, int]) -> dict[int, Stat | NoAnswer | None]:
+        """What the kernel says of processes; None of those that have ended.
+
+        Args:
+            jobs: of each process its job.
+        """
+        return dict(zip(jobs, ask_stats(self._host, [(pid, self._party(job)) for pid, job in jobs.items()])))

@@ -7,6 +7,7 @@ for itself. Some files a job, whatever the number of its tasks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import logging
 import os
@@ -19,8 +20,19 @@ from colmet.common.errors import ParseError
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host, is_gone
-from colmet.node.jobs import Job
-from colmet.node.kernel.cgroupfiles import Blocks, Columns, Keyed, Parser, Values, count_cpus, limit, number, pressure
+from colmet.node.jobs import MEMORY, TASKS, Job
+from colmet.node.kernel.cgroupfiles import (
+    Blocks,
+    Columns,
+    Keyed,
+    Parser,
+    Values,
+    count_cpus,
+    has_counted,
+    limit,
+    number,
+    pressure,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +62,8 @@ def _events(name: str, text: str, key: str, v2: str = "none") -> Field:
 
 def _io(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
     text += (
-        ", on block devices, without those made of others (LVM, md). v1 counts no write-back of cached writes, and "
-        "since Linux 6.10 nothing before a blkio.throttle limit is set on a disk: then it is missing."
+        ", on block devices, without those made of others (LVM, md). v1 counts no write-back of cached writes; missing "
+        "in v1 on Linux 5.16 to 6.4 but for groups with a blkio.throttle limit, and since 6.10 until a disk has one."
     )
     return _counter(f"io_{name}", unit, text, f"blkio.throttle.{v1}", f"io.stat {v2}, summed over devices")
 
@@ -204,17 +216,19 @@ def memory_stat_v2() -> Parser:
 class BlkioProbe:
     """Whether v1's blkio counts at all.
 
-    A group that did no I/O lists no device. Since Linux 6.10 (a3166c51702b, "blk-throttle: delay initialization until
-    configuration") neither does one that did, until a limit is set on a disk. The hierarchy's top tells them apart: it
-    lists every device that is counted.
+    A group that did no I/O lists no device. But from Linux 5.16 (a7b36ee6ba29, "block: move blk-throtl fast path
+    inline") to 6.4 (ad7c3b41e86b, "blk-throttle: Fix io statistics for cgroup v1", in 6.5 and backports) one that did
+    lists zeros, and counts only what a limit of its own may throttle; since 6.10 (a3166c51702b, "blk-throttle: delay
+    initialization until configuration") it lists no device before a limit is set on a disk. The hierarchy's top is
+    where a kernel that counts has counted something since the boot. Until then it is not known to.
     """
 
-    NAME = "blkio.throttle.io_service_bytes"
+    NAMES = ("blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes")
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._counts: bool | None = None
-        self._told = False
+        self._warned = False
 
     def forget(self) -> None:
         """Look again when asked."""
@@ -224,25 +238,41 @@ class BlkioProbe:
         """Whether the hierarchy in which this group is counts I/O."""
         if self._counts is None:
             self._counts = self._look(directory)
-            if not self._counts and not self._told:
-                self._told = True
-                log.warning(
-                    "the kernel counts no I/O of cgroup v1 groups: io_* of cgroup_default is missing; Linux 6.10 and "
-                    "later count it on a disk once some limit is set on it, however high, such as "
-                    "echo '<major>:<minor> 1000000000000' > %s/blkio.throttle.read_bps_device",
-                    directory,
-                )
+            if not self._counts and self._disks_were_used():
+                self.warn(directory)
         return self._counts
 
+    def warn(self, directory: str) -> None:
+        """Say once why I/O is missing."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "the kernel counts no I/O of cgroup v1 groups: io_* of cgroup_default is missing. Linux 5.16 to 6.4 "
+                "count only in groups with a limit of their own; Linux 6.10 and later count on a disk once any group "
+                "has a limit on it, however high, such as "
+                "echo '<major>:<minor> 1000000000000' > %s/blkio.throttle.read_bps_device",
+                directory,
+            )
+
     def _look(self, directory: str) -> bool:
-        found = b""
+        top, found = "", b""
         while directory != "/":
             try:
-                found = self._host.read(f"{directory}/{self.NAME}")
+                found = self._host.read(f"{directory}/{self.NAMES[1]}")
             except OSError:
                 break
-            directory = posixpath.dirname(directory)
-        return b":" in found
+            top, directory = directory, posixpath.dirname(directory)
+        with contextlib.suppress(OSError):  # else before Linux 5.3
+            found = self._host.read(f"{top}/{self.NAMES[0]}")
+        return has_counted(found)
+
+    def _disks_were_used(self) -> bool:
+        try:
+            lines = self._host.read("/proc/diskstats").splitlines()
+        except OSError:
+            return False
+        # read and write operations: https://docs.kernel.org/admin-guide/iostats.html
+        return any(fields[3] != b"0" or fields[7] != b"0" for fields in map(bytes.split, lines) if len(fields) > 7)
 
 
 class Source(NamedTuple):
@@ -252,7 +282,8 @@ class Source(NamedTuple):
         names: it has the first of these that exists.
         parse: its text -> values.
         slow: it is read once in `SLOW_TICKS`.
-        empty: columns that are 0 where it names no device, unless the kernel does not count; see `BlkioProbe`.
+        empty: columns that are 0 where it names no device and the kernel counts, and missing where all that it names
+            has 0; see `BlkioProbe`.
     """
 
     names: tuple[str, ...]
@@ -270,6 +301,7 @@ class Kind(NamedTuple):
 
 
 UNIFIED = "unified"
+_COUNTED = frozenset((MEMORY, TASKS))
 
 
 def kinds(host: Host) -> tuple[Kind, ...]:
@@ -329,9 +361,7 @@ def kinds(host: Host) -> tuple[Kind, ...]:
         Kind(
             "blkio",
             (
-                Source(
-                    ("blkio.throttle.io_service_bytes_recursive", BlkioProbe.NAME), blocks.v1(*io_bytes), empty=io_bytes
-                ),
+                Source(BlkioProbe.NAMES, blocks.v1(*io_bytes), empty=io_bytes),
                 Source(
                     ("blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced"),
                     blocks.v1(*io_ops),
@@ -658,6 +688,7 @@ class CgroupBackend(InputBackend):
         self._read(group, group.rest)
         group.lose()
         group.known = values if len(values) >= len(group.known) else {**group.known, **values}
+        group.job.counted = _COUNTED.intersection(values)
         if "cpu_usage" in values:
             group.attributed_ns = group.job.attributed_cpu_ns
 
@@ -684,8 +715,11 @@ class CgroupBackend(InputBackend):
             except (ValueError, IndexError) as err:
                 self._failed(group.job, f"{ParseError(file.path, data[:80])} ({err})")
                 continue
-            if source.empty and source.empty[0] not in values and self._probe.counts(file.directory):
-                values.update(dict.fromkeys(source.empty, 0))
+            if source.empty and source.empty[0] not in values:
+                if b":" in data:
+                    self._probe.warn(file.directory)
+                elif self._probe.counts(file.directory):
+                    values.update(dict.fromkeys(source.empty, 0))
 
     def _absent(self, job: Job, file: _File, err: OSError) -> None:
         """A file is not there, or cannot be read: leave it for a while."""

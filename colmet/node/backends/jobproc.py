@@ -1,4 +1,7 @@
-"""I/O and memory of each job's processes, from /proc. On with --enable-jobproc.
+"""I/O, memory and tasks of each job's processes, from /proc. Of all jobs with --enable-jobproc.
+
+Without that option, memory and tasks of the jobs for which no cgroup counts them, as with OAR 2 as it is delivered: one
+file for each process and tick, a third of the cost. --disable-jobproc turns that off.
 
 Counted by process, not by thread: /proc/<tid>/io of a thread repeats what its whole process read and wrote.
 """
@@ -8,7 +11,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +22,10 @@ from colmet.common.errors import ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import Job
+from colmet.node.host import Host, Kept, is_gone
+from colmet.node.jobs import MEMORY, TASKS, Job
+from colmet.node.kernel.cgroupfiles import Values
+from colmet.node.processes import NO_ANSWER, Question
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +53,30 @@ SCHEMA = Schema(
         ),
         Field("RssShmem", "kbytes", "gauge", "Shared memory and tmpfs within it. Source: /proc/<pid>/status RssShmem."),
         Field("VmSize", "kbytes", "gauge", "Virtual memory. Source: /proc/<pid>/statm column 1."),
+        Field(
+            "RssAnon",
+            "kbytes",
+            "gauge",
+            "Resident memory that is neither of files nor shared, summed over processes; what a process shares with "
+            "the one it was forked from counts for both. Source: /proc/<pid>/statm column 2 less column 3.",
+        ),
+        Field(
+            "memory_used",
+            "bytes",
+            "gauge",
+            "Memory of its processes: RssAnon, and once the files and shared memory of the process that maps most of "
+            "them. In place of memory_current of cgroup_default where no cgroup counts it; without page cache that no "
+            "process maps. Source: /proc/<pid>/statm.",
+        ),
+        Field("processes", "count", "gauge", "Its processes now. Source: cgroup.procs."),
+        Field("tasks", "count", "gauge", "Its tasks now, threads too. Source: tasks, or cgroup.threads."),
     ],
+)
+# What is folded, over processes. The last one is no column: files and shared memory of the process that maps most.
+_OF_PROCESS = Schema(
+    "jobprocstats_process",
+    "job",
+    [*SCHEMA.fields[:11], Field("RssMapped", "kbytes", "gauge", "Of files and shared.", fold="max")],
 )
 _IO = slice(0, len(IO_FIELDS))
 _IO_KEYS = [field.name.encode() + b":" for field in IO_FIELDS]
@@ -76,27 +106,56 @@ def number_after(text: bytes, key: bytes) -> int:
     return int(text[start : start + 32].split(None, 1)[0])
 
 
+class Resident(NamedTuple):
+    """Memory of one process, in KiB.
+
+    Attributes:
+        size: virtual memory.
+        resident: pages that are in memory.
+        mapped: those of them that are of files or shared memory.
+    """
+
+    size: int
+    resident: int
+    mapped: int
+
+    @property
+    def anonymous(self) -> int:
+        """Those that are neither; 0 where the kernel's counters, which it reads one after the other, say less."""
+        return max(0, self.resident - self.mapped)
+
+
+def parse_statm(data: bytes) -> Resident:
+    """The first three columns of /proc/<pid>/statm.
+
+    Raises:
+        ValueError: another form.
+    """
+    size, resident, mapped = data.split(None, 3)[:3]
+    return Resident(int(size) * _PAGE_KB, int(resident) * _PAGE_KB, int(mapped) * _PAGE_KB)
+
+
 class _Process:
     """One process: its files, kept open, and what changes rarely.
 
     Attributes:
-        serial: a number of its own, unlike the pid never given to another process.
+        serial: a number of its own, unlike the pid never given to another process; 0 until it has been read.
     """
 
     __slots__ = ("_io", "_shape", "_shmem_kb", "_statm", "_status", "pid", "ppid", "serial")
 
-    def __init__(self, host: Host, pid: int, serial: int) -> None:
+    def __init__(self, host: Host, pid: int) -> None:
         self.pid = pid
-        self.serial = serial
+        self.serial = 0
         self.ppid = 0
         self._io = host.keep(f"/proc/{pid}/io")
         self._statm = host.keep(f"/proc/{pid}/statm")
         self._status = host.keep(f"/proc/{pid}/status")
-        self._shape: tuple[bytes, bytes] | None = None
+        self._shape: tuple[int, int] | None = None
         self._shmem_kb = MISSING_INT
 
     def read(self) -> list[int]:
-        """Its values now, in the order of `SCHEMA`; I/O is -1 where this user may not read it.
+        """Its values now, in the order of `_OF_PROCESS`; I/O is -1 where this user may not read it.
 
         Raises:
             OSError: it has ended; see `is_gone`.
@@ -104,13 +163,13 @@ class _Process:
         """
         data = self._statm.read()
         try:
-            size, resident, shared = data.split(None, 3)[:3]
+            of = parse_statm(data)
             # RssShmem stands in status alone, which costs the kernel six times what statm does: it is read when the
             # mapped size or the shared pages, which include it, have changed
-            if (size, shared) != self._shape:
+            if (of.size, of.mapped) != self._shape:
                 self._read_status()
-                self._shape = (size, shared)
-            memory = [int(resident) * _PAGE_KB, self._shmem_kb, int(size) * _PAGE_KB]
+                self._shape = (of.size, of.mapped)
+            memory = [of.resident, self._shmem_kb, of.size, of.anonymous, of.mapped]
         except ValueError as err:
             raise ParseError(self._statm.path, data[:80]) from err
         try:
@@ -154,16 +213,137 @@ class _Process:
         self._status.close()
 
 
+class StandIn:
+    """Memory and tasks of jobs for which no cgroup counts them.
+
+    One file of each process is kept open, and read at each tick.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._former: dict[int, Kept] = {}  # statm by pid, of the last tick
+        self._files: dict[int, Kept] = {}  # of this one
+        self._answers: dict[int, object] = {}  # what became of reading them, see `_read`
+        self._had: set[int] = set()  # jobs that have or had a process
+        self._told = False
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """A tick begins, with these jobs: read what is read of their processes."""
+        self._former.update(self._files)
+        self._files = {}
+        self._had.intersection_update([job.id for job in jobs])
+        questions = {}  # once of each, though a process may be in the cgroups of several jobs
+        for job in jobs:
+            if MEMORY not in job.counted:
+                for pid in job.pids():
+                    questions[pid] = Question(pid, job.party, partial(self._read, pid, self._former.get(pid)))
+        self._answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
+
+    def end(self) -> None:
+        """The tick ends: close the files of the processes that it did not meet."""
+        for pid, file in self._former.items():
+            if self._files.get(pid) is not file:
+                file.close()
+        self._former, self._answers = {}, {}
+
+    def of(self, job: Job) -> Values | None:
+        """What its row has; None where its cgroups count all of it, or while it has never had a process.
+
+        Raises:
+            ParseError: a file has another form.
+        """
+        lacks = {MEMORY, TASKS} - job.counted
+        if not lacks:
+            return None
+        pids, tasks = job.pids(), len(job.tids())
+        if pids:
+            self._had.add(job.id)
+        elif job.id not in self._had:
+            return None
+        row: Values = {"processes": len(pids), "tasks": tasks}
+        if MEMORY in lacks:
+            row.update(self._memory(job.id, pids))
+        return row
+
+    def _memory(self, job: int, pids: Sequence[int]) -> dict[str, int]:
+        """Memory of processes; nothing where it cannot be known of one that goes on."""
+        resident = size = anonymous = mapped = found = silent = 0
+        for pid in pids:
+            answer = self._answers[pid]
+            if isinstance(answer, PermissionError):
+                if not self._told:
+                    self._told = True
+                    log.warning(
+                        "cannot read /proc/<pid>/statm of all processes: memory in jobprocstats_default is missing for "
+                        "these jobs; start colmet-node as root job=%d pid=%d",
+                        job,
+                        pid,
+                    )
+                return {}
+            if isinstance(answer, Exception):
+                raise answer
+            if not isinstance(answer, tuple):
+                if answer is NO_ANSWER:
+                    silent += 1
+                    if pid in self._former:
+                        self._files[pid] = self._former[pid]
+                continue
+            self._files[pid], data = answer
+            try:
+                of = parse_statm(data)
+            except ValueError as err:
+                raise ParseError(f"/proc/{pid}/statm", data[:80]) from err
+            found += 1
+            size += of.size
+            resident += of.resident
+            anonymous += of.anonymous
+            mapped = max(mapped, of.mapped)
+        if silent or (pids and not found):  # all have ended meanwhile, or this user does not see them (hidepid)
+            return {}
+        return {"VmRSS": resident, "VmSize": size, "RssAnon": anonymous, "memory_used": (anonymous + mapped) * 1024}
+
+    def _read(self, pid: int, file: Kept | None) -> tuple[Kept, bytes] | None:
+        """A process's statm; None where it has ended. In the thread that reads."""
+        while True:
+            tried = file or self._host.keep(f"/proc/{pid}/statm")
+            try:
+                return tried, tried.read()
+            except OSError as err:
+                tried.close()
+                if not is_gone(err):
+                    raise
+                if file is None:
+                    return None
+                file = None  # its number may be another process's by now
+
+    def close(self) -> None:
+        """Close the files; also twice."""
+        self._former.update(self._files)
+        self._files = {}
+        self.end()
+
+
 class JobprocBackend(InputBackend):
-    """Rows of `SCHEMA`, one for each job that has or had a process."""
+    """Rows of `SCHEMA`, one for each job that has or had a process.
+
+    Args:
+        host: the machine.
+        every: measure all jobs, and all of it; else what cgroups do not count.
+
+    Attributes:
+        every: as it was given.
+    """
 
     name = "jobproc"
     schema = SCHEMA
     capabilities = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))  # /proc/<pid>/io
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, every: bool = True) -> None:
+        self.every = every
+        self.part = "" if every else "for memory and tasks that no cgroup counts; --enable-jobproc: for all jobs"
         self._host = host
-        self._totals = Accumulator(SCHEMA)
+        self._stand_in = None if every else StandIn(host)
+        self._totals = Accumulator(_OF_PROCESS)
         self._processes: dict[int, _Process] = {}  # by pid
         self._by_serial: dict[int, _Process] = {}  # those of the last tick, and those that have ended since
         self._members: dict[int, list[int]] = {}  # pids by job, as of the last tick
@@ -172,29 +352,38 @@ class JobprocBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option to turn it on."""
+        """One option for all jobs, one to turn it off."""
         parser.add_argument(
-            "--enable-jobproc", action="store_true", help="measure I/O and memory of the jobs' processes in /proc"
+            "--enable-jobproc",
+            action="store_true",
+            help="measure I/O, memory and tasks of the processes of all jobs in /proc; without it memory and tasks of "
+            "the jobs for which no cgroup counts them",
+        )
+        parser.add_argument(
+            "--disable-jobproc", action="store_true", help="do not measure the jobs' processes in /proc"
         )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend | None:
-        """Off, unless it is turned on."""
-        return cls(host) if options.enable_jobproc else None
+        """For all jobs with the option; else for jobs that no cgroup counts, unless it is turned off."""
+        return None if options.disable_jobproc else cls(host, every=options.enable_jobproc)
 
     def open(self) -> None:
         """Nothing to get ready."""
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row for each job that has or had a process."""
+        """One row for each job that has or had a process; without `every`, that its cgroups do not count in full."""
+        if self._stand_in is not None:
+            return self._stood_in(self._stand_in, jobs)
         former, self._processes = self._processes, {}
         self._totals.keep_only({job.id for job in jobs})
         rows = []
         try:
+            members, answers = self._read_all(jobs, former)
             for job in jobs:
-                totals = self._sample_job(job, former)
+                totals = self._sample_job(job, members[job.id], answers, former)
                 if totals is not None:
-                    rows.append(Sample(job.id, as_values(SCHEMA, totals)))
+                    rows.append(Sample(job.id, self._row(job, totals)))
         except BaseException:
             self._processes = {**former, **self._processes}  # who was not looked at has not ended
             raise
@@ -202,25 +391,73 @@ class JobprocBackend(InputBackend):
             if self._processes.get(process.pid) is not process:
                 process.close()
         self._by_serial = {process.serial: process for process in self._processes.values()}
-        self._members = {job: pids for job, pids in self._members.items() if job in {one.id for one in jobs}}
+        self._members = {job.id: self._members[job.id] for job in jobs}
         return rows
 
-    def _sample_job(self, job: Job, former: dict[int, _Process]) -> Ints | None:
-        found = []
-        listed = job.pids()
-        for pid in listed + self._zombies(job.id, listed, former):
-            process = self._processes.get(pid) or former.get(pid)
-            values = self._read(process) if process is not None else None
-            if values is None:  # new, or its pid was given to another process
-                process = self._new(pid)
-                values = self._read(process)
-            if values is not None and process is not None:
-                self._processes[pid] = self._by_serial[process.serial] = process
+    @staticmethod
+    def _stood_in(stand_in: StandIn, jobs: Sequence[Job]) -> list[Sample]:
+        stand_in.begin(jobs)
+        rows = [Sample(job.id, row) for job in jobs if (row := stand_in.of(job)) is not None]
+        stand_in.end()
+        return rows
+
+    @staticmethod
+    def _row(job: Job, totals: Ints) -> Values:
+        row = dict(as_values(_OF_PROCESS, totals))
+        mapped, anonymous = row.pop("RssMapped"), row["RssAnon"]
+        if mapped is not None and anonymous is not None:
+            row["memory_used"] = (mapped + anonymous) * 1024
+        return {**row, "processes": len(job.pids()), "tasks": len(job.tids())}
+
+    def _read_all(
+        self, jobs: Sequence[Job], former: Mapping[int, _Process]
+    ) -> tuple[dict[int, list[int]], dict[int, object]]:
+        """The processes of each job, and what became of reading them: see `_measure`.
+
+        A cgroup no longer lists processes that have ended and were not waited for yet, but their I/O is still their
+        own: their parent gets it when it waits. So former members of a job are read as well.
+        """
+        members, questions = {}, {}
+        for job in jobs:
+            listed = job.pids()
+            gone = sorted({pid for pid in self._members.get(job.id, ()) if pid in former}.difference(listed))
+            members[job.id] = listed + gone
+            for pid in gone:
+                questions[pid] = Question(pid, job.party, partial(self._measure_zombie, former[pid]))
+            for pid in listed:
+                questions[pid] = Question(pid, job.party, partial(self._measure, pid, former.get(pid)))
+        return members, dict(zip(questions, self._host.processes.ask([*questions.values()])))
+
+    def _sample_job(
+        self, job: Job, pids: Iterable[int], answers: Mapping[int, object], former: Mapping[int, _Process]
+    ) -> Ints | None:
+        """Its totals; None where it has none. All are missing where a process of it did not answer."""
+        found, silent = [], []
+        for pid in pids:
+            answer = answers[pid]
+            if isinstance(answer, Exception):
+                raise answer
+            if isinstance(answer, tuple):
+                process, values = answer
+                if not process.serial:
+                    self._serials += 1
+                    process.serial = self._serials
                 found.append((process.serial, values))
+            elif answer is NO_ANSWER:
+                silent.append(pid)
+                process = former.get(pid)
+            else:
+                continue
+            if process is not None:
+                self._processes[pid] = self._by_serial[process.serial] = process
+        if silent:  # they have not ended: they are as they were when they were read last
+            unread = {former[pid].serial for pid in silent if pid in former}
+            keys, rows = self._totals.last_seen(job.id)
+            found += [(key, row) for key, row in zip(keys.tolist(), rows.tolist()) if key in unread]
         self._members[job.id] = [self._by_serial[serial].pid for serial, _ in found]
         found.sort()
         keys = np.array([serial for serial, _ in found], dtype=np.int64)
-        table = np.array([values for _, values in found], dtype=np.int64).reshape(len(found), len(SCHEMA.fields))
+        table = np.array([values for _, values in found], dtype=np.int64).reshape(len(found), len(_OF_PROCESS.fields))
         totals = self._totals.update(job.id, keys, table, self._inherited(job.id, keys, table))
         if totals is not None and (table[:, _IO] == MISSING_INT).any():
             totals[_IO] = MISSING_INT  # the sum of some processes is not what the job did
@@ -231,19 +468,27 @@ class JobprocBackend(InputBackend):
                     "jobs; start colmet-node as root job=%d",
                     job.id,
                 )
+        if totals is not None and silent:
+            totals[:] = MISSING_INT
         return totals
 
-    def _new(self, pid: int) -> _Process:
-        self._serials += 1
-        return _Process(self._host, pid, self._serials)
+    def _measure(self, pid: int, process: _Process | None) -> tuple[_Process, list[int]] | None:
+        """A process and its values; None where it has ended. In the thread that reads.
 
-    def _zombies(self, job: int, listed: list[int], former: dict[int, _Process]) -> list[int]:
-        """Former members of a job that have ended and were not waited for yet.
-
-        A cgroup no longer lists them, but their I/O is still their own: their parent gets it when it waits.
+        Args:
+            pid: of the process.
+            process: that had this number; another one may have it now.
         """
-        gone = set(self._members.get(job, ())).difference(listed)
-        return sorted(pid for pid in gone if pid in former and former[pid].is_zombie())
+        values = None if process is None else self._read(process)
+        if process is None or values is None:
+            process = _Process(self._host, pid)
+            values = self._read(process)
+        return None if values is None else (process, values)
+
+    def _measure_zombie(self, process: _Process) -> tuple[_Process, list[int]] | None:
+        """The same of one that may have ended, while its parent has not waited for it."""
+        values = self._read(process) if process.is_zombie() else None
+        return None if values is None else (process, values)
 
     @staticmethod
     def _read(process: _Process) -> list[int] | None:
@@ -292,3 +537,5 @@ class JobprocBackend(InputBackend):
         for process in self._processes.values():
             process.close()
         self._processes = {}
+        if self._stand_in is not None:
+            self._stand_in.close()

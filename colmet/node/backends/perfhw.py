@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from colmet.common.cli import Options, powers_of_ten
@@ -27,6 +28,7 @@ from colmet.node.kernel import perfchoices, perfevents
 from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.kernel.perfgroups import PerfGroups
 from colmet.node.mapping import CounterName
+from colmet.node.processes import Question
 from colmet.node.schedule import Every
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 MAX_EVENTS = 5
 DEFAULT_EVENTS = ("instructions", "cache_misses", "page_faults")
 SLOW_TICKS = 12
-_MAX_FILES = 1024  # of a process, among which a user's own perf events are looked for
+_MAX_FILES = 1024  # of a job, among which a user's own perf events are looked for at one look
 ABI = 2
 _ONLINE = "/sys/devices/system/cpu/online"
 _PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -219,9 +221,12 @@ class _Watched:
         yields: whether somebody in it uses perf, and is left alone.
         told: whether it was counted among those of which nothing is counted.
         try_at: the tick from which on it is tried again.
+        looked: processes whose open files have been looked through; empty where those of all have.
     """
 
-    __slots__ = ("before", "columns", "cpus", "group", "missing", "opened", "refused", "told", "try_at", "yields")
+    __slots__ = (
+        *("before", "columns", "cpus", "group", "looked", "missing", "opened", "refused", "told", "try_at", "yields"),
+    )
 
     def __init__(self, columns: Sequence[_Column]) -> None:
         self.columns = columns
@@ -233,10 +238,41 @@ class _Watched:
         self.group = ""
         self.yields = self.told = False
         self.try_at = 0
+        self.looked: set[int] = set()
 
     def wanted(self) -> list[_Counted]:
         """What is counted of it."""
         return list(dict.fromkeys(column.counted for column in self.columns))
+
+
+class _Look:
+    """One look at the processes of a job.
+
+    Args:
+        host: the machine.
+        left: how many open files may be looked through; 0 for none.
+    """
+
+    def __init__(self, host: Host, left: int) -> None:
+        self.left = left
+        self._host = host
+
+    def at(self, pid: int, thorough: bool) -> bool | None:
+        """Whether a process is perf, or has perf events open; None where its files were not looked through."""
+        if self._host.read(f"/proc/{pid}/comm").strip() == b"perf":
+            return True
+        if not thorough or self.left <= 0:
+            return None
+        folder = f"/proc/{pid}/fd"
+        names = self._host.some_names(folder, self.left)
+        self.left -= len(names)
+        for name in names:
+            try:
+                if self._host.link(f"{folder}/{name}") == "anon_inode:[perf_event]":
+                    return True
+            except OSError:
+                continue  # closed meanwhile
+        return False
 
 
 class PerfhwBackend(InputBackend):
@@ -277,7 +313,7 @@ class PerfhwBackend(InputBackend):
         self._ticks = 0
         self._looked_for_left = False
         self._warned: set[str] = set()
-        self._uncounted = self._shortages = self._yielded = self._read_failures = 0
+        self._uncounted = self._shortages = self._yielded = self._read_failures = self._files_left_out = 0
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -432,7 +468,7 @@ class PerfhwBackend(InputBackend):
                 row = self._row(job, watched, columns)
                 if row is not None:
                     rows.append(row)
-                if self._yields and self._is_used(job, self._ticks % SLOW_TICKS == 0):
+                if self._yields and self._is_used(job, watched, self._ticks % SLOW_TICKS == 0):
                     self._give_up(job, watched)
         if not self._looked_for_left:
             self._look_for_left()
@@ -471,6 +507,7 @@ class PerfhwBackend(InputBackend):
             "perf_jobs_uncounted": self._uncounted,
             "perf_fd_shortages": self._shortages,
             "perf_yields": self._yielded,
+            "perf_files_left_out": self._files_left_out,
             "perf_read_failures": self._read_failures,
             "perf_tasks_moved": self._groups.moved,
             "perf_group_failures": self._groups.failures,
@@ -491,7 +528,7 @@ class PerfhwBackend(InputBackend):
         watched = self._watched.get(job)
         if watched is None:
             watched = self._watched[job] = _Watched(self._columns_of(job))
-        if watched.yields and not self._is_used(job, thorough=True):
+        if watched.yields and not self._is_used(job, watched, thorough=True) and not watched.looked:
             watched.yields = False
         if watched.missing:
             if not watched.yields and self._ticks >= watched.try_at:
@@ -693,27 +730,24 @@ class PerfhwBackend(InputBackend):
 
     # -- a user's own perf --
 
-    def _is_used(self, job: Job, thorough: bool) -> bool:
-        """Whether a process of the job is perf, or, looked at thoroughly, has perf events open."""
-        for pid in job.pids():
-            try:
-                if self._host.read(f"/proc/{pid}/comm").strip() == b"perf":
-                    return True
-                if thorough and self._has_events(pid):
-                    return True
-            except OSError:
-                continue  # ended, or not to be looked into
-        return False
+    def _is_used(self, job: Job, watched: _Watched, thorough: bool) -> bool:
+        """Whether a process of the job is perf, or, looked at thoroughly, has perf events open.
 
-    def _has_events(self, pid: int) -> bool:
-        folder = f"/proc/{pid}/fd"
-        for name in self._host.names(folder)[:_MAX_FILES]:
-            try:
-                if self._host.link(f"{folder}/{name}") == "anon_inode:[perf_event]":
-                    return True
-            except OSError:
-                continue  # closed meanwhile
-        return False
+        A job decides how many files it has open. At one look some are looked through, those of the other processes at
+        the next ones.
+        """
+        pids = job.pids()
+        look = _Look(self._host, _MAX_FILES if thorough else 0)
+        seen = watched.looked if thorough else set(pids)
+        found = self._host.processes.ask(
+            [Question(pid, job.party, partial(look.at, pid, pid not in seen)) for pid in pids]
+        )
+        if thorough:
+            watched.looked = {pid for pid, answer in zip(pids, found) if pid in watched.looked or answer is not None}
+            self._files_left_out += look.left <= 0
+            if True in found or watched.looked.issuperset(pids):
+                watched.looked = set()
+        return True in found
 
     def _give_up(self, job: Job, watched: _Watched) -> None:
         self._close(watched)

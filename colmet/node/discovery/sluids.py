@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 
 from colmet.common.cli import powers_of_ten
 from colmet.node.discovery.layouts import job_number
 from colmet.node.host import Host
+from colmet.node.processes import Question
 
 log = logging.getLogger(__name__)
 
 _STEPD = re.compile(rb"slurmstepd: \[([0-9]+)\.[^\]]*\]")
 _STEPD_GROUP = re.compile(r"/step_[^/]+/slurm")
 _ROOT = re.compile(rb"^Uid:\s+0\s+0\s+0\s+0\s*$", re.M)
-_JOB_ID = b"SLURM_JOB_ID="
+_JOB_ID = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=([^\0]*)(?=\0|\Z)")
+_MOST_OF_FILE = 256 << 10  # bytes of an environment or a command line: their length is the user's to choose
 _MOST_PROCESSES = 64  # of one directory that are asked at one walk
 _MOST_TOLD = 1000
 GRACE_S = 5.0  # Slurm makes the directory before slurmstepd is in it
@@ -67,7 +70,7 @@ class Sluids:
             others: ids of jobs that have other directories.
             now: monotonic time.
         """
-        job = self._from_environment(groups)
+        job = self._from_environment(path, groups)
         if job and job not in others:
             self.guessed[path] = job
             self.waiting.pop(path, None)
@@ -101,32 +104,38 @@ class Sluids:
         self.waiting.pop(path, None)
 
     def _from_stepd(self, path: str, groups: Sequence[str]) -> int:
-        said = set()
+        inside = [group for group in groups if _STEPD_GROUP.fullmatch(group[len(path) :])]
+        return self._say(path, [pid for group in inside for pid in self._processes(group)], self._in_command_line)
+
+    def _from_environment(self, path: str, groups: Sequence[str]) -> int:
+        pids: list[int] = []
         for group in groups:
-            if not _STEPD_GROUP.fullmatch(group[len(path) :]):
-                continue
-            for pid in self._processes(group):
-                match = _STEPD.match(self._read(f"/proc/{pid}/cmdline"))
-                if match and _ROOT.search(self._read(f"/proc/{pid}/status")):
-                    said.add(job_number(match[1].decode()) or 0)
+            pids += self._processes(group)[: _MOST_PROCESSES - len(pids)]
+        return self._say(path, pids, self._in_environment)
+
+    def _say(self, path: str, pids: Iterable[int], find: Callable[[int], set[int]]) -> int:
+        """The id on which the processes of a directory agree; 0 where there is none."""
+        said: set[int] = set()
+        for answer in self._host.processes.ask([Question(pid, path, partial(find, pid)) for pid in pids]):
+            if isinstance(answer, set):
+                said |= answer
         return said.pop() if len(said) == 1 else 0
 
-    def _from_environment(self, groups: Sequence[str]) -> int:
-        said = set()
-        left = _MOST_PROCESSES
-        for group in groups:
-            for pid in self._processes(group)[:left]:
-                left -= 1
-                for line in self._read(f"/proc/{pid}/environ").split(b"\0"):
-                    if line.startswith(_JOB_ID):
-                        said.add(job_number(line[len(_JOB_ID) :].decode("ascii", "replace")) or 0)
-        return said.pop() if len(said) == 1 else 0
+    def _in_command_line(self, pid: int) -> set[int]:
+        if not _ROOT.search(self._read(f"/proc/{pid}/status")):
+            return set()
+        match = _STEPD.match(self._read(f"/proc/{pid}/cmdline"))
+        return {job_number(match[1].decode()) or 0} if match else set()
+
+    def _in_environment(self, pid: int) -> set[int]:
+        found = _JOB_ID.findall(self._read(f"/proc/{pid}/environ"))
+        return {job_number(text.decode("ascii", "replace")) or 0 for text in found}
 
     def _processes(self, group: str) -> list[int]:
         return [int(pid) for pid in self._read(f"{group}/cgroup.procs").split()[:_MOST_PROCESSES]]
 
     def _read(self, path: str) -> bytes:
         try:
-            return self._host.read(path)
+            return self._host.read_start(path, _MOST_OF_FILE)
         except OSError:
             return b""  # ended meanwhile, a threaded group, or not ours to read: it says nothing

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import struct
 from collections.abc import Callable, Iterator
 
 import pyinotify
 
 from colmet.common.cli import powers_of_ten
+from colmet.common.readable import readable
 from colmet.node.host import Host, is_gone
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class Directories:
     def drain(self) -> None:
         """Take in what has happened."""
         for _ in range(_MOST_READS):
-            if not select.select([self.fd], [], [], 0)[0]:
+            if not readable([self.fd], 0):
                 for entry in self._untold:
                     entry.listed.clear()
                 self._untold.clear()

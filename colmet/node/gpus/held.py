@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from colmet.node.gpus.reading import Gpu, whole
 from colmet.node.host import Host
+from colmet.node.processes import NO_ANSWER, Processes, Question
 
 NVIDIA_MAJOR = 195  # of /dev/nvidiaN, of old
 _CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl
@@ -172,8 +174,8 @@ class _Looked:
 class Holdings:
     """Finds out which GPUs each job holds.
 
-    Everything is read in the thread of a backend that may wait: a user can make a read of the environment of his
-    processes take as long as he likes.
+    Everything is read in the thread of a backend that may wait, and the environment of processes, of which a user can
+    make a read take as long as he likes, as on the tick: one job's processes do not keep what is known of the others'.
 
     Args:
         host: the machine.
@@ -181,6 +183,7 @@ class Holdings:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._processes = Processes()
         self._looked: dict[str, _Looked] = {}
 
     def of(
@@ -216,8 +219,11 @@ class Holdings:
         looked = self._looked.setdefault(identity, _Looked())
         if looked.times < _EAGER_LOOKS or looked.times % _RARE_LOOKS == 0:
             looked.resources = self._in_resources(job_id)
-            for pid in pids[:MAX_PROCESSES]:
-                for variable, text in self._variables(pid):
+            asked = [Question(pid, identity, partial(self._variables, pid)) for pid in pids[:MAX_PROCESSES]]
+            for answer in self._processes.ask(asked):
+                if isinstance(answer, Exception):
+                    raise answer
+                for variable, text in () if answer is NO_ANSWER else answer:
                     texts = looked.said.setdefault(variable, set())
                     if len(texts) < MAX_TOKENS:
                         texts.add(text)
@@ -281,13 +287,15 @@ class Holdings:
             minors.add(int(match[1]))
         return frozenset(minors)
 
-    def _variables(self, pid: int) -> Iterable[tuple[str, str]]:
+    def _variables(self, pid: int) -> list[tuple[str, str]]:
         try:
             data = b"\0" + self._host.read_start(f"/proc/{pid}/environ", MAX_ENVIRONMENT)
         except OSError:  # ended meanwhile, or not ours to read
-            return
+            return []
+        found = []
         for variable in VARIABLES:  # searched for, not parted: a user may have made a quarter of a million of them
             rest = data.partition(f"\0{variable}=".encode())[2]
             text, whole_text, _ = rest[:MAX_TEXT].partition(b"\0")  # the first of a name counts, as for getenv(3)
             if whole_text:
-                yield variable, text.decode("ascii", "replace")
+                found.append((variable, text.decode("ascii", "replace")))
+        return found

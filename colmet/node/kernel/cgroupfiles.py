@@ -129,6 +129,11 @@ def pressure(what: str) -> Parser:
     return parse
 
 
+def has_counted(data: bytes) -> bool:
+    """Whether a file of v1's blkio, ``254:0 Read 4096``, has any number that is not 0 for a device."""
+    return any(len(line) == 3 and line[2] != b"0" for line in map(bytes.split, data.splitlines()))
+
+
 class Blocks:
     """Sums over block devices, without those that are made of others: the kernel counts the I/O of both."""
 
@@ -176,7 +181,10 @@ class Blocks:
         values.update(io_read_bytes=read, io_write_bytes=written, io_read_ops=reads, io_write_ops=writes)
 
     def v1(self, read: str, write: str) -> Parser:
-        """``254:0 Read 4096``, six such lines a device, and ``Total 8192`` at the end."""
+        """``254:0 Read 4096``, six such lines a device, and ``Total 8192`` at the end.
+
+        Where all numbers are 0 nothing is known: a group has a device because of I/O there, which was not counted.
+        """
 
         def parse(data: bytes, values: Values) -> None:
             words = data.split()
@@ -190,6 +198,7 @@ class Blocks:
             for device, what, text in zip(words[::3], words[1::3], words[2::3]):
                 if what in sums and self.counts(device):
                     sums[what] += int(text)
-            values[read], values[write] = _measured(sums[b"Read"]), _measured(sums[b"Write"])
+            if has_counted(data):
+                values[read], values[write] = _measured(sums[b"Read"]), _measured(sums[b"Write"])
 
         return parse

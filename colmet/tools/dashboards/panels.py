@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from colmet.common.exposition import in_base_unit, named
+from colmet.common.measures import MEMORY
 from colmet.tools.dashboards.model import DISTINCT, INCREASE, LARGEST, TOTAL, Dashboard, Line, Panel, Query, Section
 from colmet.tools.dashboards.model import schemas as _schemas
 
@@ -20,6 +21,7 @@ _TIME_TEXT = (
     " reclaim are counted where kernel.task_delayacct is 1."
 )
 _ZONES = ("host", "zone")
+_OF_PROCESSES = "Of jobs for which no cgroup counts it, or with --enable-jobproc."
 _STEP = "In each step of the picture."
 _SCRAPES = "Growth in a step of the picture, or in four scrapes where that is longer."  # $__rate_interval
 
@@ -73,6 +75,7 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                     "1 s/s: all of the time. Nodes with cgroup v2 tell it.",
                 ),
                 Panel("Tasks", [line("cgroup_default", "pids_current")], kind="stack"),
+                Panel("Tasks, by its processes", [line("jobprocstats_default", "tasks")], _OF_PROCESSES, "stack"),
             ],
         ),
         Section(
@@ -86,6 +89,14 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                     ],
                     "Areas are added up; the dashed line at the top is the limit, where there is one.",
                     "stack",
+                ),
+                Panel(
+                    "Memory of its processes",
+                    [
+                        line("jobprocstats_default", "memory_used", "used"),
+                        line("jobprocstats_default", "RssAnon", "anonymous"),
+                    ],
+                    _OF_PROCESSES,
                 ),
                 Panel(
                     "Memory by kind",
@@ -479,6 +490,12 @@ STORED = (
                         [Line("cgroup_default", "memory_current", "job {job} {host}", ("host", "job"))],
                         kind="stack",
                     ),
+                    Panel(
+                        "Memory of their processes",
+                        [Line("jobprocstats_default", "memory_used", "job {job} {host}", ("host", "job"))],
+                        _OF_PROCESSES,
+                        "stack",
+                    ),
                 ],
             ),
             Section(
@@ -530,7 +547,7 @@ def metric(table: str, column: str) -> str:
 
 
 _CPU = metric("cgroup_default", "cpu_usage")
-_MEMORY = metric("cgroup_default", "memory_current")
+_MEMORY = " or on (host, job) ".join([metric(*place) for place in MEMORY.places[:2]])
 
 
 def _rate(name: str) -> str:
@@ -695,6 +712,12 @@ SCRAPED = (
                         "Memory",
                         [Line("cgroup_default", "memory_current", "job {job} {host}", ("host", "job"))],
                         kind="stack",
+                    ),
+                    Panel(
+                        "Memory of their processes",
+                        [Line("jobprocstats_default", "memory_used", "job {job} {host}", ("host", "job"))],
+                        _OF_PROCESSES,
+                        "stack",
                     ),
                     Panel(
                         "Bytes to and from storage",

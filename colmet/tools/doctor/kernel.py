@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.node.command import Command
 from colmet.node.host import Host
+from colmet.tools.doctor import waits
 from colmet.tools.doctor.findings import Finding, Unchecked, fail, good, severe, warn
 from colmet.tools.doctor.patient import Patient
+
+if TYPE_CHECKING:
+    from colmet.node.discovery.mounts import Mounts
 
 DELAYACCT = "/proc/sys/kernel/task_delayacct"
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -20,10 +28,8 @@ _KEEP = (
     "`echo 'kernel.task_delayacct = 1' > /etc/sysctl.d/60-colmet.conf && sysctl -p /etc/sysctl.d/60-colmet.conf`; "
     "jobs that run already are not counted"
 )
-# Of cgroup v1 and what is the same in v2.
-_WANTED = {"cpu": "cpu", "cpuacct": "cpu", "memory": "memory", "blkio": "io", "pids": "pids"}
-_WANTED_V2 = ("memory", "io", "pids")
 _MIN_WATCHES, _MIN_INSTANCES = 16384, 64
+_WAITS_IN, _WAITS_S = "/var/tmp", 1.5
 _OAR_LINKS = "/dev/oar_cgroups_links"
 
 
@@ -125,6 +131,32 @@ def check_delays(patient: Patient) -> Iterator[Finding]:
         yield warn(f"kernel.task_delayacct is 1, but {what} at the next boot", keep)
     else:
         yield good("kernel.task_delayacct is 1, and kept over a boot")
+
+
+def check_waits(patient: Patient) -> Iterator[Finding]:
+    """Whether a wait for a disk is counted as no longer than the task lived: short tasks write to /var/tmp."""
+    try:
+        if _text(patient.host, DELAYACCT) == "0":
+            yield good("not looked at: kernel.task_delayacct is 0")
+            return
+    except FileNotFoundError:
+        pass
+    command = Command([sys.executable, "-I", waits.__file__, _WAITS_IN, str(_WAITS_S)], deadline_s=_WAITS_S + 5.0)
+    try:
+        found = json.loads(command.run())
+    except CommandFailed as err:
+        raise Unchecked(str(err)) from err
+    if found["waited_s"] is not None:
+        yield warn(
+            f"the kernel counts waits that are none: a process of {found['age_s']:.2f} s is charged with a wait of "
+            f"{found['waited_s']:.2f} s for a disk (Linux 6.12 and later). What a task cannot have waited is dropped, "
+            "and block I/O delays of jobs are too small, or too large by times in which their tasks slept",
+            "no setting helps; read io_pressure_some and read_bytes, write_bytes beside blkio_delay_total",
+        )
+    elif not found["waits"]:
+        yield good(f"no process had to wait for the disk of {_WAITS_IN}: not known how waits are counted")
+    else:
+        yield good("waits for disks are counted as they are, as far as a short test tells")
 
 
 def _release(host: Host) -> tuple[int, ...]:
@@ -277,70 +309,91 @@ def check_jobs(patient: Patient) -> Iterator[Finding]:
 
 
 def check_controllers(patient: Patient) -> Iterator[Finding]:
-    """Whether the cgroup controllers that tell of jobs are there, on, and passed on to the jobs."""
-    from colmet.node.discovery.mounts import Mounts
+    """Whether the cgroup controllers that count hold the jobs; where none is, the directories in which jobs come."""
+    from colmet.node.discovery.controllers import held_now
+    from colmet.node.main import find_jobs
 
     host = patient.host
+    source = find_jobs(patient.options, host)
+    try:
+        found = held_now(host, source.scan(), source.describe())
+    finally:
+        source.close()
+    if not found:
+        yield from _check_machine(host)
+    stands_in = not patient.options.disable_jobproc
+    for one in found:
+        lacks, fine = [], True
+        for name in one.lacks:
+            why = _not_of_the_kernel(host, name)
+            if why is None:
+                lacks.append(name)
+            else:
+                fine = False
+                yield warn(*why)
+        missing = f"{one.text} have no {', '.join(lacks)} controller" if lacks else ""
+        # of what is written here, only memory has what nobody else measures: the limit, the peak, page cache
+        if "memory" in lacks or (lacks and one.version == 2):
+            instead = ": memory is that of their processes, from /proc" if stands_in and "memory" in lacks else ""
+            yield warn(f"{missing}{instead}", one.remedy(lacks))
+        elif fine:
+            yield good(f"{one.text} are held by {', '.join(one.has)}{f', and {missing}' * bool(missing)}")
+
+
+def _check_machine(host: Host) -> Iterator[Finding]:
+    """Whether what is mounted has the controllers, for jobs that may come."""
+    from colmet.node.discovery.controllers import WANTED, WANTED_V2
+
+    mounts, unified = _mounts(host)
+    lacks = [name for name, same in WANTED.items() if name not in mounts.v1 and same not in unified]
+    names = [name for name in WANTED if name in mounts.v1] + [name for name in WANTED_V2 if name in unified]
+    if mounts.unified is not None and not mounts.v1:
+        lacks = list(dict.fromkeys([WANTED[name] for name in lacks]))
+    for name in lacks:
+        yield warn(
+            *_not_of_the_kernel(host, name)
+            or (f"the {name} controller is in no cgroup that is mounted", _mount(mounts))
+        )
+    if not lacks:
+        yield good(f"{', '.join(names)} are there, and no job that they could hold")
+
+
+def _mounts(host: Host) -> tuple[Mounts, set[str]]:
+    """Where cgroups are mounted, and the controllers of v2."""
+    from colmet.node.discovery.controllers import controllers_of
+    from colmet.node.discovery.mounts import Mounts
+
     mounts = Mounts(host)
     mounts.refresh(anyway=True)
     mounts.close()
-    unified: set[str] = set()
-    if mounts.unified is not None:
-        try:
-            unified = set(_text(host, f"{mounts.unified.rstrip('/')}/cgroup.controllers").split())
-        except OSError:
-            unified = set()
+    return mounts, controllers_of(host, mounts.unified) if mounts.unified is not None else set()
+
+
+def _mount(mounts: Mounts) -> str:
+    """How a controller comes to be mounted. Nothing may be mounted over hierarchies of v1: that hides them."""
+    if not mounts.v1:
+        return "mount cgroup2 (`mount -t cgroup2 none /sys/fs/cgroup`), as systemd does"
+    return (
+        "boot with cgroup v2 (without systemd.unified_cgroup_hierarchy=0 on the kernel's command line); kernels since "
+        "Linux 6.12 may have it in v2 alone"
+    )
+
+
+def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
+    """Found and remedy, where this machine cannot have a controller for jobs; None where it can."""
+    mounts, unified = _mounts(host)
+    if name in mounts.v1 or name in unified:
+        return None
+    legacy = {"io": "blkio"}.get(name, name)
     known = _controllers(host)
-    fine = True
-    for controller, same in _WANTED.items():
-        if controller in mounts.v1 or same in unified:
-            continue
-        fine = False
-        stranded = _stranded(host, controller)
-        if known.get(controller, (0, True))[1] is False:
-            yield warn(
-                f"the {controller} controller is off",
-                f"take cgroup_disable={controller} from the kernel's command line, or add cgroup_enable={controller}, "
-                "and boot",
-            )
-        elif stranded:
-            yield warn(*stranded)
-        elif controller in known or not known:
-            yield warn(
-                f"the {controller} controller is in no cgroup that is mounted",
-                "mount cgroup2 (`mount -t cgroup2 none /sys/fs/cgroup`), as systemd does",
-            )
-        else:
-            yield warn(f"this kernel has no {controller} controller", "another kernel; what it counts is missing")
-    for finding in _check_passed_on(patient, unified):
-        fine = False
-        yield finding
-    if fine:
-        yield good(f"{', '.join(_WANTED)} are there")
-
-
-def _check_passed_on(patient: Patient, unified: set[str]) -> Iterator[Finding]:
-    """Whether jobs of cgroup v2 have the controllers that the machine has there."""
-    from colmet.node.main import find_jobs
-
-    source = find_jobs(patient.options, patient.host)
-    try:
-        places = [place for job in source.scan() if (place := job.directory("unified")) is not None]
-    finally:
-        source.close()
-    for place in places[:1]:  # those of one resource manager are alike
-        try:
-            has = set(_text(patient.host, f"{place}/cgroup.controllers").split())
-        except OSError:
-            continue
-        missing = [name for name in _WANTED_V2 if name in unified and name not in has]
-        if missing:
-            above = os.path.dirname(place)
-            yield warn(
-                f"jobs such as {place} have no {', '.join(missing)} controller",
-                f"have the resource manager pass them on; by hand: `echo '{' '.join('+' + n for n in missing)}' > "
-                f"{above}/cgroup.subtree_control`, from the top directory down",
-            )
+    if known.get(legacy, (0, True))[1] is False:
+        return (
+            f"the {name} controller is off",
+            f"take cgroup_disable={name} from the kernel's command line, or add cgroup_enable={name}, and boot",
+        )
+    if known and legacy not in known:
+        return f"this kernel has no {name} controller", "another kernel; what it counts is missing"
+    return _stranded(host, legacy)
 
 
 def check_pressure(patient: Patient) -> Iterator[Finding]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
 import re
 import socket
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from colmet.common.errors import ConfigError
@@ -18,6 +17,10 @@ from colmet.tools.doctor.findings import Finding, Level, fail, good, severe, tak
 from colmet.tools.doctor.patient import Patient
 from colmet.tools.doctor.storage import missing_right
 
+if TYPE_CHECKING:
+    from colmet.common.transport import door
+
+INIT = 1  # the service manager's process
 CONNECT_S = 2.0
 SETTLED_S = 10.0  # by when a node that is let in has been
 _ADDRESS = re.compile(r"tcp://(.+):(\d+|\*)", re.ASCII)
@@ -74,15 +77,21 @@ def greet(address: Address) -> str:
 def check_collectors(patient: Patient) -> Iterator[Finding]:
     """Each --zeromq-uri and the port of its acknowledgements: name, connection, what listens, with keys or without."""
     from colmet.common.transport.uris import check_uri, link_uri
-    from colmet.node.link import DEFAULT_URI
+    from colmet.node.link import collectors
 
     options = patient.options
-    uris = options.zeromq_uri or [DEFAULT_URI]
     try:
+        uris = collectors(options)
         links = options.zeromq_link_uri or [link_uri(check_uri(uri, "--zeromq-uri")) for uri in uris]
     except ConfigError as err:
         yield fail(str(err), "correct zeromq-uri")
         return
+    if not uris:
+        yield fail(
+            "no collector is named: nothing is measured",
+            'name it in /etc/colmet/node.toml, zeromq-uri = "tcp://HOST:5556", or run `colmet enrol '
+            f"{socket.gethostname()}` on the collector's machine and copy what it makes to /etc/colmet/keys here",
+        )
     locked = bool(options.zeromq_curve_secret)
     for uri, link in zip(uris, links):
         finding = _reach(uri, locked)
@@ -133,13 +142,14 @@ def _reach(uri: str, locked: bool) -> Finding:
     if locked and mechanism != "CURVE":
         return fail(
             f"{uri}: this node has keys, and the collector takes none",
-            "give the collector --zeromq-curve-secret and --zeromq-curve-nodes, or take the keys out of node.toml",
+            "give the collector keys, too (`colmet keygen collector --if-missing` there, and restart it), or turn them "
+            "off here: zeromq-curve-secret = '' in node.toml",
         )
     if not locked and mechanism == "CURVE":
         return fail(
             f"{uri}: the collector lets in known keys only, and this node has none",
-            "`colmet keygen node`, then --zeromq-curve-secret and --zeromq-curve-collector here, and the public key "
-            "into the collector's folder --zeromq-curve-nodes",
+            f"`colmet enrol {socket.gethostname()}` on the collector's machine makes them; copy them to "
+            "/etc/colmet/keys here, and restart colmet-node",
         )
     return good(f"{uri}: a collector answers, {'with keys' if locked else 'without keys'}")
 
@@ -184,11 +194,15 @@ def _check_port(patient: Patient, option: str, address: Address | None, text: st
     if problem is None:
         return good(f"{option} {text}: free")
     if problem == errno.EADDRINUSE:
-        pid, name = _holder(patient.host, address.port)
-        if pid and (pid == patient.pid or (not patient.pid and patient.program in name)):
-            return good(f"{option} {text}: process {pid}, {patient.program}")
-        if patient.pid and not pid:
+        holders = _holders(patient.host, address.port)
+        for pid, name in holders:
+            if pid == patient.pid or (not patient.pid and patient.program in name):
+                return good(f"{option} {text}: process {pid}, {patient.program}")
+        if patient.pid and not holders:
             return good(f"{option} {text}: taken, as it should be; by whom this user cannot see")
+        if not patient.pid and INIT in [pid for pid, _ in holders]:
+            return good(f"{option} {text}: held by the service manager until {patient.program} runs")
+        pid, name = holders[0] if holders else (0, "")
         who = f"process {pid}, {name}" if pid else "another process"
         return fail(
             f"{option} {text}: taken by {who}",
@@ -221,8 +235,9 @@ def _try_to_bind(address: Address) -> int | None:
     return None
 
 
-def _holder(host: Host, port: int) -> tuple[int, str]:
-    """Process and command line of whoever listens on a port; 0 where that cannot be seen."""
+def _holders(host: Host, port: int) -> list[tuple[int, str]]:
+    """Process and command line of each that has a listening socket of a port; the service manager may be one of two."""
+    found = []
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -242,8 +257,9 @@ def _holder(host: Host, port: int) -> tuple[int, str]:
                     command = (
                         host.read_start(f"/proc/{name}/cmdline", 4096).replace(b"\0", b" ").decode("utf-8", "replace")
                     )
-                    return int(name), re.sub(r"colmet\.(\w+)\.main", r"colmet-\1", command.strip())[:100]
-    return 0, ""
+                    found.append((int(name), re.sub(r"colmet\.(\w+)\.main", r"colmet-\1", command.strip())[:100]))
+                    break
+    return found
 
 
 def check_databases(patient: Patient) -> Iterator[Finding]:
@@ -276,30 +292,32 @@ def check_keys(patient: Patient) -> Iterator[Finding]:
     from colmet.common import control
     from colmet.common.transport import curve, door
 
-    options = patient.options
+    options, uid = patient.options, patient.user.uid
     try:
-        asked = control.door_of(options)
+        asked = control.door_of(options, uid)
     except ConfigError as err:
         yield severe(str(err), "`colmet keygen` makes keys; see --control-curve-keys")
     else:
         if asked is not None:
             asked.close()
-    secret = options.zeromq_curve_secret
-    other = options.zeromq_curve_collector if patient.side == "node" else options.zeromq_curve_nodes
-    if not secret and not other:
-        remedy = curve.REMEDY if patient.side == "node" else door.REMEDY
-        yield warn("no keys: what is sent is in clear, and whoever reaches the collector can send", remedy)
-        return
     try:
-        if patient.side == "node":
-            curve.from_options(options)
+        found = curve.files(options) if patient.side == "node" else door.files(options)
+        if found is None:
+            yield warn(
+                "keys are off: what is sent is in clear text, and any host that reaches the collector can send",
+                "set up keys: `colmet enrol NAME...` on the collector's machine (docs/security.md)",
+            )
+            return
+        if isinstance(found, door.Files):
+            yield from _check_known(found, uid)
         else:
-            yield from _check_known(options)
+            curve.from_options(options, uid)
     except ConfigError as err:
         text, _, remedy = str(err).rpartition("; ")
         yield severe(text or remedy, remedy if text else f"see /etc/colmet/{patient.side}.toml")
         return
-    for path in filter(None, (secret, other)):
+    secret = found.secret
+    for path in found:
         blocked = missing_right(path, patient.user, os.R_OK)
         if blocked:
             yield fail(
@@ -312,16 +330,16 @@ def check_keys(patient: Patient) -> Iterator[Finding]:
     if strangers:
         yield warn(
             f"{strangers} connections with a key that nobody has were refused since its start",
-            f"`journalctl -u {patient.program} -g why=unknown_key` tells from where; where that is a node, copy its "
-            "public key into the folder of --zeromq-curve-nodes",
+            f"`journalctl -u {patient.program} -g why=unknown_key` tells from where; where that is a node, `colmet "
+            "enrol --replace NAME` makes new keys for it",
         )
     for one in patient.collectors:
         if one["state"] == "away" and one["since_s"] > SETTLED_S and _is_locked(one["uri"]):
             yield fail(
                 f"{one['uri']} answers, and does not let this node in",
-                "copy this node's public key into the folder of --zeromq-curve-nodes there, as "
-                f"{socket.gethostname()}.key; and compare --zeromq-curve-collector with the collector's. Where that "
-                "has just started, look again in a minute",
+                f"`colmet enrol --replace {socket.gethostname()}` there makes new keys, which belong in "
+                "/etc/colmet/keys here; and compare --zeromq-curve-collector with the collector's. Where that has just "
+                "started, look again in a minute",
             )
 
 
@@ -333,28 +351,21 @@ def _is_locked(uri: str) -> bool:
         return False
 
 
-def _check_known(options: argparse.Namespace) -> Iterator[Finding]:
-    """The collector's pair, and the folder with the nodes' keys.
+def _check_known(files: door.Files, uid: int) -> Iterator[Finding]:
+    """The collector's pair, and the folder with the nodes' keys, as the user `uid` sees them.
 
     Raises:
-        ConfigError: one of them is missing or cannot be used.
+        ConfigError: one of them cannot be used.
     """
     from colmet.common.keys import KnownKeys, read_pair
     from colmet.common.transport.curve import check_pair
 
-    secret, nodes = options.zeromq_curve_secret, options.zeromq_curve_nodes
-    if not secret or not nodes:
-        missing = "--zeromq-curve-nodes" if secret else "--zeromq-curve-secret"
-        raise ConfigError(f"{missing} is missing; to encrypt takes the collector's pair and the nodes' public keys")
-    check_pair(read_pair(secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {secret}")
+    secret, nodes = files
+    check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
     known = KnownKeys(nodes, "--zeromq-curve-nodes")
     for text in take_warnings():
-        yield warn(
-            text.partition(": ")[2] or text, "copy the file from its node again: NAME.key, made by `colmet keygen node`"
-        )
+        yield warn(text.partition(": ")[2] or text, "`colmet enrol --replace NAME` makes new keys for that node")
     if not len(known):
-        yield fail(
-            f"no key is in {nodes}: no node is let in", f"copy the nodes' public keys there, as {nodes}/NAME.key"
-        )
+        yield fail(f"no key is in {nodes}: no node is let in", "`colmet enrol NAME...` makes keys for nodes")
     else:
         yield good(f"{len(known)} keys of nodes in {nodes}")

@@ -170,7 +170,7 @@ def check_backends(patient: Patient) -> Iterator[Finding]:
     """Each backend that is asked for, opened as the daemon does: devices, files, drivers, programs that answer."""
     for backend in patient.backends:
         on, off = type(backend).switches()
-        without = f"start without {on}" if on else f"start with {off}" if off else "see docs/inputs"
+        without = f"start with {off}" if off else f"start without {on}" if on else "see docs/inputs"
         try:
             warnings = bounded(lambda backend=backend: _open(backend), BACKEND_S)  # type: ignore[misc]
         except BackendUnavailable as err:

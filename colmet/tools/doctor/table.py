@@ -48,6 +48,7 @@ CHECKS = (
     Check("kernel", "task ends", _NODE, kernel.check_ends),
     Check("kernel", "forks", _NODE, kernel.check_forks),
     Check("kernel", "delay accounting", _NODE, kernel.check_delays),
+    Check("kernel", "waits", _NODE, kernel.check_waits),
     Check("kernel", "perf events", _NODE, kernel.check_perf),
     Check("kernel", "pressure", _NODE, kernel.check_pressure),
     Check("kernel", "inotify", _NODE, kernel.check_inotify),

@@ -73,7 +73,7 @@ def add_options(parser: cli.Options) -> None:
         help="where the collector acknowledges, in the order of --zeromq-uri; '' asks for no acknowledgements "
         "(default: the next port)",
     )
-    curve.add_options(parser)
+    curve.add_options(parser, "facility.secret")
     parser.add_argument(
         "--collector-host-name",
         metavar="NAME",
@@ -116,9 +116,11 @@ def from_options(
     host_name = host_name_of(options)
     security = curve.from_options(options)
     if security is None:
-        log.warning("rows are sent in clear, to whoever answers; %s", curve.REMEDY)
+        log.warning("%s", curve.OFF)
     wanted = argparse.Namespace(
         zeromq_uri=options.zeromq_uri,
+        zeromq_curve_secret=options.zeromq_curve_secret,
+        zeromq_curve_collector=options.zeromq_curve_collector,
         zeromq_link_uri=options.zeromq_link_uri,
         zeromq_hwm=HWM,
         zeromq_linger=0,

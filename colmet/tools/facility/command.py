@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import select
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Callable, NamedTuple
 
 from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.readable import readable
 from colmet.common.service import Service
 from colmet.tools.batch import answers
 from colmet.tools.batch.systems import find_systems
@@ -162,7 +162,7 @@ def _ticks(interval_s: float, service: Service, signals: cli.Signals) -> Iterato
         yield number
         due = start + interval_s * (math.floor((time.monotonic() - start) / interval_s) + 1)
         while not signals.stop_wanted() and (left_s := due - time.monotonic()) > 0:
-            select.select([signals.fd], [], [], min(left_s, service.delay_s(), WAKE_S))
+            readable([signals.fd], min(left_s, service.delay_s(), WAKE_S))
             signals.drain()
             service.alive()
 

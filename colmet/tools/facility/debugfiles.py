@@ -27,15 +27,22 @@ def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> N
         directory: where the files are.
 
     Raises:
-        ColmetError: a file cannot be written, or is a link or something else that is no file.
+        ColmetError: a file cannot be written, is a link or something else that is no file, belongs to another user,
+            or lets others read or write it.
     """
     for group in groups:
         text = "".join([json.dumps({**document, "token": token}, indent=4) for document in group.documents])
         path = Path(directory, group.file)
         try:
             with open(os.open(path, FLAGS, 0o600), "a", encoding="utf-8") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise ColmetError(f"{path.absolute()} cannot be written: it is not a file")
+                if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_nlink > 1:
+                    raise ColmetError(
+                        f"{path.absolute()} cannot be written: documents have names and a token, and others may read "
+                        "this file; remove it, or run this in a directory of your own"
+                    )
                 file.write(text)
         except OSError as err:
             why = "it is a link" if err.errno == errno.ELOOP else err.strerror or err

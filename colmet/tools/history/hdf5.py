@@ -141,7 +141,7 @@ class Hdf5History(History):
         """End the process that reads."""
         self._reader.close()
 
-    def _each(self, read: Callable[[Any], T], since: float | None, until: float | None) -> list[T]:
+    def _each(self, read: partial[T], since: float | None, until: float | None) -> list[T]:
         """What `read` finds in each file that may have rows of an interval.
 
         Raises:
@@ -170,13 +170,13 @@ def _is_torn(found: object) -> bool:
     return isinstance(found, Rows) and found.nameless > 0
 
 
-def ask(reader: Reader, path: str, read: Callable[[Any], T], torn: Callable[[T], bool]) -> T:
+def ask(reader: Reader, path: str, read: partial[T], torn: Callable[[T], bool]) -> T:
     """What `read` finds in a file; where it is being written, in another moment.
 
     Args:
         reader: the process that reads.
         path: of the file.
-        read: a function of `colmet.tools.history.rows`.
+        read: one of `colmet.tools.history.rows.READS` with its keyword arguments.
         torn: whether what it found is of the middle of a burst, where rows can be there before their values.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import pickle
 import re
 import signal
 import stat
@@ -13,6 +12,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import IO, Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from colmet.collector.hdf5library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library, tables
 from colmet.common.schema import NAME
+from colmet.tools.history import messages
 
 HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # what every table has beside its own columns
 BLOCK_BYTES = 4 << 20  # read at a time
@@ -51,6 +52,13 @@ class Unreadable(Exception):
         return self.text
 
 
+class _Failure(NamedTuple):
+    """An `Unreadable`, as the reading process answers it."""
+
+    text: str
+    may_change: bool
+
+
 class Reader:
     """The process that reads. It is started when it is asked first, and ends with whoever asks."""
 
@@ -58,8 +66,12 @@ class Reader:
         self._child = 0
         self._pipes: list[IO[bytes]] = []
 
-    def ask(self, path: str, read: Callable[[Any], T]) -> T:
-        """What a function of this module finds in a file.
+    def ask(self, path: str, read: partial[T]) -> T:
+        """Return what one of READS finds in a file.
+
+        Args:
+            path: of the file.
+            read: one of READS with its keyword arguments.
 
         Raises:
             Unreadable: the text says why.
@@ -68,10 +80,9 @@ class Reader:
             self._start()
         questions, answers = self._pipes
         try:
-            pickle.dump((path, read), questions)
-            questions.flush()
-            found = pickle.load(answers)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as err:
+            messages.send(questions, [path, read.func.__name__, read.keywords])
+            found = messages.receive(answers, ANSWERS)
+        except (EOFError, BrokenPipeError, ValueError) as err:
             status = self._end(signal.SIGTERM)
             if status & 127 == signal.SIGALRM:
                 raise Unreadable(f"it is damaged: reading it comes to no end in {QUIET_S:g} s") from err
@@ -79,8 +90,8 @@ class Reader:
                 raise Unreadable("the process that reads was killed, as the system does where memory is short") from err
             how = signal.Signals(status & 127).name if status & 127 else f"status {status >> 8}"
             raise Unreadable(f"it is damaged, or not whole: the HDF5 library crashed on it ({how})", True) from err
-        if isinstance(found, Unreadable):
-            raise found
+        if isinstance(found, _Failure):
+            raise Unreadable(*found)
         answer: T = found
         return answer
 
@@ -145,14 +156,13 @@ def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     files = _Files()
     while True:
         try:
-            path, read = pickle.load(questions)
+            path, name, arguments = messages.receive(questions, {})
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # whoever asks may be gone before
-        found = files.read(path, read)
+        found = files.read(path, partial(READS[name], **arguments))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        pickle.dump(found, answers, protocol=5)
-        answers.flush()
+        messages.send(answers, found)
 
 
 class _Files:
@@ -162,14 +172,14 @@ class _Files:
         self._open: OrderedDict[str, tuple[Stamp, Any]] = OrderedDict()  # the last used is the last
 
     def read(self, path: str, read: Callable[[Any], Any]) -> Any:
-        """What a function finds in a file, or an `Unreadable`."""
+        """Return what a function finds in a file, or a `_Failure`."""
         try:
             return read(self._file(path))
         except MemoryError:
-            return Unreadable("there is not enough memory for what is asked; ask for less at a time")
+            return _Failure("there is not enough memory for what is asked; ask for less at a time", False)
         except Exception as err:  # noqa: BLE001 - what PyTables raises on a damaged file is anything
             self._drop(path)
-            return Unreadable(_reason(path, err), not is_of_system(err))
+            return _Failure(_reason(path, err), not is_of_system(err))
 
     def _drop(self, path: str) -> None:
         """Close a file, if it is open."""
@@ -408,3 +418,7 @@ def _plain(column: Column) -> Column:
         return floats
     width = int(np.char.str_len(column).max()) if len(column) else 0
     return column.astype(f"S{max(1, width)}")
+
+
+READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in (tables_of, rows_of, marks_of)}
+ANSWERS = {kind.__name__: kind for kind in (Rows, Marks, _Failure)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from colmet.common.namesakes import base_of, in_turn, is_namesake, place_of
 
 NODE = 0  # the job whose rows are the node's own
 
@@ -42,12 +44,6 @@ class Series:
         values = column.astype(np.float64)
         values[column == -1] = np.nan  # 0.6 and HDF5 files have -1 in columns of any type
         return values
-
-    def increase(self, name: str) -> float:
-        """By how much a counter grew from the first row that has it to the last; NaN where fewer than two have it."""
-        values = self.values(name)
-        values = values[~np.isnan(values)]
-        return float(values[-1] - values[0]) if len(values) > 1 else float("nan")
 
 
 class History(ABC):
@@ -101,3 +97,28 @@ class History(ABC):
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def of_one_agent(found: Sequence[Series]) -> list[Series]:
+    """Return the series of a job in a table, one for each host name that several agents have rows of (docs/link.md).
+
+    Two agents on one machine see the same job: where both have rows, those of the lowest name count.
+    """
+    if not any(is_namesake(series.host) for series in found):
+        return list(found)
+    kept = in_turn({series.host: series.times for series in found})
+    made: dict[str, Series] = {}
+    for series in sorted(found, key=lambda one: place_of(one.host)):
+        keep, base = kept[series.host], base_of(series.host)
+        columns = {name: column[keep] for name, column in series.columns.items()}
+        other = made.get(base)
+        if not keep.any():
+            continue
+        if other is None:
+            made[base] = replace(series, times=series.times[keep], columns=columns)
+            continue
+        times = np.concatenate([other.times, series.times[keep]])
+        order = np.argsort(times, kind="stable")
+        both = {name: np.concatenate([other.columns[name], columns[name]]) for name in columns if name in other.columns}
+        made[base] = replace(other, times=times[order], columns={name: one[order] for name, one in both.items()})
+    return sorted(made.values(), key=lambda one: one.host)

@@ -123,15 +123,11 @@ def _rows(jobs: Jobs) -> list[_Row]:
     """Of each job on each host; not of what belongs to no job."""
     cpus, limits, peaks, now = [jobs.values[key].tolist() for key in ("cpus", "memory_limit", "memory_peak", "memory")]
     numbers, hosts = jobs.job.tolist(), jobs.host.tolist()
-    owners: dict[int, str] = {}
-    for number, user in zip(numbers, jobs.user):
-        if user:
-            owners.setdefault(number, user)  # a node that does not say may have a job that another one tells of
     return [
         _Row(
             host=jobs.names[hosts[n]],
             job=str(number),
-            owner=owners.get(number, UNKNOWN),
+            owner=jobs.user[n] or UNKNOWN,
             slots=max(1, round(cpus[n])) if math.isfinite(cpus[n]) else 1,
             limit=_known(limits[n]),
             used=_known(peaks[n]) if math.isfinite(peaks[n]) else _known(now[n]),

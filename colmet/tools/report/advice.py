@@ -22,12 +22,14 @@ class Rule(NamedTuple):
     Attributes:
         name: stable.
         because: the condition in words, with its threshold.
-        text: what to say of a report; None where the condition does not hold, or cannot be told.
+        text: what to say of a report; None where the condition does not hold, or is not known.
+        unless: rules that explain the same figures; where one of them holds, this one is not given.
     """
 
     name: str
     because: str
     text: Callable[[Report], str | None]
+    unless: Sequence[str] = ()
 
 
 def over(part: Number, whole: Number, least: float) -> bool:
@@ -66,8 +68,12 @@ def cpu_low(report: Report) -> str | None:
     used, working = report.cpu.used_ratio, working_hosts(report)
     if used is None or not IDLE_RATIO <= used < 0.5 or report.wall_s < MINUTE_S:
         return None
-    if (report.cpu.cpus or 0) < 2 or _is_one_core(report):
-        return None
+    if (
+        (report.cpu.cpus or 0) < 2
+        or _is_one_core(report)
+        or over(report.time.waiting_cpu_s, report.time.running_s, 0.2)
+    ):
+        return None  # more processes would wait, too
     where = f" on {len(working)} of {len(report.hosts)} hosts" if len(working) < len(report.hosts) else ""
     return (
         f"Used {cores(report.cores)} of {count(report.cpu.cpus)} cores{where} ({percent(used)}). Ask for fewer, or "
@@ -79,9 +85,10 @@ def idle(report: Report) -> str | None:
     """Nothing at all."""
     if report.cpu.used_ratio is None or report.cpu.used_ratio >= IDLE_RATIO or report.wall_s < MINUTE_S:
         return None
+    cpus = report.cpu.cpus
     return (
-        f"Used next to nothing of {count(report.cpu.cpus)} cores in {duration(report.wall_s)}. Does it wait for "
-        "something, or has its work ended while the job goes on?"
+        f"Almost idle: used {cores(report.cores)} of {count(cpus)} core{'' if cpus == 1 else 's'} for "
+        f"{duration(report.wall_s)}. Is it waiting for input, or already finished?"
     )
 
 
@@ -172,10 +179,14 @@ def cpu_wait(report: Report) -> str | None:
     if (time.running_s or 0) < MINUTE_S or not over(time.waiting_cpu_s, time.running_s, 0.25):
         return None
     tasks = f" (up to {count(report.tasks_peak)} tasks)" if report.tasks_peak else ""
-    return (
-        f"Its tasks waited {duration(time.waiting_cpu_s)} for a CPU and ran for {duration(time.running_s)}: more busy "
-        f"threads than cores{tasks}. Start no more than one for each core."
-    )
+    waited = f"Its tasks waited {duration(time.waiting_cpu_s)} for a CPU and ran for {duration(time.running_s)}"
+    used = report.cpu.used_ratio
+    if used is not None and used < 0.5:
+        return (
+            f"{waited}, though they used {percent(used)} of the CPU time of its cores{tasks}. Do other programs run on "
+            "these cores, or are its threads bound to few of them? Look at its binding, or ask the administrators."
+        )
+    return f"{waited}: more busy threads than cores{tasks}. Start no more than one for each core."
 
 
 def block_io(report: Report) -> str | None:
@@ -222,10 +233,10 @@ def throttled(report: Report) -> str | None:
 
 def kernel_time(report: Report) -> str | None:
     """Much time in the kernel."""
-    if (report.cpu.used_s or 0) < MINUTE_S or not over(report.cpu.system_s, report.cpu.used_s, 0.3):
+    if (report.cpu.used_s or 0) < MINUTE_S or (report.cpu.system_ratio or 0) < 0.3:
         return None
     return (
-        f"Spent {percent((report.cpu.system_s or 0) / (report.cpu.used_s or 1))} of its CPU time in the kernel. Many "
+        f"Spent {percent(report.cpu.system_ratio)} of its CPU time in the kernel. Many "
         "short processes, small reads and writes, or memory that is taken and given back all the time cost that."
     )
 
@@ -260,32 +271,40 @@ def gpu_idle(report: Report) -> str | None:
     )
 
 
+WAITING = ("cpu-wait", "throttled", "block-io", "swap", "reclaim")
+MINUTE, CPU_MINUTE = "(1 min of wall time or more)", "(1 min of CPU time or more)"
+RAN = "of the CPU time that they used"
+
 RULES: Sequence[Rule] = (
     Rule("oom", "the kernel killed a process of the job for want of memory", oom),
     Rule("memory-high", "memory but for page cache came to 90 % of the limit or more, on some host", memory_high),
-    Rule("memory-low", "the peak of memory is below 25 % of a limit of 2 GiB or more, on every host", memory_low),
-    Rule("one-core", "on one host, 0.8 to 1.05 of 2 or more cores were used on average (1 min or longer)", one_core),
-    Rule("idle", "less than 2 % of the CPU time was used (1 min or longer)", idle),
-    Rule("cpu-low", "2 % to 50 % of the CPU time of 2 or more cores was used (1 min or longer)", cpu_low),
-    Rule("host-idle", "a host used less than 2 % of its CPU time, and another one more (1 min or longer)", host_idle),
-    Rule("imbalance", "a host used 1.5 times the mean of those with 2 % or more (1 min or longer)", imbalance),
-    Rule("idle-end", "no host used 0.02 cores for the last 25 % of the time, and for 10 min or more", tail),
-    Rule("cpu-wait", "tasks waited for a CPU for 25 % or more of the time that they ran (1 min or longer)", cpu_wait),
+    Rule(
+        "memory-low",
+        "the peak of memory is below 25 % of a limit of 2 GiB or more, on every host",
+        memory_low,
+        ("oom", "memory-high", "swap", "reclaim"),
+    ),
+    Rule(
+        "one-core",
+        f"on one host, 0.8 to 1.05 of 2 or more cores were used on average {MINUTE}",
+        one_core,
+        ("cpu-wait", "throttled"),
+    ),
+    Rule("idle", f"less than 2 % of wall time by cores was used {MINUTE}", idle, WAITING),
+    Rule("cpu-low", f"2 % to 50 % of wall time by 2 or more cores was used {MINUTE}", cpu_low, WAITING),
+    Rule("host-idle", f"a host used less than 2 % of its wall time by cores, and another one more {MINUTE}", host_idle),
+    Rule("imbalance", f"a host used 1.5 times the mean of those with 2 % or more {MINUTE}", imbalance),
+    Rule("idle-end", "no host used 0.02 cores for the last 25 % of the wall time, and for 10 min or more", tail),
+    Rule("cpu-wait", f"tasks waited for a CPU for 25 % or more {RAN} {CPU_MINUTE}", cpu_wait),
     Rule(
         "throttled",
         "the CPU quota kept the job from running for 5 % or more of its CPU time, and for 1 s or more",
         throttled,
     ),
-    Rule(
-        "block-io", "tasks waited for disks for 20 % or more of the time that they ran, and for 1 min or more", block_io
-    ),
-    Rule("swap", "tasks waited for pages in swap for 1 % or more of the time that they ran, and for 1 s or more", swap),
-    Rule(
-        "reclaim",
-        "tasks waited for memory to be freed for 2 % or more of the time that they ran, and for 1 s or more",
-        reclaim,
-    ),
-    Rule("kernel-time", "30 % or more of the CPU time (1 min or longer) was spent in the kernel", kernel_time),
+    Rule("block-io", f"tasks waited for disks for 20 % or more {RAN}, and for 1 min or more", block_io),
+    Rule("swap", f"tasks waited for pages in swap for 1 % or more {RAN}, and for 1 s or more", swap),
+    Rule("reclaim", f"tasks waited for memory to be freed for 2 % or more {RAN}, and for 1 s or more", reclaim),
+    Rule("kernel-time", f"30 % or more of the CPU time was spent in the kernel {CPU_MINUTE}", kernel_time),
     Rule("small-io", "a million reads and writes or more, 1,000 a second, of less than 4 KiB on average", small_io),
     Rule(
         "gpu-idle", "a GPU held for 5 min or more had no process for half of it, or was used less than 10 %", gpu_idle
@@ -305,6 +324,11 @@ def withheld(report: Report) -> str:
 
 
 def advise(report: Report, rules: Sequence[Rule] = RULES) -> tuple[Advice, ...]:
-    """What the rules say of a report."""
+    """What the rules say of a report, but for those that another one explains."""
     found = [(rule, rule.text(report)) for rule in rules]
-    return tuple(Advice(rule.name, text, rule.because) for rule, text in found if text is not None)
+    hold = {rule.name for rule, text in found if text is not None}
+    return tuple(
+        Advice(rule.name, text, rule.because)
+        for rule, text in found
+        if text is not None and not hold.intersection(rule.unless)
+    )

@@ -53,6 +53,7 @@ def document_of(report: Report) -> dict[str, Any]:
     document["cores"] = report.cores
     document["completeness"]["here_ratio"] = report.completeness.here_ratio
     document["cpu"]["used_ratio"] = report.cpu.used_ratio
+    document["time"]["shares"] = asdict(report.shares)
     for host, of_it in zip(document["hosts"], report.hosts):
         host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
     return {name: _finite(value) for name, value in document.items()}

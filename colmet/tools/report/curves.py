@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from colmet.tools.curves import Line, broken, growth, in_order, once, thinned
-from colmet.tools.report.energy import CPU_COLUMNS, Share
-from colmet.tools.report.figures import CGROUP, KIB, NS, PROCESSES, TASKS, Stay
+from colmet.common.growth import ceiling, rates
+from colmet.common.measures import MEMORY
+from colmet.tools.curves import Line, broken, once, thinned
+from colmet.tools.report.energy import Share
+from colmet.tools.report.figures import CPU_COLUMNS, NS, PROCESSES, TASKS, Stay
 from colmet.tools.report.gpus import SUMMED
 from colmet.tools.report.model import Curve, Number
 
@@ -23,7 +25,7 @@ RATES: Sequence[tuple[str, str, str, Places]] = (
     ("written", "Written", "bytes/s", [(TASKS, "write_bytes", 1.0), (PROCESSES, "write_bytes", 1.0)]),
 )
 VALUES: Sequence[tuple[str, str, str, Places]] = (
-    ("memory", "Memory", "bytes", [(CGROUP, "memory_current", 1.0), (PROCESSES, "VmRSS", KIB)]),
+    ("memory", "Memory", "bytes", [source[:3] for source in MEMORY.sources]),
     ("gpu", "GPU", "percent", [(SUMMED, "utilization-gpu", 1.0)]),
 )
 ORDER = ("cpu", "memory", "waiting", "read", "written", "gpu", "power")
@@ -43,9 +45,9 @@ def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve
     }
     found = [
         Curve(name, title, unit, lines, bounds.get(name))
-        for tables, change in ((RATES, growth), (VALUES, broken))
+        for tables in (RATES, VALUES)
         for name, title, unit, places in tables
-        for lines in [_lines(stays, places, change)]
+        for lines in [_lines(stays, places, tables is RATES)]
     ]
     found.append(Curve("power", "Power, the job's share", "watts", tuple(_power(shares))))
     return tuple(sorted([curve for curve in found if curve.lines], key=lambda curve: ORDER.index(curve.name)))
@@ -55,25 +57,22 @@ def _same(values: Sequence[Number]) -> Number:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _lines(
-    stays: Sequence[Stay], places: Places, change: Callable[..., tuple[np.ndarray, np.ndarray]]
-) -> tuple[Line, ...]:
+def _lines(stays: Sequence[Stay], places: Places, is_rate: bool) -> tuple[Line, ...]:
     lines = []
     for stay in stays:
         for table, column, factor in places:
             series = stay.tables.get(table)
             if series is None:
                 continue
-            values = series.values(column)
-            here = ~np.isnan(values)
-            if here.any():
-                times, values = series.times[here], values[here]
-                if change is growth:
-                    times, values = in_order(times, values)
-                at, values = once(times, values * factor, first=change is growth)
-                line = Line(stay.host, "", *change(at, values))
-                if not np.isnan(line.values).all():
-                    lines.append(thinned(line, MOST_POINTS))
+            values = series.values(column) * factor
+            if not np.isnan(values).all():
+                if is_rate:
+                    most = float(ceiling(table, column, stay.capacity))
+                    times, _, values = rates(series.times, values, most)
+                else:
+                    times, values = broken(*once(series.times, values))
+                if not np.isnan(values).all():
+                    lines.append(thinned(Line(stay.host, "", times, values), MOST_POINTS))
                 break
     return tuple(lines)
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from colmet.tools.curves import in_order
+from colmet.common.growth import MOST_WATTS, NODE_CPUS, ceiling, grown, rates, summed
 from colmet.tools.gaps import cadence_s
 from colmet.tools.history.series import NODE, History, Series
-from colmet.tools.report.figures import CGROUP, NS, TASKS, Stay, text_of
+from colmet.tools.report.figures import CPU_COLUMNS, NS, Stay, text_of
 from colmet.tools.report.model import Energy, Number, ratio
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +28,6 @@ Tables = Mapping[str, Sequence[str]]
 ZONES, RAPL, IPMI, WHOLE = "raplzones_default", "RAPLstats_default", "ipmipowerstats_default", "procstats_default"
 AGENT = "agent_default"
 PACKAGES, DRAMS = range(1, 25, 6), range(5, 25, 6)  # numbers of columns of RAPLstats_default
-CPU_COLUMNS = ((CGROUP, "cpu_usage"), (TASKS, "cpu_total"), (TASKS, "cpu_run_real_total"))
 UJ, JIFFY_S = 1e-6, 0.01
 MARGIN_S = 120  # around a job, for the samples before its first and after its last row
 LONGEST_PERIODS = 10  # a step so many times as long as others is one of which the power is not known
@@ -146,29 +145,36 @@ class Used:
         return np.asarray((starts >= self.times[0] - slack_s) & (ends <= self.times[-1] + slack_s))
 
 
-def used(times: npt.NDArray[np.int64], values: Floats, since: float | None) -> Used | None:
+def used(times: npt.NDArray[np.int64], values: Floats, since: float | None, cpus: float = math.inf) -> Used | None:
     """CPU time from a counter, in seconds.
 
     Args:
         times: of the values.
         values: NaN where missing; after one that is lower than the one before, it has begun anew.
         since: when it was 0; None where what it had at first was used earlier.
+        cpus: how many can have run at one time.
     """
-    times, values = in_order(times, values)
-    at = times.astype(np.float64)
-    if not len(at):
+    found = summed(times, values, cpus, since)
+    if not len(found.times):
         return None
-    steps = np.maximum(np.diff(values, prepend=values[:1]), 0)
-    if since is not None and since < at[0]:
-        at, steps = np.insert(at, 0, since), np.insert(steps, 0, 0.0)
-        steps[1] = values[0]
-    return Used(at, steps.cumsum())
+    if since is not None and since < found.times[0]:
+        return Used(np.insert(found.times, 0, since), np.insert(found.values, 0, 0.0))
+    return Used(found.times, found.values)
 
 
 def cpus_of(busy: Used, idle: Used) -> float:
     """How many CPUs a node has, by what all of them together did."""
     span_s = float(busy.times[-1] - busy.times[0])
     return float(busy.cpu_s[-1] + idle.cpu_s[-1]) / span_s if span_s else math.inf
+
+
+def _cpus_at_most(series: Series, all_s: Floats) -> float:
+    """The CPUs that a node had at one time: as it says, else by what all of them together did, most of the time."""
+    told = series.values(NODE_CPUS[1])
+    if not np.isnan(told).all():
+        return float(np.nanmax(told))
+    found = rates(series.times, all_s).values
+    return max(1.0, round(float(np.nanmedian(found)))) if not np.isnan(found).all() else math.inf
 
 
 def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables) -> dict[str, Share]:
@@ -230,7 +236,8 @@ def _job_cpu(stay: Stay) -> Used | None:
         series = stay.tables.get(table)
         found = None
         if series is not None:
-            found = used(series.times, series.values(column) * NS, stay.start if stay.whole else None)
+            most = float(ceiling(table, column, stay.capacity))
+            found = used(series.times, series.values(column) * NS, stay.start if stay.whole else None, most)
         if found is not None:
             return found
     return None
@@ -279,11 +286,12 @@ class _Around:
     def node_cpu(self) -> dict[str, tuple[Used, Used]]:
         """CPU time of each node, busy and idle."""
         found = {}
-        for series in self._read(WHOLE, (*BUSY, *IDLE)):
-            busy, idle = [
-                used(series.times, np.sum([series.values(column) for column in columns], axis=0) * JIFFY_S, None)
-                for columns in (BUSY, IDLE)
+        for series in self._read(WHOLE, (*BUSY, *IDLE, NODE_CPUS[1])):
+            ran, idled = [
+                np.sum([series.values(column) for column in columns], axis=0) * JIFFY_S for columns in (BUSY, IDLE)
             ]
+            cpus = _cpus_at_most(series, ran + idled)
+            busy, idle = [used(series.times, values, None, cpus) for values in (ran, idled)]
             if busy is not None and idle is not None:
                 found[series.host] = busy, idle
         return found
@@ -310,7 +318,8 @@ class _Around:
                 at_first = np.nanmin(series.values(column)) * NS
                 if series.host in node and at_first > 2 * period_s * cpus_of(*node[series.host]):
                     came = None  # it was there before, and not measured
-                cpu = used(series.times, series.values(column) * NS, came)
+                most = cpus_of(*node[series.host]) if series.host in node else math.inf
+                cpu = used(series.times, series.values(column) * NS, came, most)
                 if cpu is not None:
                     found[series.host].append(cpu)
         return found
@@ -379,12 +388,13 @@ def zone_steps(series: Series) -> Steps:
 def _steps(source: str, times: npt.NDArray[np.int64], counters: Floats) -> Steps:
     """Steps of counters, shape (times, counters); what one that has begun anew had counted before is not known."""
     whole = ~np.isnan(counters).any(axis=1) if counters.size else np.zeros(len(times), bool)
-    times, counters = times[whole], counters[whole]
-    joules = np.diff(counters, axis=0)
-    good = (joules >= 0).all(axis=1) & (np.diff(times) > 0)
-    joules_of = joules.sum(axis=1)[good] if len(times) > 1 else np.empty(0)
-    starts, ends = times[:-1].astype(np.float64), times[1:].astype(np.float64)
-    return Steps(source, starts[good], ends[good], joules_of) if len(times) > 1 else _none(source)
+    at, counters = times[whole].astype(np.float64), counters[whole]
+    if len(at) < 2:
+        return _none(source)
+    seconds = np.diff(at)
+    joules = np.sum([grown(at, counter, MOST_WATTS) for counter in counters.T], axis=0)
+    good = ~np.isnan(joules) & (seconds > 0)
+    return Steps(source, at[:-1][good], at[1:][good], joules[good])
 
 
 def _none(source: str) -> Steps:

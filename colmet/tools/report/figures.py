@@ -1,7 +1,8 @@
 """From the rows of a job to the figures of its report.
 
 A counter of a job is a total since its beginning, so its last value is what the job used. Where a counter goes down all
-the same (an agent that lost its state), what it counts from there on is added. Units of columns: docs/metrics.md.
+the same (an agent that lost its state), what it counts from there on is added; what cannot have been is left out
+(`colmet.common.growth`). Units of columns: docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from colmet.tools.curves import in_order
+from colmet.common.growth import NODE_CPUS, Capacity, Sum, ceiling, is_late, summed
+from colmet.common.growth import largest as most_of
+from colmet.common.measures import CGROUP as FROM_CGROUP
+from colmet.common.measures import MEMORY, MEMORY_ANON, Measure
+from colmet.common.measures import TASKS as MEASURED_TASKS
+from colmet.tools.capacity import of_job
 from colmet.tools.gaps import cadence_s
-from colmet.tools.history.series import NODE, History, Series
+from colmet.tools.history.series import NODE, History, Series, of_one_agent
 from colmet.tools.report.model import (
     Cpu,
     HostFigures,
@@ -27,7 +34,9 @@ from colmet.tools.report.model import (
 )
 
 CGROUP, TASKS, PROCESSES = "cgroup_default", "taskstats_default", "jobprocstats_default"
+CPU_COLUMNS = ((CGROUP, "cpu_usage"), (TASKS, "cpu_total"), (TASKS, "cpu_run_real_total"))
 NS, US, KIB = 1e-9, 1e-6, 1024.0
+SAMPLES_FOR_MEMORY = 2  # of a job that was there at a tick
 OLDEST_S = 400 * 86400  # a start that is further back than this is not believed
 
 # What is read of a job: everything that a figure is made of.
@@ -44,7 +53,18 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("write_bytes", "read_char", "write_char", "read_syscalls", "write_syscalls", "nvcsw", "nivcsw"),
         "ac_majflt",
     ),
-    PROCESSES: ("VmRSS", "read_bytes", "write_bytes", "rchar", "wchar", "syscr", "syscw"),
+    PROCESSES: (
+        "memory_used",
+        "RssAnon",
+        "VmRSS",
+        "tasks",
+        "read_bytes",
+        "write_bytes",
+        "rchar",
+        "wchar",
+        "syscr",
+        "syscw",
+    ),
 }
 # Of the node, for all that is on it: figures by table.
 SHARED = {
@@ -74,11 +94,13 @@ class Stay:
         host: its name.
         tables: with at least one row each.
         since: from which time on the figures are wanted; None for all of the job.
+        node_cpus: of the host, where the job's own are not known.
     """
 
     host: str
     tables: Mapping[str, Series]
     since: int | None = None
+    node_cpus: float = math.nan
 
     @property
     def first(self) -> int:
@@ -129,19 +151,51 @@ class Stay:
         values = np.empty(0) if series is None else series.values(column)
         return values[~np.isnan(values)]
 
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What the job had here, as far as it is known."""
+        series = self.tables.get(CGROUP)
+        found = Capacity() if series is None else of_job(series)
+        return found._replace(cpus=self.node_cpus) if np.isnan(found.cpus) else found
+
+    @property
+    def counted_since(self) -> float | None:
+        """When the job's counters were 0; None where only their growth is wanted."""
+        if not self.whole:
+            return None
+        if self.began is not None:
+            return float(self.began)
+        # it came since the sample before its first one, which is as far from that as the second, or nearly
+        firsts = [np.unique(series.times)[:2] for series in self.tables.values()]
+        return self.first - 2.0 * max([int(times[-1] - times[0]) for times in firsts])
+
+    def sum_of(self, table: str, column: str, factor: float = 1.0) -> Sum | None:
+        """What a counter has counted, and how much of it cannot have been; None where it is missing."""
+        series = self.tables.get(table)
+        if series is None:
+            return None
+        bound = float(ceiling(table, column, self.capacity))
+        values = series.values(column) * factor
+        found = summed(series.times, values, bound, self.counted_since, is_late(table, column))
+        return found if len(found.times) >= (1 if self.whole else 2) else None
+
     def total(self, table: str, column: str, factor: float = 1.0) -> Number:
         """What a counter has counted; None where it is missing."""
-        series = self.tables.get(table)
-        values = np.empty(0) if series is None else in_order(series.times, series.values(column))[1]
-        if len(values) < (1 if self.whole else 2):
-            return None
-        grown = np.diff(values)
-        return float((values[0] if self.whole else 0) + grown[grown > 0].sum()) * factor
+        found = self.sum_of(table, column, factor)
+        return None if found is None else found.total
 
     def most(self, table: str, column: str, factor: float = 1.0) -> Number:
         """The largest value."""
         values = self.values(table, column)
         return float(values.max()) * factor if len(values) else None
+
+    def most_of(self, measure: Measure) -> Number:
+        """The largest value of the best source that has any."""
+        return first_of(*[self.most(*source[:3]) for source in measure.sources])
+
+    def latest_of(self, measure: Measure) -> Number:
+        """The value of the last row of the best source that has one."""
+        return first_of(*[self.latest(*source[:3]) for source in measure.sources])
 
     def kernel_peak(self, column: str) -> Number:
         """A peak that the kernel keeps; None where the job came to it before the interval."""
@@ -159,14 +213,21 @@ class Stay:
         values = self.values(table, column)
         return float(values.mean()) if len(values) else None
 
+    @cached_property
+    def _cpu(self) -> Sum | None:
+        """CPU time: the cgroup's; where that is missing, the sum of the tasks that are known."""
+        found = (self.sum_of(table, column, NS) for table, column in CPU_COLUMNS)
+        return next((one for one in found if one is not None), None)
+
     @property
     def cpu_s(self) -> Number:
-        """CPU time: the cgroup's; where that is missing, the sum of the tasks that are known."""
-        return first_of(
-            self.total(CGROUP, "cpu_usage", NS),
-            self.total(TASKS, "cpu_total", NS),
-            self.total(TASKS, "cpu_run_real_total", NS),
-        )
+        """CPU time."""
+        return None if self._cpu is None else self._cpu.total
+
+    @property
+    def cpu_left_out(self) -> bool:
+        """Whether there are rows with CPU time that cannot have been used."""
+        return self._cpu is not None and self._cpu.left_out > 0
 
     @property
     def cpus(self) -> Number:
@@ -176,16 +237,19 @@ class Stay:
     @property
     def memory_peak(self) -> Number:
         """The most memory at one time: the kernel's own figure, else the largest sample."""
-        return first_of(
-            self.kernel_peak("memory_peak"),
-            self.most(CGROUP, "memory_current"),
-            self.most(PROCESSES, "VmRSS", KIB),
-        )
+        return first_of(self.kernel_peak("memory_peak"), self.most_of(MEMORY))
+
+    @property
+    def memory_source(self) -> str:
+        """Where the memory is from, one of `ORIGINS`; empty where it was not measured."""
+        if self.kernel_peak("memory_peak") is not None:
+            return FROM_CGROUP
+        return next((one.origin for one in MEMORY.sources if self.most(*one[:3]) is not None), "")
 
     @property
     def tasks_peak(self) -> Number:
         """The most tasks at one time: the kernel's own figure, else the largest sample."""
-        return first_of(self.kernel_peak("pids_peak"), self.most(CGROUP, "pids_current"))
+        return first_of(self.kernel_peak("pids_peak"), self.most_of(MEASURED_TASKS))
 
     @property
     def memory_limit(self) -> Number:
@@ -237,10 +301,18 @@ def read_stays(history: History, asked: Asked, columns: Mapping[str, Sequence[st
     tables = history.tables(asked.job)
     for table in sorted(tables):
         wanted = [column for column in columns.get(table, ()) if column in tables[table]]
-        for series in history.read(asked.job, table, wanted, asked.since, asked.until):
+        for series in of_one_agent(history.read(asked.job, table, wanted, asked.since, asked.until)):
             if len(series):
                 found.setdefault(series.host, {})[table] = series
-    return [Stay(host, found[host], asked.since) for host in sorted(found)]
+    stays = [Stay(host, found[host], asked.since) for host in sorted(found)]
+    unsure = [stay.host for stay in stays if np.isnan(stay.capacity.cpus)]
+    if unsure:
+        first, last = min(stay.first for stay in stays), max(stay.last for stay in stays)
+        table, column = NODE_CPUS
+        read = history.read(NODE, table, [column], first, last, unsure)
+        cpus = {series.host: most_of(series.values(column)) for series in read}
+        stays = [replace(stay, node_cpus=cpus.get(stay.host, math.nan)) for stay in stays]
+    return stays
 
 
 def cpu_of(stays: Sequence[Stay]) -> Cpu:
@@ -274,28 +346,46 @@ def _unattributed_s(stay: Stay) -> Number:
     values = stay.values(CGROUP, "cpu_unattributed")
     if len(values) < (1 if stay.whole else 2):
         return None
-    return max(0.0, float(values[-1] - (0 if stay.whole else values[0]))) * NS
+    found = max(0.0, float(values[-1] - (0 if stay.whole else values[0]))) * NS
+    return min(found, stay.cpu_s or 0.0)  # it is a part of that
 
 
 def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
     """Where the time went: running as `cpu_of` has it, the rest from delay accounting."""
-    block_io, swap, reclaim = [
-        _sum(stays, TASKS, column, NS)
-        for column in ("blkio_delay_total", "swapin_delay_total", "freepages_delay_total")
-    ]
-    note = ""
+    waits = {name: _wait_of(stays, f"{column}_delay_total") for name, column in _WAITS.items()}
+    notes = []
     if not any(TASKS in stay.tables for stay in stays):
-        note = "the kernel's accounting of tasks (taskstats) was not measured"
-    elif None in (block_io, swap, reclaim):
-        note = "the kernel counts waits for block I/O, swap and memory only where kernel.task_delayacct is 1"
+        notes.append("the kernel's accounting of tasks (taskstats) was not measured")
+    else:
+        wrong = [name for name, (_, cannot_be) in waits.items() if cannot_be]
+        if wrong:
+            notes.append(
+                f"the stored waits for {' and '.join(wrong)} are left out: longer than its tasks can have waited "
+                "(seen of Linux 6.12 and later, and of two nodes that send under one name)"
+            )
+        if any(waits[name][0] is None for name in _OF_DELAYACCT if name not in wrong):
+            notes.append("the kernel counts waits for block I/O, swap and memory only where kernel.task_delayacct is 1")
+    cpu, block_io, swap, reclaim = [seconds for seconds, _ in waits.values()]
     return Whereabouts(
         running_s=added(stay.cpu_s for stay in stays),
-        waiting_cpu_s=_sum(stays, TASKS, "cpu_delay_total", NS),
+        waiting_cpu_s=cpu,
         block_io_s=block_io,
         swap_s=swap,
         reclaim_s=reclaim,
-        note=note,
+        note="; ".join(notes),
     )
+
+
+_WAITS = {"a CPU": "cpu", "block I/O": "blkio", "swap": "swapin", "memory": "freepages"}
+_OF_DELAYACCT = ("block I/O", "swap", "memory")
+
+
+def _wait_of(stays: Sequence[Stay], column: str) -> tuple[Number, bool]:
+    """Seconds in a kind of wait, and whether what is stored of it cannot have been: then it is missing."""
+    found = [one for stay in stays for one in [stay.sum_of(TASKS, column, NS)] if one is not None]
+    if any(one.left_out for one in found):
+        return None, True
+    return added(one.total for one in found), False
 
 
 def memory_of(stays: Sequence[Stay]) -> Memory:
@@ -314,7 +404,7 @@ def memory_of(stays: Sequence[Stay]) -> Memory:
         swap_peak_bytes=largest(stay.most(CGROUP, "memory_swap") for stay in stays),
     )
     if not having:
-        return counted
+        return replace(counted, note=_why_no_memory(stays))
     fullest = max(having, key=fullness)
     return replace(
         counted,
@@ -322,9 +412,22 @@ def memory_of(stays: Sequence[Stay]) -> Memory:
         peak_bytes=fullest.memory_peak,
         sampled=fullest.kernel_peak("memory_peak") is None,
         limit_bytes=fullest.memory_limit,
-        now_bytes=first_of(fullest.latest(CGROUP, "memory_current"), fullest.latest(PROCESSES, "VmRSS", KIB)),
-        anon_peak_bytes=fullest.most(CGROUP, "memory_anon"),
+        now_bytes=fullest.latest_of(MEMORY),
+        anon_peak_bytes=fullest.most_of(MEMORY_ANON),
+        source=fullest.memory_source,
         total_peak_bytes=added(stay.memory_peak for stay in having),
+    )
+
+
+def _why_no_memory(stays: Sequence[Stay]) -> str:
+    """Why no host has memory of the job, and the remedy, as far as the rows show."""
+    if any(PROCESSES in stay.tables for stay in stays):
+        return "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
+    if all(stay.samples < SAMPLES_FOR_MEMORY for stay in stays):
+        return "the job ended before the first sample of its processes, and no memory cgroup held it"
+    return (
+        "no memory cgroup held the job, and its processes were not measured (--disable-jobproc, or an older "
+        "colmet-node). For OAR set Enable_mem_cg, for Slurm ConstrainRAMSpace; colmet doctor says more"
     )
 
 
@@ -364,17 +467,13 @@ def shared_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequ
             for stay in (stays if here else ())
             for series in history.read(NODE, table, here, stay.start, stay.last, [stay.host])
         ]
-        sums.update({name: added(growth(series, column) for series in found) for name, column in columns.items()})
+        sums.update({name: added(_growth(series, column) for series in found) for name, column in columns.items()})
     return Shared(**sums)
 
 
-def growth(series: Series, column: str) -> Number:
-    """By how much a counter has grown, with what it counted after it began anew; None with fewer than two values."""
-    values = series.values(column)
-    here = ~np.isnan(values)
-    values = values[here][np.lexsort((values[here], series.times[here]))]
-    steps = np.diff(values)
-    return float(steps[steps > 0].sum()) if len(steps) else None
+def _growth(series: Series, column: str) -> Number:
+    found = summed(series.times, series.values(column))
+    return found.total if len(found.times) > 1 else None
 
 
 def host_of(stay: Stay, energy_joules: Number) -> HostFigures:
@@ -389,7 +488,7 @@ def host_of(stay: Stay, energy_joules: Number) -> HostFigures:
         cpu_used_s=stay.cpu_s,
         memory_peak_bytes=stay.memory_peak,
         memory_limit_bytes=stay.memory_limit,
-        memory_anon_peak_bytes=stay.most(CGROUP, "memory_anon"),
+        memory_anon_peak_bytes=stay.most_of(MEMORY_ANON),
         read_bytes=_both([stay], *_MOVED["read"]),
         written_bytes=_both([stay], *_MOVED["write"]),
         tasks_peak=stay.tasks_peak,

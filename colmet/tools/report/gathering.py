@@ -85,12 +85,22 @@ def gather(history: History, asked: Asked, now: float) -> Report | None:
 
 
 def _left_out(stays: Sequence[Stay]) -> Sequence[str]:
-    """What sums over hosts lack, for want of rows."""
-    hosts = [stay.host for stay in stays if stay.cpu_s is None]
-    if not hosts or len(hosts) == len(stays):
-        return ()
-    more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
-    return (f"the CPU time on {', '.join(hosts[:3])}{more} is not known, and not in the sum",)
+    """What sums over hosts lack, for want of rows, or as it cannot have been."""
+    found = []
+    unknown = [stay.host for stay in stays if stay.cpu_s is None]
+    if unknown and len(unknown) < len(stays):
+        found.append(f"the CPU time on {_named(unknown)} is not known, and not in the sum")
+    wrong = [stay.host for stay in stays if stay.cpu_left_out]
+    if wrong:
+        found.append(
+            f"rows of {_named(wrong)} have more CPU time than its CPUs can have run, and that is not in the sum: they "
+            "are of two nodes of one name, or were counted before the first row"
+        )
+    return found
+
+
+def _named(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
 
 
 def _period_s(stays: Sequence[Stay]) -> Number:

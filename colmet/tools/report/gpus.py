@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.growth import MOST_WATTS, grown
 from colmet.tools.gaps import cadence_s
 from colmet.tools.history.series import NODE, History, Series
 from colmet.tools.report.energy import LONGEST_PERIODS, UJ, power_joules
@@ -81,8 +82,9 @@ def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.in
     order = np.lexsort((energy, at))  # stores need not keep the order of rows of one second
     at, energy, watts = at[order], energy[order], watts[order]
     sharing = np.char.count(labels(of_node, "jobs")[its][order], b",") + 1.0
-    joules = np.diff(energy)
-    joules = np.where(np.isnan(joules) | (joules < 0), power_joules(at.astype(np.float64), watts), joules)
+    seconds = at.astype(np.float64)
+    joules = grown(seconds, energy, MOST_WATTS)
+    joules = np.where(np.isnan(joules), power_joules(seconds, watts), joules)
     ours = np.isin(at[1:], held) & ~np.isnan(joules)
     return float((joules / sharing[1:])[ours].sum()) if ours.any() else None
 

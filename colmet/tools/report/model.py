@@ -17,6 +17,18 @@ def ratio(part: Number, whole: Number) -> Number:
     return None if part is None or not whole else part / whole
 
 
+def share(part: Number, whole: Number) -> Number:
+    """A ratio of something that cannot be more than the whole: times are whole seconds, counters are not."""
+    found = ratio(part, whole)
+    return None if found is None else min(1.0, found)
+
+
+def cores_of(used_s: Number, wall_s: float, cpus: Number) -> Number:
+    """CPUs that ran on average, and no more than there were."""
+    found = ratio(used_s, wall_s)
+    return found if found is None or cpus is None else min(found, cpus)
+
+
 @dataclass(frozen=True)
 class Cpu:
     """CPU time, of all hosts.
@@ -44,7 +56,14 @@ class Cpu:
     @property
     def used_ratio(self) -> Number:
         """Of what was available."""
-        return ratio(self.used_s, self.available_s)
+        return share(self.used_s, self.available_s)
+
+    @property
+    def system_ratio(self) -> Number:
+        """The part of the CPU time that was in the kernel; older kernels count by clock ticks, not as all of it."""
+        if self.user_s is None or self.system_s is None:
+            return None
+        return ratio(self.system_s, self.user_s + self.system_s)
 
 
 @dataclass(frozen=True)
@@ -69,8 +88,50 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """How the time of the job's cores was spent: shares of wall time by cores, which add up to 1.
+
+    A core that runs a task runs. Of the rest, cores count as waiting for as long as tasks waited; where several tasks
+    waited at one time, the waits share the rest. What is left is idle.
+
+    Attributes:
+        running_ratio: on a CPU.
+        waiting_cpu_ratio: ready to run, without a CPU.
+        block_io_ratio: waiting for block devices.
+        swap_ratio: waiting for pages in swap.
+        reclaim_ratio: waiting for memory to be freed.
+        idle_ratio: the rest; waits that were not measured are in it.
+        at_once: whether tasks waited longer in all than the cores did not run.
+    """
+
+    running_ratio: Number = None
+    waiting_cpu_ratio: Number = None
+    block_io_ratio: Number = None
+    swap_ratio: Number = None
+    reclaim_ratio: Number = None
+    idle_ratio: Number = None
+    at_once: bool = False
+
+
+def shares_of(time: Whereabouts, available_s: Number) -> Shares:
+    """The shares of some time by cores; all are None where that, or the CPU time, is not known."""
+    if time.running_s is None or not available_s:
+        return Shares()
+    running_s = min(time.running_s, available_s)
+    left_s = available_s - running_s
+    waits = (time.waiting_cpu_s, time.block_io_s, time.swap_s, time.reclaim_s)
+    waited_s = sum(wait_s for wait_s in waits if wait_s is not None)
+    part = min(1.0, left_s / waited_s) if waited_s else 1.0
+    cpu, block_io, swap, reclaim = [None if wait_s is None else wait_s * part / available_s for wait_s in waits]
+    idle_ratio = max(0.0, left_s - waited_s) / available_s
+    return Shares(running_s / available_s, cpu, block_io, swap, reclaim, idle_ratio, waited_s > left_s)
+
+
+@dataclass(frozen=True)
 class Memory:
-    """Memory of the job's cgroup, page cache included, on the host that had most of it in relation to its limit.
+    """Memory of the job's cgroup, page cache included, else of its processes.
+
+    On the host that had most of it in relation to its limit.
 
     Attributes:
         host: which host that is.
@@ -85,6 +146,8 @@ class Memory:
         oom_kills: processes that the kernel killed, on all hosts.
         refaults: pages needed again soon after they had been reclaimed, on all hosts.
         major_faults: page faults with I/O, on all hosts.
+        source: where the peak is from: ``cgroup`` or ``processes``; empty where it was not measured.
+        note: why it was not measured; empty where it was.
     """
 
     host: str = ""
@@ -99,6 +162,8 @@ class Memory:
     oom_kills: Number = None
     refaults: Number = None
     major_faults: Number = None
+    source: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -293,12 +358,12 @@ class HostFigures:
     @property
     def cores(self) -> Number:
         """CPUs that ran for it, on average."""
-        return ratio(self.cpu_used_s, self.wall_s)
+        return cores_of(self.cpu_used_s, self.wall_s, self.cpus)
 
     @property
     def cpu_used_ratio(self) -> Number:
         """Of the CPU time that was available."""
-        return ratio(self.cores, self.cpus)
+        return share(self.cores, self.cpus)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,4 +435,9 @@ class Report:
     @property
     def cores(self) -> Number:
         """CPUs that ran for it, on average."""
-        return ratio(self.cpu.used_s, self.wall_s)
+        return cores_of(self.cpu.used_s, self.wall_s, self.cpu.cpus)
+
+    @property
+    def shares(self) -> Shares:
+        """How the time of its cores was spent."""
+        return shares_of(self.time, self.cpu.available_s)

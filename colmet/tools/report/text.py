@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from colmet.common.measures import PROCESSES
 from colmet.tools.report.figures import text_of
 from colmet.tools.report.model import HostFigures, Number, Report, ratio
 from colmet.tools.units import UNKNOWN, cores, count, duration, energy, percent, power, size
@@ -157,7 +158,8 @@ class Page:
         of = f" of {duration(cpu.available_s)}" if cpu.available_s else ""
         how = "" if cpu.source == "cgroup" else ", by its tasks (its cgroup was not measured)"
         kinds = listed(
-            ("user", percent(ratio(cpu.user_s, cpu.used_s))), ("system", percent(ratio(cpu.system_s, cpu.used_s)))
+            ("user", percent(None if cpu.system_ratio is None else 1 - cpu.system_ratio)),
+            ("system", percent(cpu.system_ratio)),
         )
         yield Text(f"CPU time {duration(cpu.used_s)}{of}{how}" + (f": {kinds}" if kinds else ""))
         if not cpu.cpus:
@@ -168,32 +170,39 @@ class Page:
             yield Text(f"kept from running by its quota for {duration(cpu.throttled_s)}")
 
     def _time(self, report: Report) -> Iterator[Text]:
-        time = report.time
-        places = (
-            ("running", time.running_s),
-            ("waiting for a CPU", time.waiting_cpu_s),
-            ("block I/O", time.block_io_s),
-            ("swap", time.swap_s),
-            ("reclaim", time.reclaim_s),
+        time, shares = report.time, report.shares
+        waits = (
+            ("waiting for a CPU", time.waiting_cpu_s, shares.waiting_cpu_ratio),
+            ("block I/O", time.block_io_s, shares.block_io_ratio),
+            ("swap", time.swap_s, shares.swap_ratio),
+            ("reclaim", time.reclaim_s, shares.reclaim_ratio),
         )
-        known = [(name, value) for name, value in places if value is not None]
-        whole = sum(value for _, value in known)
-        for name, value in known:
-            style = "green" if name == "running" else "red"
-            yield self.bar(ratio(value, whole), style) + Text(f"{name} {duration(value)}")
-        if not known:
+        if time.running_s is None and all(value is None for _, value, _ in waits):
             yield Text(NOT_MEASURED)
+        if time.running_s is not None:
+            yield self.bar(shares.running_ratio, "green") + Text(f"running {duration(time.running_s)}")
+        for name, value, part in waits:
+            if value:
+                yield self.bar(part, "red") + Text(f"{name} {duration(value)}")
+        if shares.idle_ratio is not None and report.cpu.available_s is not None:
+            unknown = " or in waits that are missing" if any(value is None for _, value, _ in waits) else ""
+            idle_s = duration(shares.idle_ratio * report.cpu.available_s)
+            yield self.bar(shares.idle_ratio, "blue") + Text(f"idle{unknown} {idle_s}")
+        if shares.running_ratio is not None:
+            at_once = "; several tasks waited at one time" if shares.at_once else ""
+            yield Text(f"Shares are of {duration(report.cpu.available_s)}, wall time by cores{at_once}.")
         if time.note:
             yield Text(f"{time.note[:1].upper()}{time.note[1:]}.")
 
     def _memory(self, report: Report) -> Iterator[Text]:
         memory = report.memory
         if memory.peak_bytes is None:
-            yield Text(NOT_MEASURED)
+            yield Text(f"{NOT_MEASURED}: {memory.note}" if memory.note else NOT_MEASURED)
             return
         where = f" on {self._name(memory.host)}" if len(report.hosts) > 1 else ""
         of = f" of {size(memory.limit_bytes)}" if memory.limit_bytes else ", no limit is known"
-        how = " (largest sample)" if memory.sampled else ""
+        of_what = ", of its processes" if memory.source == PROCESSES else ""
+        how = f" (largest sample{of_what})" if memory.sampled else ""
         line = self.bar(ratio(memory.peak_bytes, memory.limit_bytes), "magenta")
         yield line + Text(f"at most {size(memory.peak_bytes)}{of}{where}{how}")
         more = listed(

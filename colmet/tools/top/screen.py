@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import re
-import select
 import signal
 import sys
 import termios
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from colmet.common.cli import Signals
 from colmet.common.errors import ColmetError
+from colmet.common.readable import readable
 from colmet.tools.top.state import Scalar, State
 from colmet.tools.top.view import Line
 
@@ -177,7 +177,7 @@ def show(ask: Ask, request: Mapping[str, Scalar], interval_s: float) -> int:
         while not state.ended and not signals.stop_wanted() and signal.SIGHUP not in signals.pending:
             width, height = console.size
             live.update(rendered([*state.lines(width, height, time.time())]), refresh=True)
-            ready, _, _ = select.select([signals.fd, keyboard.fd, poller.fd], [], [], LOOK_S)
+            ready = readable([signals.fd, keyboard.fd, poller.fd], LOOK_S)
             signals.drain()
             if keyboard.fd in ready:
                 for key in keyboard.read():

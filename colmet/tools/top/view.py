@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from colmet.common.measures import PROCESSES
+
 Row = Mapping[str, Any]
 NONE = "-"
 NEAR = 0.95  # of the memory's limit, from where on it is marked
@@ -316,7 +318,8 @@ def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, ba
         f"{decimal(job.get('cpu'))} of {number(job.get('cpus'))} ({share(job.get('cpu_share'))})",
         decimal,
     )
-    bar("memory", "memory", size(job.get("memory")) + (limit if job.get("memory_limit") else ""), size)
+    known = limit if job.get("memory_limit") else ", its processes" if job.get("memory_source") == PROCESSES else ""
+    bar("memory", "memory", size(job.get("memory")) + known, size)
     bar("read", "read", f"{size(job.get('read'))}/s", size)
     bar("write", "write", f"{size(job.get('write'))}/s", size)
     if job.get("gpus"):

@@ -1,4 +1,7 @@
-"""The process of the JSON interface: colmet-collector starts it, with its own command line, and feeds it."""
+"""The process of the JSON interface: colmet-collector starts it, with its own command line, and feeds it.
+
+As a service (`colmet-web`) it gets the command line through the stream that feeds it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from colmet.collector import main as collector
 from colmet.collector.backends import NAMES
 from colmet.common import cli
 from colmet.common.configuration import Configuration
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.tools.web.feed import Feed, inherited
+from colmet.tools.web.feed import Feed, connected, inherited
 from colmet.tools.web.known import Known, gridengine_of
 from colmet.tools.web.memory import Memory
 from colmet.tools.web.store import Store, opener
@@ -27,12 +31,12 @@ log = logging.getLogger(__name__)
 NICE = 10  # the collector goes first
 
 
-def run(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+def run(options: argparse.Namespace, feed_socket: socket.socket) -> None:
     """Serve until the collector ends, or SIGTERM comes.
 
     Args:
         options: of the collector.
-        environment: of this process.
+        feed_socket: where its messages come from.
 
     Raises:
         ColmetError: the options ask for what cannot be done, or nobody feeds this.
@@ -42,7 +46,6 @@ def run(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
     from colmet.tools.web.access import Access  # these take the libraries of colmet[web]
     from colmet.tools.web.server import Server, Tls
 
-    feed_socket = inherited(environment)
     with contextlib.suppress(OSError):  # a unit may not let it
         os.nice(NICE)
     memory = Memory(options.http_memory, options.http_memory_time)
@@ -83,6 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     # it before that, to be started again meanwhile
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    return _serve(argv, lambda: inherited(os.environ))
+
+
+def serve() -> int:
+    """Entry point of ``colmet-web``, the service; the exit status."""
+    try:
+        feed, argv = connected(os.environ)
+    except ColmetError as err:
+        cli.set_up_logging(0)
+        log.error("%s", err)
+        return cli.EXIT_CONFIG
+    return _serve(argv, lambda: feed)
+
+
+def _serve(argv: Sequence[str] | None, feed: Callable[[], socket.socket]) -> int:
     try:
         options = Configuration(lambda: collector.build_parser(cli.load(NAMES)), argv).read()
     except ConfigError as err:
@@ -91,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.EXIT_CONFIG
     cli.set_up_logging(options.verbose)
     try:
-        run(options, os.environ)
+        run(options, feed())
     except ColmetError as err:
         log.error("%s", err)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1

@@ -13,7 +13,7 @@ import os
 import pwd
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from colmet.common.cli import powers_of_ten
@@ -22,7 +22,7 @@ from colmet.tools.web import users
 from colmet.tools.web.counts import Counts
 from colmet.tools.web.credentials import MAX_SECRET, Line, Password, token_digest
 from colmet.tools.web.facts import Busy
-from colmet.tools.web.limits import Failures, network
+from colmet.tools.web.limits import Failures, Turns, network
 from colmet.tools.web.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,9 @@ GROUP_WAIT_S = 5.0
 WINDOW_S = 60.0
 FAILURES_OF_NAME = 5  # of a name from an address, within the window
 FAILURES_OF_ADDRESS = 60
-WAITING = 16  # checks of passwords
-WAITING_OF_ADDRESS = 4
+PAUSE_S = 2.0  # before each check, one at a time, at an address with more failures
+WAITING = 16  # addresses that wait for a check of a password
+WAITING_OF_ADDRESS = 64
 MAX_HEADER = 4096
 
 
@@ -93,6 +94,7 @@ class Access:
         clock: seconds, monotonic.
         now: seconds since 1970.
         is_member: whether a user of this machine is in a group of it. May wait.
+        pause: waits; its argument is in seconds.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -106,6 +108,7 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         is_member: Callable[[str, str], bool] | None = None,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.counts = counts or Counts()
         self._path = path
@@ -113,14 +116,16 @@ class Access:
         self._clock = clock
         self._now = now
         self._is_member = is_member or member_of
+        self._pause = pause
         self._key = os.urandom(32)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._checking: dict[bytes, asyncio.Task[Line]] = {}
         self._members: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         self._names = Failures(FAILURES_OF_NAME, WINDOW_S)
         self._addresses = Failures(FAILURES_OF_ADDRESS, WINDOW_S)
+        self._turns = Turns(WAITING_OF_ADDRESS)
         # one at a time: no more than a CPU is taken
-        self._slow = Workers("password", 1, WAITING, WAITING_OF_ADDRESS, 60.0)
+        self._slow = Workers("password", 1, WAITING, 2, 60.0)
         self._asking = Workers("group", 2, 64, 64, GROUP_WAIT_S)
         self._users: users.Users | None = None
         self._mark: users.Mark | None = None
@@ -208,20 +213,25 @@ class Access:
             done.exception()  # whoever asked may have left
 
     async def _checked(self, name: str, password: str, address: str) -> Line:
-        """The line of this name and password, after the time that it takes, whoever it is."""
+        """Return the line of this name and password.
+
+        It needs as long for a name that is not there. After failures of others it needs longer, and is checked all the
+        same: a right password is never wrong.
+        """
         users_then = self._users
         if users_then is None:
             raise Unauthorized
-        now = self._clock()
         pair = (address, hashlib.sha256(name.encode()).digest())
-        wait = max(self._names.wait_s(pair, now), self._addresses.wait_s(address, now))
-        if wait > 0:
-            raise TooMany("too many wrong names and passwords; try again later", wait)
         line = users_then.passwords.get(name)
         secret = users_then.nobody if line is None else line.secret
-        self.counts.add("passwords_checked")
         try:
-            is_right = await self._slow.run(address, Password.is_right, secret, password)
+            async with self._turns.turn(address, name):
+                now = self._clock()
+                if self._names.wait_s(pair, now) or self._addresses.wait_s(address, now):
+                    self.counts.add("passwords_slowed")
+                    await self._pause(PAUSE_S)
+                self.counts.add("passwords_checked")
+                is_right = await self._slow.run(address, Password.is_right, secret, password)
         except Busy:
             raise TooMany("many names and passwords are being checked; try again", 2.0) from None
         if line is None or not is_right:

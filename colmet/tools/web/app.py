@@ -29,6 +29,7 @@ from colmet.tools.web.facts import (
     NodesAsked,
     SeriesAsked,
     StoreWarning,
+    earliest,
 )
 from colmet.tools.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
 from colmet.tools.web.front import Front, too_many, visitor_of
@@ -274,9 +275,9 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            self._check_owner(job, only)
+            own = self._own(job, only)
             try:
-                found = self._facts.job(job)
+                found = self._facts.job(job, own)
             except Busy:
                 raise
             except ColmetError as err:
@@ -287,9 +288,11 @@ class Routes:
                     "stored": False,
                     "warnings": [StoreWarning(err)],
                 }
-            # of a job that is stored only, the row need not tell whose it is
-            if found is None or (only is not None and found["job"]["user"] not in (only, None, "")):
+            if found is None:
                 raise HTTPException(404, _NO_JOB.format(job))
+            if only is not None:  # another node may say another user
+                nodes = [{**row, "user": only} for row in found["nodes"]]
+                found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
             return {**found, "tables": own_tables(found["tables"], only)}
 
         return await self._told(self._store, request, work)
@@ -314,8 +317,9 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            start = self._own(job, only, since)
-            asked = SeriesAsked(job, table, column, node, start, until, points, fold, rate, source)
+            own = self._own(job, only)
+            start = _later(since, own)
+            asked = SeriesAsked(job, table, column, node, start, until, points, fold, rate, source, own)
             if start is not None and until is not None and start > until:
                 return _no_series(asked, [])
             return self._series(asked, only, f"job {job} has no {metric}, or is none that you may see")
@@ -329,9 +333,9 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            start = self._own(job, only, since)
+            own = self._own(job, only)
             try:
-                found = self._facts.completeness(job, start, until)
+                found = self._facts.completeness(job, _later(since, own), until, own)
             except Busy:
                 raise
             except ColmetError as err:
@@ -402,7 +406,7 @@ class Routes:
             start = since
             if only is not None:
                 self._check_node(node, only)
-                began = self._first_there(node, only)
+                began = self._facts.there_since(node, only)
                 start = began if since is None else max(since, began)
             asked = SeriesAsked(0, table, column, node, start, until, points, fold, rate, source)
             if start is not None and until is not None and start > until:
@@ -465,41 +469,26 @@ class Routes:
         words = (lambda told: told) if visitor_of(request.scope).only is None else _for_users
         return await workers.run(whose, lambda: answer(words(work()), packed))
 
-    def _check_owner(self, job: int, only: Optional[str]) -> None:
-        """Raise 404 where who asks may not see this job; a job that is not there looks the same."""
+    def _own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
+        """What of a job may be seen, as `Facts.own`, None for all of it; raise 404 for nothing, as for no such job."""
         if only is None:
-            return
+            return None
+        own: Mapping[str, Optional[float]] = {}
         try:
-            owner = self._facts.owner(job)
-            if owner != only:
+            own = self._facts.own(job, only)
+            if not own:
                 self._facts.seek(job)  # else what memory knows to be another's would be told apart
         except Busy:
             raise
         except ColmetError:  # who cannot be told to own it does not
-            owner = None
-        if owner is None or owner != only:
+            pass
+        if not own:
             raise HTTPException(404, _NO_JOB.format(job))
-
-    def _own(self, job: int, only: Optional[str], since: Optional[float]) -> Optional[float]:
-        """From when on who asks may see what was of this job, not before `since`; raise 404 where it may not be."""
-        self._check_owner(job, only)
-        began = None if only is None else self._facts.owned_since(job, only)
-        return since if began is None else began if since is None else max(since, began)
+        return own
 
     def _check_node(self, node: str, only: Optional[str]) -> None:
         if only is not None and node not in self._facts.nodes_of(only):
             raise HTTPException(404, _NO_NODE.format(node))
-
-    def _first_there(self, node: str, user: str) -> float:
-        """When the first of a user's jobs that are on a node now was seen first; now where nobody knows."""
-        first: float = time.time()
-        offset = 0
-        while True:
-            page = self._facts.jobs(JobsAsked(user, "running", node, sort="job", offset=offset, limit=PAGE))
-            first = min([first, *[row["first"] for row in page.items if row.get("first") is not None]])
-            offset += len(page.items)
-            if not page.items or offset >= page.total:
-                return first
 
     def _series(self, asked: SeriesAsked, only: Optional[str], lacking: str) -> Mapping[str, Any]:
         if not own_tables({asked.table: ()}, only):
@@ -513,6 +502,12 @@ class Routes:
         if found is None:
             raise HTTPException(404, lacking)
         return found
+
+
+def _later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:
+    """From when on there is anything to be seen of what is asked for."""
+    began = None if own is None else earliest(own)
+    return since if began is None else began if since is None else max(since, began)
 
 
 def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:

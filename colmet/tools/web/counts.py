@@ -16,6 +16,7 @@ KEYS = (
     "unauthorized",  # answers 401
     "wrong_secrets",  # names and passwords, or tokens, that are not right
     "passwords_checked",  # the slow way
+    "passwords_slowed",  # of these, after a pause for earlier failures
     "users_reloads",
     "users_failures",  # the changed file cannot be used; what was read before goes on
     "groups_failures",  # the machine did not tell in time who is in the administrators' group

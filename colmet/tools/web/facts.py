@@ -100,6 +100,7 @@ class SeriesAsked(NamedTuple):
         fold: how the values of an interval become one: one of `FOLDS`.
         rate: a counter's growth in a second, not the counter.
         source: one of `SOURCES`.
+        own: of these hosts alone, and of each from a time on, as `Facts.own`; None for all.
     """
 
     job: int
@@ -112,6 +113,7 @@ class SeriesAsked(NamedTuple):
     fold: str = "mean"
     rate: bool = False
     source: str = "auto"
+    own: Mapping[str, float | None] | None = None
 
 
 class Facts(ABC):
@@ -130,21 +132,21 @@ class Facts(ABC):
         """Rows of jobs, from memory."""
 
     @abstractmethod
-    def owner(self, job: int) -> str | None:
-        """Whose a job is; "" where nobody says, None where there is no such job. May wait for a store."""
+    def own(self, job: int, user: str) -> Mapping[str, float | None]:
+        """The hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store."""
 
     def seek(self, job: int) -> None:
-        """Wait for a store, and fail, as `owner` does for a job that only the store can know."""
+        """Wait for a store, and fail, as `own` does for a job that only the store can know."""
         del job
 
-    def owned_since(self, job: int, user: str) -> float | None:
-        """From when on what is told of a job is this user's, who owns it now; None for all. May wait for a store."""
-        del job, user
-        return None
-
     @abstractmethod
-    def job(self, job: int) -> Mapping[str, Any] | None:
-        """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store."""
+    def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
+        """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store.
+
+        Args:
+            job: its number.
+            own: hosts that it is of, as `own`; None for all.
+        """
 
     @abstractmethod
     def nodes(self, asked: NodesAsked) -> Page:
@@ -155,6 +157,10 @@ class Facts(ABC):
         """The nodes that jobs of a user are on now."""
 
     @abstractmethod
+    def there_since(self, node: str, user: str) -> float:
+        """When the first of a user's jobs that are on a node now came there, seconds since 1970."""
+
+    @abstractmethod
     def node(self, name: str) -> Mapping[str, Any] | None:
         """One node with a row for each job on it, and its tables; None where there is none."""
 
@@ -163,7 +169,9 @@ class Facts(ABC):
         """Values over time; None where there is no such job, node, table or column. May wait for a store."""
 
     @abstractmethod
-    def completeness(self, job: int, since: float | None, until: float | None) -> Mapping[str, Any] | None:
+    def completeness(
+        self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
+    ) -> Mapping[str, Any] | None:
         """How much of a job's samples is there, and what is missing; None where there is none. May wait for a store."""
 
     @abstractmethod
@@ -173,3 +181,9 @@ class Facts(ABC):
     @abstractmethod
     def qstat(self) -> Owners:
         """Owners with what their jobs asked for and used, from Grid Engine, else from what nodes sent."""
+
+
+def earliest(own: Mapping[str, float | None]) -> float | None:
+    """Return from when on anything of a user's is there; None for all that there is."""
+    begins = [at for at in own.values() if at is not None]
+    return min(begins) if begins and len(begins) == len(own) else None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from colmet.collector.web import FEED, LENGTH, NOTE
+from colmet.collector.web import FEED, LENGTH, MAX_ARGUMENTS_BYTES, NOTE
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, WireError
 from colmet.common.schema import Batch
@@ -17,6 +18,8 @@ from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
 
 log = logging.getLogger(__name__)
 
+LISTENER = 3  # SD_LISTEN_FDS_START
+FIRST_S = 10.0  # for the collector's command line
 READ_BYTES = 1 << 20
 MAX_NOTE_BYTES = 16 << 20
 
@@ -38,6 +41,55 @@ def inherited(environment: Mapping[str, str]) -> socket.socket:
     except (ValueError, OSError) as err:
         raise FeedError(f"colmet-collector starts this, with --http-listen; {FEED} is {number!r:.40}") from err
     return feed
+
+
+def connected(environment: MutableMapping[str, str]) -> tuple[socket.socket, list[str]]:
+    """Return the stream of the collector that has connected to this service, and the collector's command line.
+
+    The service manager has started this for a connection that waits at its socket, which is the collector's alone.
+
+    Raises:
+        FeedError: there is no such socket, or what comes is not from a collector.
+    """
+    pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or count != "1":
+        raise FeedError("colmet-web.socket starts this for colmet-collector, with --http-listen")
+    with contextlib.ExitStack() as stack:
+        try:
+            with socket.socket(fileno=LISTENER) as listener:
+                feed = stack.enter_context(listener.accept()[0])
+            arguments = _read_arguments(feed)
+        except (OSError, WireError) as err:
+            raise FeedError(f"the collector's stream cannot be read: {err}") from err
+        stack.pop_all()
+    return feed, arguments
+
+
+def _read_arguments(feed: socket.socket) -> list[str]:
+    """The collector's command line. Paths in it count from the collector's directory, which becomes this process's."""
+    feed.settimeout(FIRST_S)
+    (told,) = LENGTH.unpack(_exactly(feed, LENGTH.size))
+    if not told & NOTE or told & ~NOTE > MAX_ARGUMENTS_BYTES:
+        raise FeedError("a stream that does not begin with the collector's command line")
+    begin = _noted(_exactly(feed, told & ~NOTE))
+    arguments, directory = begin.get("arguments"), begin.get("directory")
+    if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
+        raise FeedError("a stream that does not begin with the collector's command line")
+    if isinstance(directory, str):
+        os.chdir(directory)
+    feed.settimeout(None)
+    return arguments
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        part = source.recv(size - len(content))
+        if not part:
+            raise FeedError("the collector has hung up before its command line was there")
+        content += part
+    return bytes(content)
 
 
 class Frames:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from colmet.common.cli import powers_of_ten
+from colmet.common.ownname import is_known
 from colmet.tools.web.access import Access, TooMany, Unauthorized, Visitor
 from colmet.tools.web.answers import HEADERS, failure
 
@@ -100,7 +100,7 @@ class Front:
             return failure(405, "only GET and HEAD are answered", {"Allow": ", ".join(METHODS)})
         if self._hosts is not None:
             given = [value for key, value in headers if key == b"host"]
-            if not all(_host(value.decode("latin-1")) in self._hosts or _is_address(value) for value in given):
+            if not all(is_known(value.decode("latin-1"), self._hosts) for value in given):
                 text = "ask by an address or by the name of this machine: an open interface answers to no other name"
                 return failure(400, text, CLOSE)
         try:
@@ -133,25 +133,3 @@ def visitor_of(scope: Mapping[str, Any]) -> Visitor:
 def too_many(text: str, after_s: float) -> Response:
     """An answer that asks for patience."""
     return failure(429, text, {"Retry-After": str(max(1, math.ceil(after_s)))})
-
-
-def own_names() -> frozenset[str]:
-    """By which this machine is asked on itself."""
-    name = socket.gethostname().lower()
-    return frozenset({"localhost", name, name.partition(".")[0]})
-
-
-def _host(value: str) -> str:
-    """The name of a Host header, without the port."""
-    name, colon, port = value.strip().lower().rpartition(":")
-    return (name if colon and port.isdigit() else value.strip().lower()).rstrip(".")
-
-
-def _is_address(value: bytes) -> bool:
-    host = _host(value.decode("latin-1"))
-    family = socket.AF_INET6 if host.startswith("[") and host.endswith("]") else socket.AF_INET
-    try:
-        socket.inet_pton(family, host.strip("[]"))
-    except (OSError, ValueError):
-        return False
-    return True

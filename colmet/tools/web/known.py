@@ -14,12 +14,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from colmet.common.errors import ColmetError
+from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
+from colmet.common.namesakes import base_of, counted_once, is_namesake
 from colmet.common.schema import Schema
 from colmet.common.top import HEARD_S, JOB_KEYS, Jobs, arranged, measure_jobs, measure_nodes
 from colmet.tools.batch.qmem import Hosts, Owners
+from colmet.tools.capacity import CGROUP, ceilings
 from colmet.tools.history.series import NODE, Series
-from colmet.tools.web.facts import Busy, Facts, JobsAsked, NodesAsked, Page, SeriesAsked, StoreWarning
-from colmet.tools.web.memory import KnownJob, Memory
+from colmet.tools.web.facts import Busy, Facts, JobsAsked, NodesAsked, Page, SeriesAsked, StoreWarning, earliest
+from colmet.tools.web.memory import KnownJob, Memory, Stay
 from colmet.tools.web.series import (
     Part,
     before,
@@ -27,6 +30,7 @@ from colmet.tools.web.series import (
     joined,
     keys_of,
     levels,
+    of_one_agent,
     of_samples,
     of_series,
     parts_of,
@@ -150,7 +154,10 @@ class Known(Facts):
             on[host] = [job for job in dict.fromkeys(here) if job != NODE]
         for job, row in rows.items():
             row["user"] = self._owner(job, row["user"])
-        owners = [self._owner(job, user) for job, user in zip(jobs.job.tolist(), jobs.user)]
+        owners = [
+            self._owner_on(job, jobs.names[host], user)
+            for job, host, user in zip(jobs.job.tolist(), jobs.host.tolist(), jobs.user)
+        ]
         running = frozenset([job for here in on.values() for job in here])
         nodes = measure_nodes(look.hosts, look.taken, int(now * 1e9), look.heard)
         return _Snapshot(self._monotonic(), now, jobs, owners, rows, running, on, nodes)
@@ -161,6 +168,40 @@ class Known(Facts):
         if known is not None and known.is_disputed:
             return ""
         return self._name_of((known.user if known is not None else "") or otherwise)
+
+    def _owner_on(self, job: int, host: str, otherwise: str = "") -> str:
+        """Whose the rows of a job on a host are, as this host says."""
+        known = self._memory.job(job)
+        stay = None if known is None else known.hosts.get(host)
+        if stay is None:
+            return self._name_of(otherwise)
+        return "" if stay.is_disputed else self._name_of(stay.user or otherwise)
+
+    def _is_users(self, known: KnownJob | None, user: str) -> bool:
+        """Whether a host says that a job is this user's."""
+        if known is None:
+            return False
+        if not known.is_disputed:
+            return bool(known.user) and self._name_of(known.user) == user
+        return any(self._is_stay_of(stay, user) for stay in self._memory.hosts_of(known).values())
+
+    def _is_stay_of(self, stay: Stay, user: str) -> bool:
+        return bool(stay.user) and not stay.is_disputed and self._name_of(stay.user) == user
+
+    def _on(self, found: _Snapshot, user: str) -> dict[str, list[int]]:
+        """The jobs of a user on each node now, as the node says."""
+        on = {host: [job for job in jobs if self._owner_on(job, host) == user] for host, jobs in found.on.items()}
+        return {host: jobs for host, jobs in on.items() if jobs}
+
+    def _rows_of(self, found: _Snapshot, user: str | None) -> Mapping[int, dict[str, Any]]:
+        """A row for each job, of a user's own rows alone; of all rows for nobody."""
+        if user is None:
+            return found.rows
+        chosen = [n for n, owner in enumerate(found.owners) if owner == user and found.jobs.job[n] != NODE]
+        rows: dict[int, dict[str, Any]] = {row["job"]: row for row in found.jobs.by_job(np.array(chosen, np.int64))}
+        for row in rows.values():
+            row["user"] = user
+        return rows
 
     def cluster(self, user: str | None) -> Mapping[str, Any]:
         """Totals of nodes and of the jobs of a user, or of all."""
@@ -175,10 +216,14 @@ class Known(Facts):
             column = found.jobs.values[key][chosen]
             known = column[np.isfinite(column)]
             totals[key] = round(float(known.sum()), 3) if len(known) else None
-        running = [job for job in found.running if user is None or self._row_owner(found, job) == user]
-        busy = [row["cpu"] for row in found.nodes if row["cpu"] is not None and not row["silent"]]
+        running = found.running
+        if user is not None:
+            running = frozenset([job for jobs in self._on(found, user).values() for job in jobs])
+        once = set(counted_once([row["node"] for row in found.nodes if not row["silent"]]))
+        machines = [row for row in found.nodes if row["silent"] or row["node"] in once]
+        busy = [row["cpu"] for row in machines if row["cpu"] is not None and not row["silent"]]
         sums = {
-            key: sum(values) if (values := [row[key] for row in found.nodes if row[key] is not None]) else None
+            key: sum(values) if (values := [row[key] for row in machines if row[key] is not None]) else None
             for key in ("memory", "memory_total", "load")
         }
         return {
@@ -191,13 +236,18 @@ class Known(Facts):
             },
             "jobs": {
                 "running": len(running),
-                "users": len({self._row_owner(found, job) for job in running} - {""}),
+                "users": int(bool(running))
+                if user is not None
+                else len({self._row_owner(found, job) for job in running} - {""}),
                 "cpu_share": found.jobs.cpu_share(chosen),
                 **totals,
             },
             "messages": {"taken": self._memory.batches, "left_out": self._memory.missed},
             "kept_s": round(self._memory.kept_s(), 3),
-            "warnings": [*self._warnings(), *(self._gridengine_warnings() if user is None else [])],
+            "warnings": [
+                *self._warnings(),
+                *([*_shared(found.nodes), *self._gridengine_warnings()] if user is None else []),
+            ],
         }
 
     def _warnings(self) -> list[str]:
@@ -221,6 +271,10 @@ class Known(Facts):
     def jobs(self, asked: JobsAsked) -> Page:
         """Rows of jobs, from memory."""
         found = self._snapshot()
+        if asked.user is not None:
+            on = self._on(found, asked.user)
+            running = frozenset([job for jobs in on.values() for job in jobs])
+            found = found._replace(rows=self._rows_of(found, asked.user), running=running, on=on)
         known = {one.job: one for one in self._memory.jobs()}
         chosen = []
         wanted: Iterable[int] = found.running if asked.state == "running" else {**known, **dict.fromkeys(found.running)}
@@ -230,33 +284,43 @@ class Known(Facts):
             one = known.get(job)
             if self._is_wanted(asked, found, job, one):
                 chosen.append((job, one))
-        chosen = _ordered(chosen, asked, found, lambda job: self._row_owner(found, job))
+        owner: Callable[[int], str] = lambda job: asked.user or self._row_owner(found, job)  # noqa: E731
+        chosen = _ordered(chosen, asked, found, owner)
         page = chosen[asked.offset : asked.offset + asked.limit]
-        return Page(len(chosen), asked.offset, [self._row(found, job, one) for job, one in page])
+        return Page(len(chosen), asked.offset, [self._row(found, job, one, asked.user) for job, one in page])
 
     def _is_wanted(self, asked: JobsAsked, found: _Snapshot, job: int, one: KnownJob | None) -> bool:
-        owner = self._row_owner(found, job)
-        if asked.user is not None and owner != asked.user:
+        if asked.user is not None and job not in found.running and not self._is_users(one, asked.user):
             return False
         if one is not None and asked.since is not None and one.last < asked.since:
             return False
         if one is not None and asked.until is not None and one.first > asked.until:
             return False
-        is_running = job in found.running
-        if asked.node and not (
-            job in found.on.get(asked.node, ()) if is_running else one is not None and asked.node in one.hosts
-        ):
-            return False
-        if not asked.text:
+        if not asked.node and not asked.text:
             return True
-        hosts = () if one is None else tuple(one.hosts)
-        return str(job).startswith(asked.text) or asked.text in owner or any(asked.text in host for host in hosts)
+        hosts = self._hosts(one, asked.user)
+        if asked.node and not (job in found.on.get(asked.node, ()) if job in found.running else asked.node in hosts):
+            return False
+        owner = asked.user or self._row_owner(found, job)
+        return (
+            not asked.text
+            or str(job).startswith(asked.text)
+            or asked.text in owner
+            or any(asked.text in host for host in hosts)
+        )
 
-    def _row(self, found: _Snapshot, job: int, known: KnownJob | None) -> dict[str, Any]:
+    def _hosts(self, known: KnownJob | None, user: str | None) -> list[str]:
+        """The hosts that a job was on: those that say it is this user's; all for nobody."""
+        if known is None:
+            return []
+        stays = self._memory.hosts_of(known)
+        return [host for host, stay in stays.items() if user is None or self._is_stay_of(stay, user)]
+
+    def _row(self, found: _Snapshot, job: int, known: KnownJob | None, user: str | None = None) -> dict[str, Any]:
         row: dict[str, Any] = {**dict.fromkeys((*JOB_KEYS, "on", "time")), "job": job, "user": "", "nodes": 0}
+        hosts = self._hosts(known, user)
         if known is not None:
-            hosts = self._memory.hosts_of(known)
-            row.update(user=self._owner(job), on=hosts[0] if hosts else None)
+            row.update(user=user or self._owner(job), on=hosts[0] if hosts else None)
         row.update(found.rows.get(job, {}))
         return {
             **row,
@@ -266,90 +330,106 @@ class Known(Facts):
             "running": job in found.running,
         }
 
-    def owner(self, job: int) -> str | None:
-        """Whose a job is; "" where nobody says, None where there is no such job. May wait for a store."""
-        found = self._snapshot()
+    def own(self, job: int, user: str) -> Mapping[str, float | None]:
+        """The hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store.
+
+        Each host says it of its own rows, those in memory or those stored: no other host can give a job to a user or
+        take it away.
+        """
         known = self._memory.job(job)
-        is_here = known is not None or job in found.running
-        here = self._row_owner(found, job) if is_here else ""
-        if here or self._store is None or (known is not None and known.is_disputed):
-            return here if is_here else None
-        if not is_here:
-            return self._stored_owner(job)
-        if known is None or self._saw_all(known):  # what is stored of the number is of a job before
-            return ""
-        return self._stored_owner(job, known.first - GRACE_S) or ""
+        stays = {} if known is None else self._memory.hosts_of(known)
+        found: dict[str, float | None] = {
+            host: stay.since for host, stay in stays.items() if self._is_stay_of(stay, user)
+        }
+        if self._store is None or (len(found) == len(stays) and stays and self._saw_all(stays.values())):
+            return found
+        try:
+            stored = self._store.owners(job) or {}
+        except ColmetError:  # also where too many ask
+            if found:
+                return found
+            raise
+        for host, owners in stored.items():
+            if {self._name_of(one) for one in owners.users} != {user}:
+                continue  # a number that was given to several: what is stored is nobody's
+            stay = stays.get(host)
+            if stay is None or (host in found and not self._saw_all([stay])):
+                found[host] = None
+            elif not (stay.user or stay.is_disputed or self._saw_all([stay])) and owners.last >= stay.since - GRACE_S:
+                found[host] = None  # the job goes on, and its node has not said whose it is since our start
+        return found
 
     def seek(self, job: int) -> None:
-        """Wait for the store, and fail, as `owner` does for a job that only the store can know."""
-        self._stored_owner(job)
+        """Wait for the store, and fail, as `own` does for a job that only the store can know."""
+        if self._store is not None:
+            self._store.owners(job)
 
-    def _stored_owner(self, job: int, reaches: float = -math.inf) -> str | None:
-        """Whose the rows of a job in the store are: "" where nobody says, or not all say the same; None for none.
-
-        Where nobody has said it from a time on that they have to reach, it is another job's.
-        """
-        found = None if self._store is None else self._store.owners(job)
-        if found is None:
-            return None
-        names = {self._name_of(user) for user in found.users} if found.last >= reaches else set()
+    def _stored_owner(self, job: int) -> str:
+        """Whose the rows of a job in the store are: "" where nobody says, or not all say the same."""
+        stored = None if self._store is None else self._store.owners(job)
+        names = {self._name_of(one) for owners in (stored or {}).values() for one in owners.users}
         return names.pop() if len(names) == 1 else ""
 
-    def owned_since(self, job: int, user: str) -> float | None:
-        """From when on what is told of a job is this user's, who owns it now; None for all of it. May wait for a store.
-
-        Batch systems give numbers again: what was before may be another user's.
-        """
-        known = self._memory.job(job)
-        first = self._now() if known is None else known.first
-        if self._store is None or (known is not None and self._saw_all(known)):
-            return first
-        try:
-            return None if self._stored_owner(job) == user else first
-        except ColmetError:  # also where too many ask
-            return first
-
-    def job(self, job: int) -> Mapping[str, Any] | None:
+    def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
         """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store."""
         found = self._snapshot()
         known = self._memory.job(job)
         is_here = known is not None or job in found.running
         warnings: list[str] = []
         stored: Mapping[str, Sequence[str]] = {}
+        hosts = [] if known is None else [*self._memory.hosts_of(known)]
+        chosen = np.flatnonzero(found.jobs.job == job) if job in found.running else np.zeros(0, np.int64)
+        if own is not None:
+            hosts = [host for host in hosts if host in own]
+            names = found.jobs.names
+            chosen = np.array([n for n in chosen.tolist() if names[found.jobs.host[n]] in own], np.int64)
         user = self._row_owner(found, job)
         if self._store is not None:
             try:
-                answer = self._store.tables(job, self._begun(job, known, user))
+                answer = self._store.tables(job, self._begins(job, known, user, own))
                 stored = answer.value
                 warnings += answer.warnings
-                if not is_here and stored:
-                    user = self._stored_owner(job) or ""
+                if not is_here and stored and own is None:
+                    user = self._stored_owner(job)
             except ColmetError as err:
                 if not is_here:
                     raise
                 warnings.append(str(err) if isinstance(err, Busy) else StoreWarning(err))
         if not is_here and not stored:
             return None
-        hosts = [] if known is None else self._memory.hosts_of(known)
-        chosen = np.flatnonzero(found.jobs.job == job) if job in found.running else np.zeros(0, np.int64)
         rows = self._by_host(found, chosen)
         there = {row["node"] for row in rows}
         nothing = {**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1}
         rows += [{**nothing, "node": host} for host in hosts if host not in there]
         tables = {} if known is None else self._memory.tables(hosts, known.tables)
+        row = self._row(found, job, known)
+        if own is not None:
+            whole = {one["job"]: one for one in found.jobs.by_job(chosen)}.get(job, dict.fromkeys(JOB_KEYS))
+            row = {**row, **whole, "job": job, "nodes": len(hosts), "on": min(hosts, default=None)}
+            stays = [] if known is None else [known.hosts[host] for host in hosts]
+            row["first"] = min([stay.since for stay in stays], default=None)
+            row["last"] = max([stay.last for stay in stays], default=None)
+            row["running"] = any(job in found.on.get(host, ()) for host in hosts)
         return {
-            "job": {**self._row(found, job, known), "user": user},
+            "job": {**row, "user": user},
             "nodes": sorted(rows, key=lambda row: row["node"]),
             "tables": _columns(tables, stored),
             "stored": bool(stored),
             "warnings": warnings,
         }
 
-    def _begun(self, job: int, known: KnownJob | None, user: str) -> float | None:
+    def _begins(
+        self, job: int, known: KnownJob | None, user: str, own: Mapping[str, float | None] | None
+    ) -> float | None:
         """From when on what is stored of a number is of the job that has it now; None for all of it."""
-        if known is None or not (user or self._saw_all(known)):
-            return None
-        return self.owned_since(job, user)
+        if own is None:
+            if known is None:
+                return None
+            stays = self._memory.hosts_of(known).values()
+            own = self.own(job, user) if user else {}
+            if not user and self._saw_all(stays):
+                return min([stay.since for stay in stays], default=None)
+        return earliest(own)
 
     def _by_host(self, found: _Snapshot, chosen: Any) -> list[dict[str, Any]]:
         rows = found.jobs.by_host(chosen)
@@ -357,9 +437,9 @@ class Known(Facts):
             row["user"] = found.owners[n]
         return rows
 
-    def _saw_all(self, known: KnownJob) -> bool:
-        """Whether the job began after this process did, and was never away for long."""
-        return known.is_whole and known.first > self._memory.began + GRACE_S
+    def _saw_all(self, stays: Iterable[Stay]) -> bool:
+        """Whether a job began on these hosts after this process did, and was never away for long."""
+        return all(stay.is_whole and stay.since > self._memory.began + GRACE_S for stay in stays)
 
     def nodes(self, asked: NodesAsked) -> Page:
         """Rows of nodes, from memory."""
@@ -374,9 +454,13 @@ class Known(Facts):
     def nodes_of(self, user: str) -> frozenset[str]:
         """The nodes that jobs of a user are on now."""
         found = self._snapshot()
-        return frozenset(
-            [host for host, jobs in found.on.items() if any(self._row_owner(found, job) == user for job in jobs)]
-        )
+        return frozenset(self._on(found, user))
+
+    def there_since(self, node: str, user: str) -> float:
+        """When the first of a user's jobs that are on a node now came there; now where there is none."""
+        known = [self._memory.job(job) for job in self._on(self._snapshot(), user).get(node, ())]
+        stays = [one.hosts.get(node) for one in known if one is not None]
+        return min([self._now(), *[stay.since for stay in stays if stay is not None]])
 
     def node(self, name: str) -> Mapping[str, Any] | None:
         """One node with a row for each job on it, and its tables; None where there is none."""
@@ -391,10 +475,11 @@ class Known(Facts):
         there = {one["job"] for one in rows}
         for job in here:
             if job not in there:
-                user = self._row_owner(found, job)
+                user = self._owner_on(job, name)
                 rows.append({**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1, "node": name})
         tables = _columns(self._memory.tables([name]), {})
-        return {"node": row, "jobs": sorted(rows, key=lambda one: one["job"]), "tables": tables, "warnings": []}
+        warnings = _shared([one for one in found.nodes if base_of(one["node"]) == base_of(name)])
+        return {"node": row, "jobs": sorted(rows, key=lambda one: one["job"]), "tables": tables, "warnings": warnings}
 
     # -- what was --
 
@@ -407,8 +492,10 @@ class Known(Facts):
         if asked.job == NODE:
             hosts = [asked.node] if self._memory.is_host(asked.node) else []
         else:
-            hosts = [] if known is None else self._memory.hosts_of(known)
-            hosts = [host for host in hosts if asked.node in ("", host)]
+            hosts = [] if known is None else [*self._memory.hosts_of(known)]
+            hosts = [host for host in hosts if asked.node in ("", host) and (asked.own is None or host in asked.own)]
+        own = asked.own or {}
+        starts = {host: max(since, at) for host, at in own.items() if at is not None}  # of some hosts later
         schema = self._memory.tables(hosts, [asked.table]).get(asked.table)
         if schema is not None and asked.job == NODE and schema.scope == "job":
             schema = None
@@ -445,13 +532,22 @@ class Known(Facts):
         labels = _labels(asked.table, schema)
         memory = [
             of_samples(samples, asked.column, labels)
-            for samples in self._memory.read(asked.job, asked.table, memory_from, since, until)
+            for host in memory_from
+            for samples in self._memory.read(asked.job, asked.table, [host], starts.get(host, since), until)
         ]
         earlier = [
-            before(of_series(one, asked.column, labels), since, until, memory_from.get(one.host, math.inf))
+            before(
+                of_series(one, asked.column, labels),
+                starts.get(one.host, since),
+                until,
+                memory_from.get(one.host, math.inf),
+            )
             for one in stored
+            if asked.own is None or one.host in asked.own
         ]
         raws = joined([*earlier, *memory])
+        if asked.job != NODE:
+            raws = of_one_agent(raws)
         parts = [part for part in parts_of(raws, keys_of(raws, labels)) if len(part.times)]
         if len(parts) > MAX_PARTS:
             warnings.append(f"{len(parts)} series are too many, the first {MAX_PARTS} are told; ask for one node")
@@ -460,7 +556,8 @@ class Known(Facts):
         if asked.rate and not is_rate:
             warnings.append(f"{asked.table}.{asked.column} is no counter: its values are told, not their growth")
         shown_unit, factor = unit_of(unit, is_rate)
-        parts = [rates(part, factor) if is_rate else levels(part) for part in parts]
+        most = self._most(asked, hosts, since, until, bool(stored), warnings) if is_rate else {}
+        parts = [rates(part, factor, most.get(part.host, math.inf)) if is_rate else levels(part) for part in parts]
         step, made, lines = _made(parts, asked)
         warnings += lines
         if self._memory.missed and memory:
@@ -481,6 +578,33 @@ class Known(Facts):
             "series": made,
         }
 
+    def _most(
+        self, asked: SeriesAsked, hosts: Sequence[str], since: float, until: float, is_stored: bool, warnings: list[str]
+    ) -> Mapping[str, float]:
+        """By host, what the rates of a column cannot go beyond, where that is known. May wait for a store."""
+        if not is_bounded(asked.table, asked.column):
+            return {}
+        found: dict[str, Capacity] = {}
+        begins = since if since > -math.inf else 0.0
+        for samples in self._memory.read(asked.job, CGROUP, hosts if asked.job != NODE else (), begins, until):
+            one = of_columns({name: of_samples(samples, name, ()).values for name in CAPACITY_COLUMNS})
+            found[samples.host] = one if samples.host not in found else found[samples.host].joined(one)
+        table, column = NODE_CPUS
+        for samples in self._memory.read(NODE, table, hosts, begins, until):
+            cpus = largest(of_samples(samples, column, ()).values)
+            if not found.get(samples.host, Capacity()).cpus > 0:
+                found[samples.host] = found.get(samples.host, Capacity())._replace(cpus=cpus)
+        if is_stored and self._store is not None:
+            limits = None if since == -math.inf else since, None if until == math.inf else until
+            try:
+                earlier = self._store.capacities(asked.job, *limits, [asked.node] if asked.node else None).value
+            except ColmetError as err:
+                warnings.append(f"the CPUs and tasks that bound these rates are not known: {err}")
+                earlier = {}
+            for host, one in earlier.items():
+                found[host] = one if host not in found else found[host].joined(one)
+        return ceilings(asked.table, asked.column, found)
+
     def _is_more_stored(
         self,
         asked: SeriesAsked,
@@ -492,7 +616,9 @@ class Known(Facts):
         """Whether there may be rows in the store that memory does not have."""
         if len(memory_from) < len(hosts) or not hosts:
             return True
-        if known is not None and self._saw_all(known):
+        if asked.own is not None and not asked.own.keys() <= {*hosts}:
+            return True
+        if known is not None and self._saw_all([known.hosts[host] for host in hosts if host in known.hosts]):
             since = max(since, known.first)
         return since < max(memory_from.values())
 
@@ -507,7 +633,7 @@ class Known(Facts):
         if asked.column not in columns:
             return (), False, tables.warnings
         labels = [name for name in _labels(asked.table, schema) if name in columns]
-        hosts = [asked.node] if asked.node else None
+        hosts = [asked.node] if asked.node else None if asked.own is None else [*asked.own]
         last = None if until == math.inf else until
         answer = self._store.read(asked.job, asked.table, [asked.column, *labels], first, last, hosts)
         found: list[Series] = answer.value
@@ -515,12 +641,16 @@ class Known(Facts):
         is_there = is_number if found else asked.job != NODE
         return found, is_there, (*tables.warnings, *[one for one in answer.warnings if one not in tables.warnings])
 
-    def completeness(self, job: int, since: float | None, until: float | None) -> Mapping[str, Any] | None:
+    def completeness(
+        self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
+    ) -> Mapping[str, Any] | None:
         """How much of a job's samples is there, and what is missing; None where there is none. May wait for a store."""
         nothing: dict[str, Any] = {"job": job, "share": None, "expected": None, "present": None, "hosts": []}
         is_here = self._memory.job(job) is not None
         if self._store is None:
             return {**nothing, "warnings": [NO_STORE]} if is_here else None
+        if own is not None and any(at is not None for at in own.values()):  # one begin for all: the last of them
+            since = max([at for at in (since, *own.values()) if at is not None])
         limits = [None if at is None else int(min(max(at, 0), 1 << 40)) for at in (since, until)]
         answer = self._store.completeness(job, *limits)
         if answer.value is None:
@@ -539,6 +669,7 @@ class Known(Facts):
                 ],
             }
             for host, one in answer.value.items()
+            if own is None or host in own
         ]
         expected, present = [sum([host[key] for host in hosts]) for key in ("expected", "present")]
         return {
@@ -675,3 +806,13 @@ def _labels(table: str, schema: Schema | None) -> list[str]:
     """The columns that say what a row is about."""
     known = schema or _schemas().get(table)
     return [] if known is None else [field.name for field in known.fields if field.kind == "label"]
+
+
+def _shared(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A warning for host names that more than one agent sends under now."""
+    live = [str(row["node"]) for row in nodes if not row["silent"]]
+    shared = sorted({base_of(name) for name in live if is_namesake(name)})
+    apart = [sorted(name for name in live if base_of(name) == host) for host in shared]
+    several = [names for names in apart if len(names) > 1]
+    found = [f"more than one agent sends as {names[0]}: stored as {', '.join(names)}" for names in several[:5]]
+    return [*found, f"and {len(several) - 5} other names"] if len(several) > 5 else found

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import random
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+
+from colmet.tools.web.facts import Busy
 
 
 class Failures:
@@ -45,6 +50,68 @@ class Failures:
     def forget(self, key: Hashable) -> None:
         """As if it had never failed."""
         self._times.pop(key, None)
+
+
+class Turns:
+    """Lets one caller of each key on at a time, the next one in random order.
+
+    First a name is drawn and then a caller of that name, so many callers of one name delay no other one for long.
+
+    Args:
+        most: callers that wait for the turn of a key; beyond, one of the name that has the most is refused.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # the callers that wait, by key and name; a key that is here has a caller that was let on
+        self._waiting: dict[Hashable, dict[Hashable, list[asyncio.Future[None]]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: Hashable, name: Hashable) -> AsyncIterator[None]:
+        """Wait for the turn of a key, and hold it within the block.
+
+        Raises:
+            Busy: too many wait.
+        """
+        if key in self._waiting:
+            await self._wait(self._waiting[key], key, name)
+        else:
+            self._waiting[key] = {}
+        try:
+            yield
+        finally:
+            self._next(key)
+
+    async def _wait(self, names: dict[Hashable, list[asyncio.Future[None]]], key: Hashable, name: Hashable) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        names.setdefault(name, []).append(turn)
+        if sum(map(len, names.values())) > self._most:
+            longest = max(names, key=lambda one: len(names[one]))
+            self._draw(names, longest).set_exception(Busy("too many callers wait"))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():  # it waited; else it was let on
+                names[name].remove(turn)
+                if not names[name]:
+                    del names[name]
+            elif turn.exception() is None:
+                self._next(key)
+            raise
+
+    def _next(self, key: Hashable) -> None:
+        names = self._waiting[key]
+        if names:
+            self._draw(names, random.choice(list(names))).set_result(None)
+        else:
+            del self._waiting[key]
+
+    def _draw(self, names: dict[Hashable, list[asyncio.Future[None]]], name: Hashable) -> asyncio.Future[None]:
+        callers = names[name]
+        drawn = callers.pop(random.randrange(len(callers)))
+        if not callers:
+            del names[name]
+        return drawn
 
 
 def network(address: str) -> str:

@@ -116,6 +116,27 @@ class _Strand:
         return min([at for at, _ in self.open], default=None)
 
 
+class Stay:
+    """What is known of a job on one host, by the rows of this host alone.
+
+    Attributes:
+        user: whose it is; "" where no row says.
+        is_disputed: whether not all rows say the same: there are two jobs of this number.
+        is_whole: whether nothing came of its number before, while its node was heard.
+        since: from when on its rows are this job's, seconds since 1970: the time of the first one, unless that is more
+            than an hour before it came. Then it is when it came, as the sender's clock may be wrong.
+        last: time of the last one.
+    """
+
+    __slots__ = ("is_disputed", "is_whole", "last", "since", "user")
+
+    def __init__(self, since: float, is_whole: bool) -> None:
+        self.user = ""
+        self.is_disputed = False
+        self.is_whole = is_whole
+        self.since = self.last = since
+
+
 class KnownJob:
     """What is known of a job that has come.
 
@@ -123,22 +144,20 @@ class KnownJob:
         job: its number.
         user: whose it is; "" where nobody has said, or not all say the same.
         is_disputed: whether not all say the same: there are two jobs of this number.
-        is_whole: whether nothing came of its number before, while its node was heard.
         first: time of its first sample that came here, seconds since 1970.
         last: of its last one.
-        hosts: that it was on.
+        hosts: that it was on, and what each of them says.
         tables: that have rows of it.
     """
 
-    __slots__ = ("first", "hosts", "is_disputed", "is_whole", "job", "last", "tables", "user")
+    __slots__ = ("first", "hosts", "is_disputed", "job", "last", "tables", "user")
 
-    def __init__(self, job: int, now: float, is_whole: bool) -> None:
+    def __init__(self, job: int, now: float) -> None:
         self.job = job
         self.user = ""
         self.is_disputed = False
-        self.is_whole = is_whole
         self.first = self.last = now
-        self.hosts: set[str] = set()
+        self.hosts: dict[str, Stay] = {}
         self.tables: frozenset[str] = frozenset()
 
 
@@ -264,36 +283,53 @@ class Memory:
         if _is_of_facility(batch):
             if is_new:  # no node, though the collector has told of it as of one
                 self._heard.pop(host, None)
-        elif host in self._heard or len(self._heard) < MAX_HOSTS:
+        else:  # the latest is at the end; names can be made up, and nodes are heard again
+            if self._heard.pop(host, None) is None and len(self._heard) >= MAX_HOSTS:
+                del self._heard[next(iter(self._heard))]
             self._heard[host] = Heard(int(wall * NS), int(wall * NS) - batch.time_ns)
         for job in batch.jobs or ():
-            self._know(job, host, min(wall, batch.time_ns / NS), is_new)
+            self._know(job, host, batch.time_ns / NS, wall, is_new)
         for table in batch.tables:
             if not len(table):
                 continue
             packed = table.packed
             schema = table.schema
             if schema.scope == "job":
-                self._index(schema, packed, host, min(wall, table.time_ns / NS), is_new)
+                self._index(schema, packed, host, table.time_ns / NS, wall, is_new)
             self._keep((host, schema.name), schema, table.time_ns, packed, now)
 
-    def _know(self, job: int, host: str, at: float, is_new: bool) -> KnownJob:
-        known = self._jobs.get(job)
-        if known is None:
-            if len(self._jobs) >= MAX_JOBS:
-                self._forget()
-            known = self._jobs[job] = KnownJob(job, at, not is_new)
-        elif at - known.last > AGAIN_S:
-            known = self._jobs[job] = KnownJob(job, at, False)
+    def _know(self, job: int, host: str, at: float, wall: float, is_new: bool) -> tuple[KnownJob, Stay]:
+        """Note that a job was on a host at `at`, by the clock of the host; `wall` is ours."""
+        at = min(wall, at)
+        known = former = self._jobs.get(job)
+        if known is None and len(self._jobs) >= MAX_JOBS:
+            self._forget()
+        if known is None or at - known.last > AGAIN_S:
+            known = self._jobs[job] = KnownJob(job, at)
         if at > known.last:
             known.last = at
         elif at < known.first:
             known.first = at
-        if host not in known.hosts:
-            known.hosts.add(host)
-        return known
+        begins = at if wall - at <= AGAIN_S else wall
+        stay = known.hosts.get(host)
+        if stay is None:
+            was_here = former is not None and host in former.hosts
+            stay = known.hosts[host] = Stay(begins, not is_new and not was_here)
+        elif at - stay.last > AGAIN_S:
+            stay = known.hosts[host] = Stay(begins, False)
+            self._agree(known)
+        stay.last = max(stay.last, at)
+        stay.since = min(stay.since, begins)
+        return known, stay
 
-    def _index(self, schema: Schema, packed: bytes, host: str, at: float, is_new: bool) -> None:
+    @staticmethod
+    def _agree(known: KnownJob) -> None:
+        """Note whose a job is where all its hosts say the same."""
+        users = {stay.user for stay in known.hosts.values() if stay.user}
+        known.is_disputed = len(users) > 1 or any(stay.is_disputed for stay in known.hosts.values())
+        known.user = users.pop() if len(users) == 1 and not known.is_disputed else ""
+
+    def _index(self, schema: Schema, packed: bytes, host: str, at: float, wall: float, is_new: bool) -> None:
         """Note whose rows are in a table."""
         rows = np.frombuffer(packed, schema.dtype)
         users: list[bytes] = []
@@ -303,16 +339,21 @@ class Memory:
             if not job:
                 continue
             known = self._jobs.get(job)
-            if known is None or host not in known.hosts or at - known.last > AGAIN_S:
-                known = self._know(job, host, at, is_new)
+            stay = None if known is None else known.hosts.get(host)
+            if known is None or stay is None or min(wall, at) - stay.last > AGAIN_S:
+                known, stay = self._know(job, host, at, wall, is_new)
             if schema.name not in known.tables:
                 tables = known.tables | {schema.name}
                 known.tables = self._sets.setdefault(tables, tables)
-            if users and users[n] and not known.is_disputed:
+            if users and users[n] and not stay.is_disputed:
                 user = users[n][:MAX_TEXT].decode(errors="replace")
-                if known.user and known.user != user:
-                    known.user, known.is_disputed = "", True
+                if stay.user and stay.user != user:
+                    stay.user, stay.is_disputed = "", True
                 else:
+                    stay.user = user
+                if not known.is_disputed and (stay.is_disputed or known.user not in ("", user)):
+                    known.user, known.is_disputed = "", True
+                elif not known.is_disputed:
                     known.user = user
 
     def _keep(self, key: tuple[str, str], schema: Schema, time_ns: int, packed: bytes, now: float) -> None:
@@ -425,10 +466,10 @@ class Memory:
         with self._lock:
             return list(self._jobs.values())
 
-    def hosts_of(self, known: KnownJob) -> list[str]:
-        """The hosts that a job was on."""
+    def hosts_of(self, known: KnownJob) -> dict[str, Stay]:
+        """The hosts that a job was on, by name, and what each says."""
         with self._lock:
-            return sorted(known.hosts)
+            return dict(sorted(known.hosts.items()))
 
     def is_host(self, host: str) -> bool:
         """Whether anything has come of a host."""

@@ -116,11 +116,22 @@ class _JobRow(BaseModel):
     nodes: Optional[int] = Field(..., description="on how many nodes it is")
 
 
+# key -> what it is; one of colmet.common.measures.ORIGINS
+_JOB_ORIGINS = {
+    "memory_source": "where memory is from: cgroup, or processes where no cgroup counts it",
+    "tasks_source": "where tasks is from, likewise",
+}
+
+
 def _values(texts: dict[str, str]) -> dict[str, Any]:
     return {key: (Optional[float], Field(..., description=text)) for key, text in texts.items()}
 
 
-_JobValues: Any = create_model("_JobValues", __base__=_JobRow, **_values(_JOB_VALUES))
+def _texts(texts: dict[str, str]) -> dict[str, Any]:
+    return {key: (Optional[str], Field(..., description=text)) for key, text in texts.items()}
+
+
+_JobValues: Any = create_model("_JobValues", __base__=_JobRow, **_values(_JOB_VALUES), **_texts(_JOB_ORIGINS))
 _NodeValues: Any = create_model("_NodeValues", node=(str, Field(..., description="its name")), **_values(_NODE_VALUES))
 
 

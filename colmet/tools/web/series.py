@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.growth import gaps
+from colmet.common.growth import rates as rates_of
+from colmet.common.namesakes import base_of, in_turn, is_namesake, place_of
 from colmet.common.schema import MISSING_INT, Field
 from colmet.common.top import SCALES
-from colmet.tools.curves import gaps, growth, in_order, once, text
+from colmet.tools.curves import once, text
 from colmet.tools.history.series import Series
 from colmet.tools.web.memory import Samples
 
@@ -117,6 +120,20 @@ def joined(parts: Iterable[Raw]) -> list[Raw]:
     return [_one(host, found) for host, found in sorted(of_hosts.items())]
 
 
+def of_one_agent(raws: Sequence[Raw]) -> list[Raw]:
+    """Return the columns of a job, one for each host name that several agents have rows of (docs/link.md)."""
+    if not any(is_namesake(raw.host) for raw in raws):
+        return list(raws)
+    kept = in_turn({raw.host: raw.times for raw in raws})
+    lowest: dict[str, str] = {}
+    for host in sorted(kept, key=place_of):
+        if kept[host].any():
+            lowest.setdefault(base_of(host), host)
+    return joined(
+        [_picked(raw, kept[raw.host])._replace(host=lowest[base_of(raw.host)]) for raw in raws if kept[raw.host].any()]
+    )
+
+
 def _picked(raw: Raw, keep: npt.NDArray[Any]) -> Raw:
     return Raw(raw.host, raw.times[keep], raw.values[keep], {name: one[keep] for name, one in raw.labels.items()})
 
@@ -188,16 +205,16 @@ def levels(part: Part) -> Part:
     return part._replace(times=times, values=values)
 
 
-def rates(part: Part, factor: float = 1.0) -> Part:
-    """The growth of a counter in a second; NaN where it began anew, and after a gap.
+def rates(part: Part, factor: float = 1.0, most: float = math.inf) -> Part:
+    """The growth of a counter in a second; NaN where it began again, after a gap, and where it cannot have been.
 
     Args:
         part: of a counter.
         factor: by which its values are multiplied.
+        most: what a rate cannot go beyond.
     """
-    times, values = once(*in_order(part.times, part.values), first=True)  # type: ignore[arg-type]
-    at, grown = growth(times, values * factor)
-    return part._replace(times=at, values=grown, weights=np.diff(times))
+    found = rates_of(part.times, part.values * factor, most)
+    return part._replace(times=found.times, values=found.values, weights=found.seconds)
 
 
 def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:

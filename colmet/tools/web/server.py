@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +22,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from colmet.common.cli import powers_of_ten
 from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
+from colmet.common.ownname import own_names
 from colmet.tools.web.access import Access
 from colmet.tools.web.answers import HEADERS, JSON, NOT_KEPT
 from colmet.tools.web.app import build_app
 from colmet.tools.web.counts import Counts
 from colmet.tools.web.facts import Facts
 from colmet.tools.web.files import FOLDER
-from colmet.tools.web.front import own_names
-from colmet.tools.web.limits import network
+from colmet.tools.web.peers import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ STOP_S = 5.0  # for answers that are under way when it ends
 UNACKNOWLEDGED_MS = 30_000
 LOOK_S = 60.0  # between looks at the certificate
 BACKLOG = 512
+ACCEPTED_AT_ONCE = 16  # then requests are read: a flood pushes out no connection whose request is there
 MALFORMED = b'{"error":"this is no request that can be understood"}'
 
 
@@ -52,8 +53,28 @@ class Tls(NamedTuple):
     key: str
 
 
+class Connection(socket.socket):
+    """An accepted connection, which says when it is closed.
+
+    Attributes:
+        key: what counts as its address.
+        busy: whether a whole request has come that is not answered yet.
+    """
+
+    key = ""
+    busy = False
+    leave: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Close; also twice."""
+        leave, self.leave = self.leave, None
+        super().close()
+        if leave is not None:
+            leave()
+
+
 class Limit:
-    """Counts connections, in all and of each address.
+    """Bounds connections, in all and of each address. Beyond, the oldest one without a whole request is closed.
 
     Args:
         most: in all.
@@ -63,52 +84,70 @@ class Limit:
     def __init__(self, most: int, most_of_address: int) -> None:
         self._most = most
         self._most_of_address = most_of_address
-        self._open: dict[str, int] = {}
+        self._open: dict[str, dict[int, Connection]] = {}  # by address and descriptor, the oldest first
         self.count = 0
 
-    def enter(self, address: str) -> bool:
-        """One more; False where that is one too many."""
-        if self.count >= self._most or self._open.get(address, 0) >= self._most_of_address:
+    def enter(self, connection: Connection) -> bool:
+        """One more; False where that is one too many, and all others have requests that are being answered."""
+        here = self._open.get(connection.key, {})
+        if len(here) >= self._most_of_address and not self._evict(here):
             return False
+        if self.count >= self._most and not any(
+            self._evict(there) for there in sorted(self._open.values(), key=len, reverse=True)
+        ):
+            return False
+        descriptor = connection.fileno()
+        self._open.setdefault(connection.key, {})[descriptor] = connection
         self.count += 1
-        self._open[address] = self._open.get(address, 0) + 1
+        connection.leave = lambda: self._leave(connection.key, descriptor)
         return True
 
-    def leave(self, address: str) -> None:
-        """One less."""
+    def connection(self, descriptor: int) -> Connection | None:
+        """A connection by its descriptor alone; None where it has been closed."""
+        return next((here[descriptor] for here in self._open.values() if descriptor in here), None)
+
+    @staticmethod
+    def _evict(here: Mapping[int, Connection]) -> bool:
+        """Close the oldest connection that has no whole request; False where all have."""
+        for connection in here.values():
+            if not connection.busy:
+                leave, connection.leave = connection.leave, None
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # the loop then sees its end, and closes it
+                if leave is not None:
+                    leave()
+                return True
+        return False
+
+    def _leave(self, key: str, descriptor: int) -> None:
         self.count -= 1
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
-
-
-class _Connection(socket.socket):
-    """An accepted connection, which says when it is closed."""
-
-    leave: Callable[[], None] | None = None
-
-    def close(self) -> None:
-        leave, self.leave = self.leave, None
-        super().close()
-        if leave is not None:
-            leave()
+        del self._open[key][descriptor]
+        if not self._open[key]:
+            del self._open[key]
 
 
 class _Listener(socket.socket):
-    """Accepts connections up to a limit, and closes what is beyond: before a handshake costs anything."""
+    """Accepts connections up to a limit: before a handshake costs anything."""
 
     limit: Limit
     counts: Counts
 
+    def listen(self, backlog: int = 0) -> None:
+        """Listen; asyncio's backlog is also how many connections it accepts at once, and is for that alone here."""
+        del backlog
+        super().listen(BACKLOG)
+
     def accept(self) -> tuple[socket.socket, Any]:
         accepted, address = super().accept()
-        key = network(str(address[0]))
-        if not self.limit.enter(key):
-            accepted.close()
+        connection = Connection(fileno=accepted.detach())
+        connection.key = peer_of(connection, address)
+        before = self.limit.count
+        entered = self.limit.enter(connection)
+        if not entered or self.limit.count == before:
             self.counts.add("refused_connections")
+        if not entered:
+            connection.close()
             raise ConnectionAbortedError("too many connections")
-        connection = _Connection(fileno=accepted.detach())
-        connection.leave = lambda: self.limit.leave(key)
         return connection, address
 
 
@@ -125,14 +164,20 @@ class _Protocol(H11Protocol):
     """A connection, with deadlines for what uvicorn lets take any time."""
 
     counts: Counts
+    limit: Limit
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._connection: Connection | None = None
         self._head: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        self._connection = None if own is None else self.limit.connection(own.fileno())
+        if self._connection is not None:
+            self.client = (self._connection.key, 0)  # whom bounds are for
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
@@ -145,6 +190,8 @@ class _Protocol(H11Protocol):
             self.transport.close()
         elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # the beginning of the next one
             self._watch_head()
+        if self._connection is not None:
+            self._connection.busy = self.conn.their_state is not h11.IDLE
 
     def send_400_response(self, msg: str) -> None:
         del msg
@@ -179,6 +226,8 @@ class _Protocol(H11Protocol):
     def _watch_head(self) -> None:
         """A deadline while the head of a request is not whole; between requests there is that of keep-alive."""
         waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        if self._connection is not None:
+            self._connection.busy = not waits
         if waits and self._head is None:
             self._head = self.loop.call_later(HEAD_S, self._end)
         elif not waits and self._head is not None:
@@ -250,7 +299,7 @@ class Server:
             fresh_files=fresh_files,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every request that is none
-        protocol = type("_CountingProtocol", (_Protocol,), {"counts": access.counts})
+        protocol = type("_CountingProtocol", (_Protocol,), {"counts": access.counts, "limit": self._limit})
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -261,7 +310,7 @@ class Server:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=BACKLOG,
+            backlog=ACCEPTED_AT_ONCE,
         )
         config.load()
         config.ssl = self._context
@@ -407,7 +456,7 @@ def _listen(listen: Listen, limit: Limit, counts: Counts) -> list[socket.socket]
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
             one.setblocking(False)
             one.bind(address)
-            one.listen(BACKLOG)
+            one.listen()
         except OSError as err:
             for other in sockets:
                 other.close()

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from colmet.common.errors import ColmetError
+from colmet.common.growth import Capacity
+from colmet.tools.capacity import capacities
 from colmet.tools.history.series import NODE, History, Series
 from colmet.tools.web.facts import Busy, StoreWarning
 from colmet.tools.web.memory import AGAIN_S
@@ -170,18 +172,35 @@ class Store:
 
         return self._ask(("read", job, table, tuple(columns), since, until, names), work, KEEP_S)
 
-    def owners(self, job: int) -> Owners | None:
-        """Whose a job's rows are; None where there is no such job."""
+    def capacities(self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None) -> Answer:
+        """What a job had on each host, or the node, as `colmet.tools.capacity.capacities` returns it."""
+        since = None if since is None else since // GRID_S * GRID_S
+        until = None if until is None else (until // GRID_S + 1) * GRID_S
+        names = None if hosts is None else tuple(sorted(hosts))
 
-        def work(history: History) -> Owners | None:
+        def work(history: History) -> dict[str, Capacity]:
+            return capacities(history, job, since, until, names)
+
+        return self._ask(("capacities", job, since, until, names), work, KEEP_S)
+
+    def owners(self, job: int) -> Mapping[str, Owners] | None:
+        """By host, whose the rows are that it sent of a job; None where there is no such job."""
+
+        def work(history: History) -> Mapping[str, Owners] | None:
             tables = history.tables(job)
             if not tables:
                 return None
             names = sorted([name for name in tables if "user" in tables[name]])
-            return _owners([series for name in names for series in history.read(job, name, ["user"])])
+            found: dict[str, list[Series]] = {}
+            for name in names:
+                for series in history.read(job, name, ["user"]):
+                    found.setdefault(series.host, []).append(series)
+            return {host: _owners(series) for host, series in found.items()}
 
-        found: Owners | None = self._ask(
-            ("owners", job), work, lambda found: OWNER_S if found and any(found.users) else UNKNOWN_S
+        found: Mapping[str, Owners] | None = self._ask(
+            ("owners", job),
+            work,
+            lambda found: OWNER_S if found and any(any(one.users) for one in found.values()) else UNKNOWN_S,
         ).value
         return found
 

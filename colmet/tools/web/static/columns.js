@@ -67,7 +67,7 @@ export function jobFacts(job) {
     ["Nodes", job.nodes ? count(job.nodes) : null],
     ["CPU", known(job.cpu_share, share), "share of its CPUs that it uses"],
     ["Cores", of(job.cpu, job.cpus, cores), "used of held"],
-    ["Memory", of(job.memory, job.memory_limit, size), "used of its limit"],
+    ["Memory", of(job.memory, job.memory_limit, size), job.memory_source === "processes" ? "of its processes" : "used of its limit"],
     ["Most memory", known(job.memory_peak, size)],
     ["Swap", known(job.memory_swap, size)],
     ["Killed for memory", job.oom_kills ? count(job.oom_kills) : null, "processes that the kernel killed for want of memory"],

@@ -13,6 +13,8 @@ const MOST_GAPS = 200;
 
 const cgroup = (...columns) => columns.map((column) => ["cgroup_default", column]);
 const tasks = (...columns) => columns.map((column) => ["taskstats_default", column]);
+// where no cgroup of the job has it; colmet/common/measures.py says the same
+const processes = (...columns) => columns.map((column) => ["jobprocstats_default", column, "of its processes"]);
 const gpus = (column) => [["nvidiastats_default", column]];
 const rate = { rate: true };
 
@@ -22,8 +24,8 @@ const CHARTS = [
     line("held", cgroup("cpus_allocated")),
   ]],
   ["Memory", [
-    line("used", [...cgroup("memory_current"), ["jobprocstats_default", "VmRSS"]]),
-    line("without files", cgroup("memory_anon")),
+    line("used", [...cgroup("memory_current"), ...processes("memory_used", "VmRSS")]),
+    line("without files", [...cgroup("memory_anon"), ...processes("RssAnon")]),
     line("limit", cgroup("memory_limit")),
   ]],
   ["Storage", [
@@ -39,7 +41,7 @@ const CHARTS = [
   ["GPU use", [line("mean", gpus("utilization-gpu"), { mean: true })]],
   ["GPU memory", [line("used", gpus("memory-used")), line("all", gpus("memory-total"))]],
   ["GPU power", [line("power", gpus("power"))]],
-  ["Tasks", [line("tasks", cgroup("pids_current"))]],
+  ["Tasks", [line("tasks", [...cgroup("pids_current"), ...processes("tasks")])]],
 ];
 
 export class Job {

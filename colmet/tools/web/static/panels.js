@@ -16,7 +16,7 @@ const AFTER_FAILURE_S = 30;
 const MEANS = ["percent", "celsius", "mhz"]; // of several nodes nobody wants the sum of these
 const CHOSEN = "one";
 
-/** A line that is the first of these columns that has a value: [table, column], ... */
+/** A line that is the first of these columns that has a value: [table, column, what to say of it], ... */
 export const line = (name, sources, more = {}) => ({ name, sources, rate: false, mean: false, ...more });
 /** A line that is made of several columns: [table, column, sign], ... */
 export const sum = (name, terms) => ({ name, terms, rate: false, mean: false });
@@ -175,7 +175,8 @@ export class Panels {
           const made = [];
           for (const one of lines) {
             let parts = [];
-            for (const [table, column] of one.terms ?? one.sources) {
+            let about = "";
+            for (const [table, column, more] of one.terms ?? one.sources) {
               const answer = await get(table, column, one.rate);
               sources.add(answer.source);
               for (const { times } of answer.series) {
@@ -185,9 +186,12 @@ export class Panels {
               }
               for (const text of answer.warnings) warnings.add(text);
               parts = one.terms ? [...parts, answer] : [answer];
-              if (!one.terms && answer.series.some(({ values }) => values.some((value) => value !== null))) break;
+              if (!one.terms && answer.series.some(({ values }) => values.some((value) => value !== null))) {
+                about = more;
+                break;
+              }
             }
-            made.push(...drawn(one, parts));
+            made.push(...drawn(about ? { ...one, name: `${one.name}, ${about}` } : one, parts));
           }
           if (signal.aborted || !this.made.size) return;
           chart.show(made);

@@ -1,0 +1,166 @@
+"""What is new with a sender: tables of jobs that it had none of before, of which each costs every output something."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Union
+
+from colmet.collector.rates import INFINITE, MAX_SENDERS, Budget
+from colmet.common.declared import is_declared
+from colmet.common.schema import Batch, Schema, Table
+
+# Of --max-new-tables. A job has 3 to 8 of them: by default some 15 jobs a second, and more than 1,000 at once.
+TABLES_BURST_S = 100.0
+# Columns that it does not declare, of a later version or a site's own, for each job: 40 tables of 30 columns at once.
+# HDF5 takes 0.2 kB for each, and as much as for 64 for a table.
+COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
+COLUMNS_OF_A_TABLE, COLUMNS_OF_A_CHANGE = 64, 8
+# What a sender had in this time is not new; what it had in twice the time may be.
+REMEMBERED_S = 600.0
+MAX_KNOWN = 1 << 17  # tables of jobs of one sender in that time
+
+_Key = Union[str, bytes]
+
+
+class _New(NamedTuple):
+    """Jobs that a table of a batch has and that its sender had no such table of.
+
+    Attributes:
+        at: of the table in the batch.
+        key: what names the table's columns.
+        jobs: their numbers.
+        price: columns for each job; 0 for a table that Colmet declares.
+    """
+
+    at: int
+    key: _Key
+    jobs: set[int]
+    price: int
+
+
+class _Known:
+    """Which jobs a sender had which tables of, of late."""
+
+    __slots__ = ("_before", "_count", "_now", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._now: dict[_Key, set[int]] = {}
+        self._before: dict[_Key, set[int]] = {}
+        self._count = 0
+        self._since = now
+
+    def turn(self, now: float) -> None:
+        """Forget what was there before the time that is remembered."""
+        if now - self._since >= REMEMBERED_S or self._count >= MAX_KNOWN:
+            self._before = self._now if now - self._since < 2 * REMEMBERED_S else {}
+            self._now, self._count, self._since = {}, 0, now
+
+    def new(self, key: _Key, jobs: set[int]) -> set[int]:
+        """Those of some jobs that it had no such table of."""
+        rest = jobs - self._now.get(key, _NONE)
+        if rest and (former := self._before.get(key)):
+            again = rest & former
+            self.add(key, again)
+            rest -= again
+        return rest
+
+    def add(self, key: _Key, jobs: set[int]) -> None:
+        """It has this table of these jobs."""
+        if jobs:
+            self._now.setdefault(key, set()).update(jobs)
+            self._count += len(jobs)
+
+
+_NONE: frozenset[int] = frozenset()
+
+
+class Novelty:
+    """Decides how much that is new is taken of each sender.
+
+    Args:
+        per_s: new tables of jobs in a second; 0 is no limit, also not for columns that Colmet does not declare.
+        monotonic: a clock, in seconds.
+    """
+
+    def __init__(self, per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._tables = Budget(INFINITE, INFINITE, monotonic)
+        self._columns = Budget(INFINITE, INFINITE, monotonic)
+        self._senders: OrderedDict[str, _Known] = OrderedDict()
+        self.limit(per_s)
+
+    def limit(self, per_s: float) -> None:
+        """Limit new tables of jobs to this many a second from now on; 0 is no limit."""
+        self._tables.limit(per_s or INFINITE, per_s * TABLES_BURST_S or INFINITE)
+        self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
+
+    def admits(self, sender: str, nodes: int, batch: Batch) -> tuple[Batch | None, int]:
+        """What is taken of a batch, and how many of its rows are not.
+
+        None where its sender has made too much of late: a later time will do. Rows are left out where no time would, as
+        a batch has more that is new than is ever taken at once, and rows of new tables that Colmet does not declare.
+        """
+        known = self._known(sender)
+        found = []
+        for at, table in enumerate(batch.tables):
+            schema = table.schema
+            key = schema.digest if schema.undeclared else schema.name
+            jobs = known.new(key, set(table.rows["job_id"].tolist()))
+            if jobs:
+                found.append(_New(at, key, jobs, price(schema)))
+        if not found:
+            return batch, 0
+        count = sum([len(new.jobs) for new in found if not new.price])
+        tables, columns = self._tables.left(sender, nodes), self._columns.left(sender, nodes)
+        if count > tables and (count <= self._tables.at_once * nodes or tables < 1 or batch.epoch is None):
+            return None, 0
+        out: dict[int, set[int]] = {}
+        for new in found:
+            room = columns / new.price if new.price else tables
+            if room < len(new.jobs):
+                beyond = sorted(new.jobs)[max(0, int(room)) :]
+                out[new.at] = set(beyond)
+                new.jobs.difference_update(beyond)
+            known.add(new.key, new.jobs)
+            if new.price:
+                columns -= len(new.jobs) * new.price
+                self._columns.use(sender, len(new.jobs) * new.price, nodes)
+            else:
+                tables -= len(new.jobs)
+                self._tables.use(sender, len(new.jobs), nodes)
+        return without(batch, out) if out else (batch, 0)
+
+    def _known(self, sender: str) -> _Known:
+        now = self._monotonic()
+        known = self._senders.get(sender)
+        if known is None:
+            known = self._senders[sender] = _Known(now)
+            if len(self._senders) > MAX_SENDERS:
+                self._senders.popitem(last=False)
+        else:
+            self._senders.move_to_end(sender)
+            known.turn(now)
+        return known
+
+
+def price(schema: Schema) -> int:
+    """What a new table of a job costs in columns that Colmet does not declare; 0 where it declares them all."""
+    if not schema.undeclared:
+        return 0
+    return schema.undeclared + (COLUMNS_OF_A_CHANGE if is_declared(schema.name) else COLUMNS_OF_A_TABLE)
+
+
+def without(batch: Batch, jobs: dict[int, set[int]]) -> tuple[Batch, int]:
+    """A batch without the rows of some jobs in some of its tables, and how many these were."""
+    tables, count = [], 0
+    for at, table in enumerate(batch.tables):
+        if at in jobs:
+            kept = [n for n, job in enumerate(table.rows["job_id"].tolist()) if job not in jobs[at]]
+            count += len(table) - len(kept)
+            if kept:
+                tables.append(Table(table.schema, table.time_ns, table.rows[kept]))
+        else:
+            tables.append(table)
+    return batch._replace(tables=tuple(tables)), count

@@ -1,0 +1,33 @@
+"""Names by which this machine is asked on itself, against web pages that ask it under a name of their own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection
+
+
+def own_names() -> frozenset[str]:
+    """By which this machine is asked on itself."""
+    name = socket.gethostname().lower()
+    return frozenset({"localhost", name, name.partition(".")[0]})
+
+
+def is_known(value: str, names: Collection[str]) -> bool:
+    """Whether a Host header has one of these names, or an address, with or without a port."""
+    host = _host(value)
+    return host in names or _is_address(host)
+
+
+def _host(value: str) -> str:
+    """The name of a Host header, without the port."""
+    name, colon, port = value.strip().lower().rpartition(":")
+    return (name if colon and port.isdigit() else value.strip().lower()).rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    family = socket.AF_INET6 if host.startswith("[") and host.endswith("]") else socket.AF_INET
+    try:
+        socket.inet_pton(family, host.strip("[]"))
+    except (OSError, ValueError):
+        return False
+    return True

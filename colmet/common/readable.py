@@ -1,0 +1,28 @@
+"""Waiting for descriptors of any number: select() fails for those above 1023, which a busy daemon reaches."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+from collections.abc import Iterable
+
+
+def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
+    """Return the descriptors that can be read without waiting, at their end too; empty after the timeout.
+
+    Args:
+        descriptors: open ones.
+        timeout_s: seconds to wait for the first; None waits without end.
+
+    Raises:
+        OSError: EBADF, one of them is not open.
+    """
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    found = poller.poll(None if timeout_s is None else max(0, math.ceil(1000 * timeout_s)))
+    if any(event & select.POLLNVAL for _, event in found):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return {descriptor for descriptor, _ in found}

@@ -1,0 +1,129 @@
+"""Listening sockets that the service manager holds while a daemon is restarted: sd_listen_fds(3).
+
+A port that is held cannot be taken by another user of the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import MutableMapping
+
+import zmq
+
+from colmet.common.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FIRST = 3  # SD_LISTEN_FDS_START
+MAX = 64
+
+
+class Listeners:
+    """Listening TCP sockets that came with the start, each used for the address that it is bound to.
+
+    Args:
+        sockets: the sockets; they belong to this object until `find` gives one away.
+    """
+
+    def __init__(self, sockets: list[socket.socket] | None = None) -> None:
+        self._sockets = sockets or []
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Listeners:
+        """Return those that LISTEN_FDS announces; its variables are removed, so that no program we start reads them."""
+        pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
+        environment.pop("LISTEN_FDNAMES", None)
+        if pid != str(os.getpid()) or not (count.isascii() and count.isdigit() and 0 < int(count) <= MAX):
+            return cls()
+        sockets = []
+        for number in range(FIRST, FIRST + int(count)):
+            try:
+                one = socket.socket(fileno=number)
+            except OSError as err:
+                log.warning("LISTEN_FDS: descriptor cannot be used fd=%d: %s", number, err.strerror)
+                continue
+            os.set_inheritable(number, False)
+            one.setblocking(False)
+            sockets.append(one)
+        return cls(sockets)
+
+    def find(self, uri: str, option: str) -> int | None:
+        """Return the descriptor of the listener that is bound to `uri`, None without one. The caller owns it then.
+
+        Raises:
+            ConfigError: one holds the port on another address, where binding would fail.
+        """
+        if not uri.startswith("tcp:") or uri.endswith(":*"):
+            return None
+        address, _, port = uri[len("tcp://") :].rpartition(":")
+        for one in self._sockets:
+            if _port(one) == int(port):
+                if one.getsockname()[:2] in _addresses(address.strip("[]"), int(port)):
+                    self._sockets.remove(one)
+                    return one.detach()
+                raise ConfigError(
+                    f"{option} {uri}: the service manager holds {_shown(one)}; name this address in the option, or the "
+                    "option's in the socket unit (`systemctl edit colmet-collector.socket`), or disable that unit"
+                )
+        return None
+
+    def bind(self, wanted: zmq.Socket[bytes], uri: str, option: str) -> None:
+        """Bind a ZeroMQ socket to `uri`, through the held listener where there is one.
+
+        Raises:
+            ConfigError: as `find`.
+            zmq.ZMQError: the address cannot be bound.
+        """
+        descriptor = self.find(uri, option)
+        if descriptor is None:
+            wanted.bind(uri)
+            return
+        wanted.setsockopt(zmq.USE_FD, descriptor)
+        try:
+            wanted.bind(uri)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        log.info("listening socket of the service manager used: uri=%s", uri)
+
+    def close(self) -> None:
+        """Close those that nothing uses, with a warning; also twice."""
+        for one in self._sockets:
+            log.warning(
+                "listening socket of the service manager not used, no option names its address: %s", _shown(one)
+            )
+            one.close()
+        self._sockets = []
+
+
+def _port(one: socket.socket) -> int | None:
+    try:
+        if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return int(one.getsockname()[1])
+    except OSError as err:
+        if err.errno != errno.ENOPROTOOPT:
+            raise
+    return None
+
+
+def _addresses(host: str, port: int) -> list[tuple[str, int]]:
+    """The addresses that a name stands for."""
+    try:
+        found = socket.getaddrinfo(
+            None if host == "*" else host, port, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, socket.AI_PASSIVE
+        )
+    except OSError:  # such as the name of a network interface, which ZeroMQ knows
+        return []
+    return [(str(address[0]), int(address[1])) for *_, address in found]
+
+
+def _shown(one: socket.socket) -> str:
+    name = one.getsockname()
+    if not isinstance(name, tuple):
+        return repr(name)
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

@@ -1,0 +1,124 @@
+"""Which controllers hold the jobs, and what to set so that more of them do."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from colmet.node.discovery.mounts import Mounts
+from colmet.node.host import Host
+from colmet.node.jobs import ABSENT, NODE_JOB, Job, State
+
+# Controllers that count something, as cgroup v1 names them, and the same of v2. v2 counts CPU time without any.
+WANTED = {"cpu": "cpu", "cpuacct": "cpu", "memory": "memory", "blkio": "io", "pids": "pids"}
+WANTED_V2 = ("cpu", "memory", "io", "pids")
+_OAR, _SLURM = re.compile(r"/oar(?:/|\.slice|$)"), re.compile(r"/(?:[^/]*_)?slurm")
+_OAR_2 = (
+    'set `my $Enable_mem_cg = "YES";` in job_resource_manager_cgroups.pl on the server of OAR '
+    "(JOB_RESOURCE_MANAGER_FILE in its oar.conf); OAR then limits the memory of a job to the share of its cores, too"
+)
+_SLURM_MEMORY = "set ConstrainRAMSpace=yes in cgroup.conf, with TaskPlugin=task/cgroup in slurm.conf"
+_SLURM_CPU = "set JobAcctGatherType=jobacct_gather/cgroup in slurm.conf"
+
+
+class Held(NamedTuple):
+    """What holds a job, or will hold one that comes.
+
+    Attributes:
+        directory: of the job; where there is none, the one in which jobs come.
+        is_job: whether it is a job's.
+        version: of the cgroups that the job is found in, 1 or 2.
+        has: controllers that hold it, by the names of the version that they are of.
+        lacks: those that do not, by the names of `version`.
+    """
+
+    directory: str
+    is_job: bool
+    version: int
+    has: tuple[str, ...]
+    lacks: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Whose cgroups these are."""
+        return f"jobs such as {self.directory}" if self.is_job else f"jobs below {self.directory}"
+
+    def remedy(self, lacks: Sequence[str]) -> str:
+        """What to set so that these controllers hold jobs, too."""
+        path, said = self.directory, []
+        if self.version == 1 and _OAR.search(path):
+            said = [_OAR_2] if "memory" in lacks else []
+        elif _SLURM.search(path):
+            said = [_SLURM_MEMORY] if "memory" in lacks else []
+            said += [_SLURM_CPU] if self.version == 1 and "cpuacct" in lacks else []
+        if self.version == 2 and not said:
+            above = posixpath.dirname(path) if self.is_job else path
+            by_hand = f"`echo '{' '.join([f'+{name}' for name in lacks])}' > {above}/cgroup.subtree_control`"
+            said = [f"have the resource manager pass them on; by hand: {by_hand}, from the top directory down"]
+        return "; ".join(said) or f"have the resource manager make directories of {' and '.join(lacks)} for its jobs"
+
+
+def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers") -> set[str]:
+    """The controllers that a directory of cgroup v2 has, or with `cgroup.subtree_control` those inside it.
+
+    Empty where the file cannot be read.
+    """
+    try:
+        return set(host.read(f"{directory.rstrip('/')}/{file}").decode("ascii", "replace").split())
+    except OSError:
+        return set()
+
+
+def held(host: Host, job: Job, is_job: bool = True) -> Held:
+    """What holds a job; a directory in which jobs come is looked at like a job."""
+    unified = job.directory("unified")
+    is_v2 = unified is not None and host.resolve(job.tops[0]) == unified
+    inside = (
+        set()
+        if unified is None
+        else controllers_of(host, unified, "cgroup.controllers" if is_job else "cgroup.subtree_control")
+    )
+    has, lacks = [], []
+    for name, same in WANTED.items():
+        if job.directory(name) is not None:
+            has.append(name)
+        elif same in inside:
+            has.append(same)
+        else:
+            lacks.append(same if is_v2 else name)
+    # throttling alone is of cpu: without it nothing that a job uses is missing
+    lacking = [name for name in dict.fromkeys(lacks) if name not in ("cpu", *has)]
+    return Held(job.tops[0], is_job, 2 if is_v2 else 1, tuple(dict.fromkeys(has)), tuple(lacking))
+
+
+def held_now(host: Host, jobs: Iterable[Job], states: Sequence[State]) -> list[Held]:
+    """What holds the jobs: of those that differ in that, one each; without a job, of the directories where they come.
+
+    Args:
+        host: the machine.
+        jobs: those that are there.
+        states: of the places where jobs are looked for.
+    """
+    found = [held(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
+    if not found:
+        found = [one for state in states if state.state != ABSENT for one in _of_place(host, state.path)]
+    different = {(one.version, one.has, one.lacks): one for one in reversed(found)}
+    return list(reversed(different.values()))
+
+
+def _of_place(host: Host, path: str) -> Iterator[Held]:
+    mounts = Mounts(host)
+    mounts.refresh(anyway=True)
+    mounts.close()
+    above, last = posixpath.split(path.rstrip("/"))
+    try:
+        names = fnmatch.filter(host.names(above), last)
+    except OSError:
+        return
+    for name in sorted(names):
+        directory = f"{above.rstrip('/')}/{name}"
+        if host.is_directory(directory):
+            yield held(host, Job(host, -1, cgroups=[directory], mounts=mounts), is_job=False)

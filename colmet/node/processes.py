@@ -1,0 +1,332 @@
+"""Reads of /proc/<pid>, none of which the caller waits for longer than a moment.
+
+A process can make its readers wait for as long as it likes. Most files below /proc/<pid> need a lock that
+execve(2) holds while it closes files (``exec_update_lock``: io, environ, in kernels of 2026 also stat and the links in
+fd), and closing a file of a FUSE mount waits for the program behind the mount, which any user can run. To open a file
+there by its path needs the lock of the directory, which a user can keep in a similar way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from colmet.common.cli import powers_of_ten
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.004  # between two looks at a reader
+BUDGET_S = 0.032  # to wait for readers that are blocked, at once
+REFILL = 0.032  # of it that comes back, in seconds a second
+START_S = 0.2  # for a reader to begin
+MAX_WAITING = 32  # readers that do not return
+MAX_OF_PARTY = 4  # of them that read processes of one party
+SUSPECT_S = 600.0  # for so long a party comes last
+MAX_SUSPECTS = 1024
+# The number of the system call futex, in which a thread waits for Python's lock (the GIL) while another one computes;
+# None where it is not known. Source: the kernel's tables of system calls (arch/*/kernel/syscalls, asm-generic).
+_FUTEX = {"x86_64": b"202", "ppc64le": b"221", "s390x": b"238", "aarch64": b"98", "riscv64": b"98"}.get(
+    os.uname().machine
+)
+
+
+class Question(NamedTuple):
+    """A question about a process.
+
+    Attributes:
+        pid: the process, or a thread of it.
+        party: who can make it wait, in most cases a user: for one party's processes, another's do not pay.
+        find: does it, in another thread, within which it may be blocked.
+    """
+
+    pid: int
+    party: str
+    find: Callable[[], Any]
+
+
+class NoAnswer:
+    """In place of an answer: the process did not give one in time, or was not asked."""
+
+
+NO_ANSWER = NoAnswer()
+
+
+class _Work:
+    """Questions for one reader; `place` is the one among `order` that it is at."""
+
+    __slots__ = ("answers", "ended", "given_up", "is_done", "lock", "order", "place", "questions")
+
+    def __init__(self, questions: Sequence[Question], order: Sequence[int], answers: list[Any]) -> None:
+        self.questions = questions
+        self.order = order
+        self.answers = answers
+        self.place = -1
+        self.given_up = self.is_done = False
+        self.lock = threading.Lock()
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def advance(self) -> bool:
+        """On to the next question; False where there is none, or where the reader was given up."""
+        with self.lock:
+            if self.given_up or self.place + 1 == len(self.order):
+                self.is_done = True
+                return False
+            self.place += 1
+            return True
+
+    def give_up(self) -> bool:
+        """Have the reader stop after the question that it is at; False where it has got through all of them."""
+        with self.lock:
+            self.given_up = not self.is_done
+            return self.given_up
+
+
+class _Reader:
+    """A thread that finds answers. One that was given up ends when it returns."""
+
+    def __init__(self) -> None:
+        self.cpu_ns = 0
+        self._work: _Work | None = None
+        self._fd = self._call_fd = -1
+        self._start_by = time.monotonic() + START_S
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self.thread = threading.Thread(target=self._run, name="colmet-processes", daemon=True)
+        self.thread.start()
+
+    def begin(self, work: _Work) -> None:
+        """Have it work through these."""
+        self._work = work
+        self._wake.release()
+
+    def end(self) -> None:
+        """Have it end, once, while it has nothing to do."""
+        self._wake.release()
+
+    def runs(self) -> bool:
+        """Whether it runs, or would if it had a CPU and Python's lock: no process has it wait."""
+        if self._fd < 0:
+            return time.monotonic() < self._start_by
+        stat = os.pread(self._fd, 512, 0)
+        if stat[stat.rfind(b")") + 2 :][:1] == b"R":
+            return True
+        return self._call_fd >= 0 and os.pread(self._call_fd, 512, 0).split(None, 1)[:1] in ([b"running"], [_FUTEX])
+
+    def _run(self) -> None:
+        # kept open, so that to look at the reader needs no lock of a directory
+        with contextlib.suppress(OSError):  # a kernel without it, or files of /proc/self that are root's
+            self._call_fd = os.open("/proc/thread-self/syscall", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._fd = os.open("/proc/thread-self/stat", os.O_RDONLY | os.O_CLOEXEC)
+            while True:
+                self._wake.acquire()
+                work, self._work = self._work, None
+                if work is None:
+                    return
+                start = time.thread_time_ns()
+                while work.advance():
+                    n = work.order[work.place]
+                    try:
+                        work.answers[n] = work.questions[n].find()
+                    except Exception as err:  # noqa: BLE001 - it is the answer, whoever asked judges it
+                        work.answers[n] = err
+                self.cpu_ns += time.thread_time_ns() - start
+                is_over = work.given_up
+                work.ended.release()
+                if is_over:
+                    return
+                del work  # with the files that its questions read
+        finally:
+            fds = self._fd, self._call_fd
+            self._fd = self._call_fd = -1
+            for fd in fds:
+                if fd >= 0:
+                    os.close(fd)
+
+
+class Processes:
+    """Asks about processes in a thread, and goes on without those that do not answer.
+
+    Who asks waits for the thread for as long as it works, and for some milliseconds once it is blocked: then the thread
+    is given up, and another one goes on with the other questions. It is left alone until it returns, and its process
+    not asked before. All waits together are bounded (`BUDGET_S`, `REFILL`), and so are the threads. Parties whose
+    processes have not answered of late come last, and half of both bounds is kept from them, for others.
+
+    For one thread to use.
+
+    Attributes:
+        unanswered: processes that did not answer in time.
+        left_out: questions that were not asked, as processes of the same party do not answer, or too many.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.unanswered = 0
+        self.left_out = 0
+        self._monotonic = monotonic
+        self._left_s = BUDGET_S
+        self._as_of = monotonic()
+        self._idle: list[_Reader] = []  # one at the most; a list, for `finalize`
+        self._waiting: dict[int, tuple[str, _Reader]] = {}  # by the process that does not answer
+        self._of_party: Counter[str] = Counter()  # of those
+        self._suspects: dict[str, float] = {}  # until when
+        self._cpu_ns = 0
+        weakref.finalize(self, _end_all, self._idle).atexit = False
+
+    @property
+    def waiting(self) -> int:
+        """Processes that are waited for, each by a thread that does nothing else."""
+        return len(self._waiting)
+
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of the threads."""
+        return self._cpu_ns + sum(reader.cpu_ns for reader in self._idle)
+
+    def ask(self, questions: Sequence[Question]) -> list[Any]:
+        """An answer to each question: what its `find` returned or raised, or NO_ANSWER."""
+        answers: list[Any] = [NO_ANSWER] * len(questions)
+        self._forget()
+        order: Sequence[int] = range(len(questions))
+        while order:
+            order = self._admitted(questions, order)
+            reader = self._reader() if order else None
+            if reader is None:
+                self.left_out += len(order)
+                break
+            work = _Work(questions, order, answers)
+            reader.begin(work)
+            if self._has_ended(reader, work):
+                self._idle.append(reader)
+                break
+            if not work.give_up():
+                work.ended.acquire()
+                self._idle.append(reader)
+                break
+            self._note(work, reader)
+            order = order[work.place + 1 :]
+        return answers[:]  # one that was given up may still put its answer into the other list
+
+    def ask_one(self, pid: int, party: str, find: Callable[[], Any]) -> Any:
+        """The answer to one question."""
+        return self.ask([Question(pid, party, find)])[0]
+
+    def is_waited_for(self, pid: int) -> bool:
+        """Whether a process was asked and has not answered yet."""
+        return pid in self._waiting
+
+    def may_answer(self, pid: int, party: str) -> bool:
+        """Whether a process would be asked now."""
+        self._forget()
+        return pid not in self._waiting and self._may_wait(party)
+
+    def close(self) -> None:
+        """End the thread that is idle; those that are blocked end when they return, or with the process."""
+        readers = self._idle[:]
+        _end_all(self._idle)
+        for reader in readers:
+            reader.thread.join(1)
+            self._cpu_ns += reader.cpu_ns
+
+    def _has_ended(self, reader: _Reader, work: _Work) -> bool:
+        """Wait for a reader; False where it is blocked, or its party has had it wait for too long in all."""
+        if work.ended.acquire(timeout=LOOK_S):
+            return True
+        while True:
+            if reader.runs():
+                if work.ended.acquire(timeout=LOOK_S):
+                    return True
+                continue
+            place = work.place
+            ended = work.ended.acquire(timeout=LOOK_S)
+            self._left_s -= 2 * LOOK_S
+            if ended:
+                return True
+            if place < 0:
+                return False
+            party = work.questions[work.order[place]].party
+            self._suspect(party)
+            if (work.place == place and not reader.runs()) or not self._may_wait(party):
+                return False
+
+    def _admitted(self, questions: Sequence[Question], order: Sequence[int]) -> list[int]:
+        """The questions that are asked, those of suspects last; the others are counted."""
+        may_wait = {party: self._may_wait(party) for party in {questions[n].party for n in order}}
+        admitted = [n for n in order if may_wait[questions[n].party] and questions[n].pid not in self._waiting]
+        self.left_out += len(order) - len(admitted)
+        if self._suspects:
+            admitted.sort(key=lambda n: questions[n].party in self._suspects)  # otherwise as they came
+        return admitted
+
+    def _may_wait(self, party: str) -> bool:
+        """Whether there is time and a thread left for a process of a party, should it not answer."""
+        share = 2 if party in self._suspects else 1
+        return (
+            self._left_s > BUDGET_S - BUDGET_S / share
+            and len(self._waiting) < MAX_WAITING // share
+            and self._of_party[party] < MAX_OF_PARTY
+        )
+
+    def _reader(self) -> _Reader | None:
+        """One that is idle, or new; None where the system gives no thread."""
+        if self._idle:
+            return self._idle.pop()
+        try:
+            return _Reader()
+        except RuntimeError:
+            return None
+
+    def _note(self, work: _Work, reader: _Reader) -> None:
+        if work.place < 0:  # the thread has not begun
+            question = Question(-(reader.thread.native_id or 1), "colmet-node", _nothing)
+        else:
+            question = work.questions[work.order[work.place]]
+        reader.cpu_ns -= (counted := reader.cpu_ns)
+        self._cpu_ns += counted
+        self._waiting[question.pid] = question.party, reader
+        self._of_party[question.party] += 1
+        self.unanswered += 1
+        if powers_of_ten(self.unanswered):
+            log.warning(
+                "a process does not answer pid=%d of=%s unanswered=%d: what its files in /proc say is missing until "
+                "they can be read; all else goes on",
+                question.pid,
+                question.party,
+                self.unanswered,
+            )
+
+    def _suspect(self, party: str) -> None:
+        self._suspects.pop(party, None)
+        if len(self._suspects) >= MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+        self._suspects[party] = self._monotonic() + SUSPECT_S
+
+    def _forget(self) -> None:
+        """Take note of the time that has gone by, and of readers that have returned."""
+        now = self._monotonic()
+        self._left_s = min(BUDGET_S, self._left_s + (now - self._as_of) * REFILL)
+        self._as_of = now
+        if self._waiting:
+            for pid in [pid for pid, (_, reader) in self._waiting.items() if not reader.thread.is_alive()]:
+                party, reader = self._waiting.pop(pid)
+                self._of_party[party] -= 1
+                self._cpu_ns += reader.cpu_ns
+            self._of_party += Counter()  # without those of none
+        if self._suspects:
+            self._suspects = {party: until for party, until in self._suspects.items() if now < until}
+
+
+def _end_all(readers: list[_Reader]) -> None:
+    while readers:
+        readers.pop().end()
+
+
+def _nothing() -> None:
+    """The question of a thread that has not come to any."""

@@ -1,0 +1,120 @@
+"""Requests and answers between the process that reads HDF5 files and its parent.
+
+The format carries data and never code, so a damaged or hostile file that takes over the reading process cannot run
+code in its parent: a length (8 bytes, little endian), that many bytes of JSON, then the bytes of all arrays. JSON lists
+are lists; every other container is an object with one key, which names its kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+
+MAX_JSON_BYTES = 1 << 30
+KINDS = "iufS"  # of numpy's types: numbers and bytes, which are plain memory
+
+Tuples = Mapping[str, Any]
+
+
+def send(file: IO[bytes], value: Any) -> None:
+    """Write one value: None, numbers, text, bytes, one-dimensional arrays, and containers of these.
+
+    Args:
+        file: a pipe, open for writing; flushed.
+        value: what to write. A named tuple keeps the name of its class, for `receive`.
+
+    Raises:
+        TypeError: a part of it has no form here.
+    """
+    arrays: list[np.ndarray[Any, Any]] = []
+    text = json.dumps(_plain(value, arrays)).encode()
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays:
+        file.write(np.ascontiguousarray(array).data)
+    file.flush()
+
+
+def receive(file: IO[bytes], tuples: Tuples) -> Any:
+    """Read what `send` wrote.
+
+    Args:
+        file: a pipe, open for reading.
+        tuples: classes that may be made, by name; each is called with the items of its tuple.
+
+    Raises:
+        EOFError: the other end is closed.
+        ValueError: not the format of `send`.
+    """
+    size = int.from_bytes(_exactly(file, bytearray(8)), "little")
+    if size > MAX_JSON_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    try:
+        return _value(json.loads(_exactly(file, bytearray(size))), file, tuples)
+    except (AttributeError, KeyError, TypeError, RecursionError) as err:
+        raise ValueError(f"not a message: {err}") from err
+
+
+def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": value.decode("latin-1")}
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in KINDS:
+        arrays.append(value)
+        return {"array": [value.dtype.str, len(value)]}
+    if isinstance(value, dict):
+        return {"dict": [[_plain(key, arrays), _plain(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, list):
+        return [_plain(item, arrays) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return {"set": [_plain(item, arrays) for item in value]}
+    if isinstance(value, tuple):
+        name = type(value).__name__
+        return {name: [_plain(item, arrays) for item in value]}
+    raise TypeError(f"{type(value).__name__} has no form in a message")
+
+
+def _value(plain: Any, file: IO[bytes], tuples: Tuples) -> Any:
+    if isinstance(plain, list):
+        return [_value(item, file, tuples) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "bytes":
+        return content.encode("latin-1")
+    if kind == "array":
+        name, length = content
+        return _array(name, length, file)
+    items = [_value(item, file, tuples) for item in content]
+    if kind == "dict":
+        return dict(items)
+    if kind == "set":
+        return frozenset(items)
+    if kind == "tuple":
+        return tuple(items)
+    return tuples[kind](*items)
+
+
+def _array(name: str, length: int, file: IO[bytes]) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(name)
+    if dtype.kind not in KINDS or dtype.shape:
+        raise ValueError(f"an array of {name}")
+    array = np.empty(length, dtype)
+    if array.nbytes:
+        _exactly(file, array.view("u1").data)
+    return array
+
+
+def _exactly(file: IO[bytes], buffer: Any) -> Any:
+    """Fill a buffer, and return it."""
+    view = memoryview(buffer)
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError
+        done += count
+    return buffer

@@ -1,0 +1,31 @@
+"""Names of stored columns, as people write them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+SUFFIX = "_default"
+
+
+def short(table: str) -> str:
+    """Return the name of a table without the suffix that most have."""
+    return table.removesuffix(SUFFIX)
+
+
+def names_of(table: str, column: str) -> dict[str, None]:
+    """Return what a column may be called: alone, with its table, and with the short name of that."""
+    return dict.fromkeys([column, f"{table}.{column}", f"{short(table)}.{column}"])
+
+
+def near(text: str, tables: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return a hint: the names of columns that are like a text, or where all names are.
+
+    Args:
+        text: what was asked for.
+        tables: each with its columns.
+    """
+    names = {name: None for table, columns in tables for column in columns for name in names_of(table, column)}
+    found = difflib.get_close_matches(text[:200], names, n=5, cutoff=0.5)
+    printable = [name[:100].encode("unicode_escape").decode() for name in found]
+    return f"near it: {', '.join(printable)}" if printable else "docs/metrics.md has all of them"

@@ -1,0 +1,146 @@
+"""The JSON interface as a service of its own: started by the collector's connection, with its command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_web_process import Bed, options
+
+from colmet.collector import web
+from colmet.tools.web import feed as feed_module
+from colmet.tools.web.feed import FeedError, connected
+
+PACKAGING = Path(__file__).parents[1] / "packaging"
+# A service manager with one socket unit, whose service is started while a connection waits: argv is the path of the
+# socket, the file for its log, and how often it is started at most.
+MANAGER = """
+import os, select, socket, subprocess, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+start = "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid()); "
+start += "from colmet.tools.web.__main__ import serve; sys.exit(serve())"
+for n in range(int(sys.argv[3])):
+    select.select([listener], [], [])
+    with open(sys.argv[2], "a") as log:
+        environment = {**os.environ, "LISTEN_FDS": "1"}
+        give = lambda: (os.dup2(listener.fileno(), 3), os.set_inheritable(3, True))
+        child = subprocess.Popen(
+            [sys.executable, "-c", start], stderr=log, env=environment, preexec_fn=give, close_fds=False
+        )
+    print(child.pid, flush=True)
+    child.wait()
+"""
+
+
+@pytest.fixture
+def manager(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", MANAGER, str(tmp_path / "web.sock"), str(tmp_path / "web.log"), "3"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 20
+    while not (tmp_path / "web.sock").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_page_is_served_by_the_service_which_is_started_again(manager, tmp_path):
+    (tmp_path / "bed").mkdir()
+    bed = Bed(tmp_path / "bed", **{web.SOCKET: str(tmp_path / "web.sock")})
+    try:
+        bed.send()
+        bed.told("/api/v1/nodes", lambda told: told["total"] > 0)
+        first = int(manager.stdout.readline())
+        children = Path(f"/proc/{bed.daemon.process.pid}/task/{bed.daemon.process.pid}/children").read_text().split()
+        assert str(first) not in children, "it is the collector's child"
+        os.kill(first, signal.SIGKILL)
+        second = int(manager.stdout.readline())
+        assert second != first
+        bed.told("/api/v1/nodes", lambda told: "total" in told)
+        assert bed.counters()["restarts"] >= 1 and bed.counters()["running"] == 1
+        log = bed.daemon.log.read_text()
+        assert "JSON interface ended, tried again" in log and "its service has ended" in log
+        assert bed.daemon.stop()[0] == 0
+        until = time.monotonic() + 20
+        while os.path.exists(f"/proc/{second}") and Path(f"/proc/{second}/cmdline").read_bytes() != b"":
+            assert time.monotonic() < until, "it goes on without the collector"
+            time.sleep(0.05)
+    finally:
+        bed.close()
+
+
+def test_a_file_that_the_group_cannot_read_keeps_the_page_in_a_child(tmp_path, caplog):
+    (tmp_path / "web.sock").touch()
+    users = tmp_path / "users"
+    users.write_text("")
+    users.chmod(0o600)
+    given = options("--http-listen", "0", "--http-users", str(users))
+    environment = {web.SOCKET: str(tmp_path / "web.sock")}
+    assert web.service_of(given, environment) == ""
+    assert f"the group of the collector cannot read {users}; chgrp colmet {users}; chmod 640 {users}" in caplog.text
+    users.chmod(0o640)
+    assert web.service_of(given, environment) == environment[web.SOCKET]
+    assert web.service_of(given, {}) == "" == web.service_of(given, {web.SOCKET: f"{tmp_path}/none"})
+    assert web.service_of(options(), environment) == ""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\x01",
+        web.LENGTH.pack(5) + b"hello",
+        web.LENGTH.pack((web.MAX_ARGUMENTS_BYTES + 1) | web.NOTE),
+        web._note({"heard": {}}),
+        web._note({"arguments": "x"}),
+        web._note({"arguments": [1]}),
+        web.LENGTH.pack(4 | web.NOTE) + b"\xff\xff{{",
+    ],
+)
+def test_a_stream_that_is_not_the_collectors_is_refused(tmp_path, monkeypatch, sent):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client = stack.enter_context(socket.socket(socket.AF_UNIX))
+        client.connect(str(tmp_path / "s"))
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        monkeypatch.setattr(feed_module, "LISTENER", listener.detach())
+        with pytest.raises(FeedError):
+            connected({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
+
+
+def test_it_is_nobodys_command():
+    with pytest.raises(FeedError, match=r"colmet-web.socket starts this"):
+        connected({})
+
+
+def test_the_service_can_write_nothing_and_has_no_keys():
+    text = (PACKAGING / "systemd/colmet-web.service").read_text()
+    for line in (
+        "User=colmet-web",
+        "SupplementaryGroups=colmet",
+        "InaccessiblePaths=-/etc/colmet/keys",
+        "ProtectSystem=strict",
+    ):
+        assert f"\n{line}\n" in text
+    assert not re.search(r"^(StateDirectory|ReadWritePaths|CacheDirectory|LogsDirectory|RuntimeDirectory)", text, re.M)
+    assert re.search(r"^ExecStart=/usr/bin/colmet-web$", text, re.M)
+    assert '"colmet-web = ' in (PACKAGING.parent / "setup.py").read_text()
+    place = re.findall(r"^ListenStream=(.+)$", (PACKAGING / "systemd/colmet-web.socket").read_text(), re.M)
+    collector = (PACKAGING / "systemd/colmet-collector.service").read_text()
+    assert f"\nEnvironment={web.SOCKET}={place[0]}\n" in collector
