@@ -14,7 +14,7 @@ from colmet.collector import documents
 from colmet.collector.backend import Record
 from colmet.collector.documents import DATE_FORMAT, Documents, Place, mappings, properties, settings, shortest
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.common.wire import Decoder
+from colmet.common.wire import Decoder, colmet06
 
 DATA = Path(__file__).parent / "data/colmet06"
 JOURNAL = "0123456789abcdef"
@@ -64,18 +64,33 @@ def of_records(maker, records):
 
 
 def test_the_documents_are_those_of_06():
-    """Field by field those that 0.6.10 posted, but what was not measured, which has no field instead of -1."""
+    """Field by field those that 0.6.10 posted, -1 for what was not measured included."""
     recorded = json.loads((DATA / "elastic/mixed.json").read_text())
     lines = [json.loads(line) for line in recorded[-1]["body"] if line]
-    theirs = [
-        (action["create"]["_index"], {name: value for name, value in document.items() if value != -1})
-        for action, document in zip(lines[::2], lines[1::2])
-    ]
+    theirs = [(action["create"]["_index"], document) for action, document in zip(lines[::2], lines[1::2])]
     batches = Decoder().decode((DATA / "frames/mixed.bin").read_bytes()).batches
     ours = [(index, document) for index, _, document in rendered(*batches, place=Place("colmet_dahu_", "", False))]
     key = lambda pair: (pair[0], pair[1]["job_id"])  # noqa: E731
     assert sorted(ours, key=key) == sorted(theirs, key=key)
     assert len(ours) == 7 and any(-1 in document.values() for document in lines[1::2])
+
+
+@pytest.mark.parametrize("table_name", colmet06.RECORDS)
+def test_columns_of_06_are_in_every_document_and_others_where_they_have_a_value(table_name):
+    """Also those that the sender's schema lacks; scripts of dashboards do not check that a field is there."""
+    record = colmet06.RECORDS[table_name].schema
+    fields = [*record.fields[1:], Field("new", "count", "gauge"), Field("ratio", "none", "gauge", dtype="f8")]
+    sent = Schema(table_name, record.scope, fields)
+    first = fields[0].name
+    found = rendered(batch(table(sent, (7, {first: 5}), (7, {"new": 6, "ratio": 0.5}), (7, {}))))
+    head = {"hostname": "node-1", "job_id": 7, "timestamp": 1_700_000_005}
+    if record.scope == "node":
+        head["involved_jobs"] = [7, 9]
+    head.update(dict.fromkeys(record.names, -1))
+    expected = [{**head, first: 5}, {**head, "new": 6, "ratio": 0.5}, head]
+    by_text = lambda each: json.dumps(each, sort_keys=True)  # noqa: E731
+    assert sorted([document for _, _, document in found], key=by_text) == sorted(expected, key=by_text)
+    assert properties(sent, False).keys() >= head.keys()
 
 
 def test_what_is_missing_has_no_field_whatever_else_is_there():

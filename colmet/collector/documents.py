@@ -2,6 +2,9 @@
 
 Whole tables are rendered by one template for each set of fields that are present, so that what is done for each value
 is done by numpy and by one `%` for each row.
+
+A missing value has no field, except in the columns of Colmet 0.6: these are in every document, as 0.6 wrote them, with
+-1 for a missing value. Dashboards of 0.6 add them in scripts, and a script fails at a field that a document lacks.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy.typing as npt
 from colmet.collector.backend import Record
 from colmet.collector.columns import packed_runs
 from colmet.common.schema import MISSING_INT, Batch, Rows, Schema, Table
+from colmet.common.wire import colmet06
 
 NS = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -91,7 +95,8 @@ def properties(schema: Schema, data_stream: bool) -> dict[str, Any]:
         known["involved_jobs"] = TYPES["i8"]
     if data_stream:
         known["@timestamp"] = {"type": "date"}
-    known.update({field.name: TYPES[field.dtype if field.dtype[0] != "S" else "S"] for field in schema.fields})
+    dtypes = {**colmet06.columns(schema.name), **{field.name: field.dtype for field in schema.fields}}
+    known.update({name: TYPES[dtype if dtype[0] != "S" else "S"] for name, dtype in dtypes.items()})
     return known
 
 
@@ -185,6 +190,11 @@ class _Form:
             names[kind].append(name)
         self._strings = names["S"]
         self._names = [name for kind in names.values() for name in kind]
+        always = {"job_id", *colmet06.columns(schema.name)}
+        self._always = np.array([name in always for name in self._names])
+        self._unsent = "".join(
+            [f',"{name}":{MISSING_INT}' for name in colmet06.columns(schema.name) if name not in dtypes]
+        )
         self._templates: dict[bytes, str] = {}
 
     def _numbers(self, kind: str, rows: Rows) -> npt.NDArray[Any]:
@@ -203,7 +213,9 @@ class _Form:
             if len(self._templates) >= MAX_PATTERNS:
                 self._templates.clear()
             fields = [f'"{name}":%s' for name, there in zip(self._names, present) if there]
-            template = self._templates[key] = '{"create":{"_index":"%s%05x"}}\n{%s,' + ",".join(fields) + "}\n"
+            template = self._templates[key] = (
+                '{"create":{"_index":"%s%05x"}}\n{%s,' + ",".join(fields) + self._unsent + "}\n"
+            )
         return template
 
     def render(self, rows: Rows, sources: Sequence[_Source], source: Any, number: Any, texts: _Texts) -> str:
@@ -219,22 +231,21 @@ class _Form:
         kinds: list[npt.NDArray[Any]] = []
         missing: list[npt.NDArray[np.bool_]] = []
         ints = self._numbers("i8", rows)
-        is_missing = ints == MISSING_INT
-        is_missing[:, 0] = False  # a row always has a job
         kinds.append(ints)
-        missing.append(is_missing)
+        missing.append(ints == MISSING_INT)
         for kind in ("f4", "f8"):
             if self._runs[kind]:
                 floats = self._numbers(kind, rows)
                 missing.append(~np.isfinite(floats))
-                kinds.append(shortest(floats) if kind == "f4" else floats)
+                floats = shortest(floats) if kind == "f4" else floats
+                kinds.append(np.where(missing[-1], MISSING_INT, floats))
         if self._strings:
             strings = np.empty((len(rows), len(self._strings)), dtype=object)
             for column, name in enumerate(self._strings):
                 strings[:, column] = rows[name]
             missing.append(strings == b"")
             kinds.append(strings)
-        present = ~(np.concatenate(missing, axis=1) if len(missing) > 1 else is_missing)
+        present = ~np.concatenate(missing, axis=1) | self._always
         first = present[0]
         if (present == first).all():
             return self._lines(kinds, None, first, sources, source, number, texts)

@@ -39,6 +39,7 @@ class Kind(NamedTuple):
         version: of it.
         log4j: version that it was built with.
         network: class of the plug-in that serves HTTP.
+        scripts: class of the plug-in that runs scripts (Painless), or "": Elasticsearch does not publish its own.
         java: oldest version that runs it.
         has_data_streams: whether the published jars do them; those of Elasticsearch are in a module that is not there.
     """
@@ -47,14 +48,15 @@ class Kind(NamedTuple):
     version: str
     log4j: str
     network: str
+    scripts: str
     java: int
     has_data_streams: bool
 
 
 KINDS = {
-    "elasticsearch": Kind("elasticsearch", "7.17.28", "2.17.1", "Netty4Plugin", 17, False),
-    "opensearch": Kind("opensearch", "2.19.1", "2.21.0", "Netty4Plugin", 17, True),
-    "opensearch3": Kind("opensearch", "3.0.0", "2.21.0", "Netty4ModulePlugin", 21, True),
+    "elasticsearch": Kind("elasticsearch", "7.17.28", "2.17.1", "Netty4Plugin", "", 17, False),
+    "opensearch": Kind("opensearch", "2.19.1", "2.21.0", "Netty4Plugin", "PainlessPlugin", 17, True),
+    "opensearch3": Kind("opensearch", "3.0.0", "2.21.0", "Netty4ModulePlugin", "PainlessModulePlugin", 21, True),
 }
 
 
@@ -90,7 +92,8 @@ def java_for(kind):
 def jars(kind):
     """The paths of the jars, as Java takes them; fetched where they are not yet there."""
     known = BUILD / f"{kind.vendor}-{kind.version}.classpath"
-    if known.exists() and all(Path(jar).exists() for jar in known.read_text().split(":")):
+    is_current = known.exists() and known.stat().st_mtime > (SOURCE / "pom.xml").stat().st_mtime
+    if is_current and all(Path(jar).exists() for jar in known.read_text().split(":")):
         return known.read_text()
     if shutil.which("mvn") is None:
         need("maven")
@@ -182,7 +185,7 @@ class Server:
             *("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
             f"-Dlog4j2.configurationFile={SOURCE / 'log4j2.properties'}",
             *("-cp", path, "Server"),
-            f"org.{self.kind.vendor}.transport.{self.kind.network}",
+            ",".join(self._plugins()),
             *(f"{name}={value}" for name, value in self._settings.items()),
         ]
         with open(self.log, "ab") as log:
@@ -192,6 +195,11 @@ class Server:
         if wait:
             self.wait()
         return self
+
+    def _plugins(self):
+        yield f"org.{self.kind.vendor}.transport.{self.kind.network}"
+        if self.kind.scripts:
+            yield f"org.{self.kind.vendor}.painless.{self.kind.scripts}"
 
     def wait(self, status="yellow"):
         """Wait until it can be searched and written to, and its data are as safe as this status of the cluster says."""

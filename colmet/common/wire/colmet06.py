@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -201,6 +201,12 @@ RECORDS = {
 
 
 _BY_PACKED_NAME = {record.packed_name: record for record in RECORDS.values()}
+
+
+def columns(table: str) -> Mapping[str, str]:
+    """Return the columns that 0.6 sent in every row of a table, and their types; none for a table that it lacked."""
+    record = RECORDS.get(table)
+    return {} if record is None else {field.name: field.dtype for field in record.schema.fields}
 
 
 def pack_jobs(jobs: Iterable[int], limit: int = INVOLVED_JOBS_BYTES) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from colmet.common.exposition import named
+from colmet.common.wire import colmet06
 from colmet.tools.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Dashboard, Line, Panel, Query
 from colmet.tools.dashboards.panels import SCRAPED, STORED, metric
 
@@ -107,7 +108,10 @@ class _Store:
             wanted += [f"{'job_id' if scope == 'job' else 'involved_jobs'}:$job", "hostname.keyword:$host"]
         elif dashboard == "node":
             wanted.append("hostname.keyword:$host")
-        wanted += [_matches(name, value) for name, value in line.where.items()]
+        where = dict(line.where)
+        if line.column in colmet06.columns(line.table):
+            where[line.column] = ""
+        wanted += [_matches(line.table, name, value) for name, value in where.items()]
         return " AND ".join(wanted)
 
     def source(self) -> Object:
@@ -188,9 +192,14 @@ def _column(key: str) -> str:
     return {"host": "hostname.keyword", "job": "job_id"}.get(key, f"{key}.keyword")
 
 
-def _matches(name: str, value: str) -> str:
-    """What rows have to have, as a query string; an empty value: any."""
-    return f'{name}.keyword:"{value}"' if value else f"_exists_:{name}"
+def _matches(table: str, name: str, value: str) -> str:
+    """Return the query string for rows with this value in a column; an empty value: any.
+
+    In the columns of Colmet 0.6, -1 is a missing value.
+    """
+    if value:
+        return f'{name}.keyword:"{value}"'
+    return f"{name}:>=0" if name in colmet06.columns(table) else f"_exists_:{name}"
 
 
 def _parts(line: Line) -> list[Line]:

@@ -1,3 +1,4 @@
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 
@@ -10,13 +11,13 @@ import org.opensearch.plugins.Plugin;
 /**
  * A search server of one node, without the start-up checks and the security manager of the packaged ones.
  *
- * The first argument is its network plug-in, the others are settings, NAME=VALUE. It ends when its standard input does,
+ * The first argument names its plug-ins, with commas between them, the others are settings, NAME=VALUE. It ends when its standard input does,
  * so that it never outlives who started it. Elasticsearch has the same classes under its own name, which is written into
  * a copy of this file.
  */
 public class Server extends Node {
-    private Server(Environment environment, Class<? extends Plugin> network) {
-        super(environment, List.of(network), false);
+    private Server(Environment environment, List<Class<? extends Plugin>> plugins) {
+        super(environment, plugins, false);
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -27,7 +28,10 @@ public class Server extends Node {
         }
         Environment environment =
             InternalSettingsPreparer.prepareEnvironment(settings.build(), Map.of(), null, () -> "colmet");
-        Class<? extends Plugin> network = Class.forName(arguments[0]).asSubclass(Plugin.class);
+        List<Class<? extends Plugin>> plugins = new ArrayList<>();
+        for (String name : arguments[0].split(",")) {
+            plugins.add(Class.forName(name).asSubclass(Plugin.class));
+        }
         new Thread(() -> {
             try {
                 System.in.read();
@@ -36,6 +40,6 @@ public class Server extends Node {
             }
             Runtime.getRuntime().halt(0);
         }).start();
-        new Server(environment, network).start();
+        new Server(environment, plugins).start();
     }
 }
