@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,7 @@ LIB_RAPL = Path(clib.HERE) / "lib_rapl"
 pytest.register_assert_rewrite("bed")  # what the tests in beds/ share: its assertions tell the values, too
 settings.register_profile("colmet", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("colmet")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
 def cannot_run(reason: str) -> None:

@@ -18,6 +18,7 @@ from colmet.collector.hdf5file import (
     Damaged,
     Tails,
     Undo,
+    chunk_rows,
     column,
     is_filtered,
     last_chunk,
@@ -302,6 +303,7 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
         target = new.create_table(
             *(group, leaf, columns, table.title or title(group[len("/job_") :])),
             filters=table.filters,
+            chunkshape=chunk_rows(table.filters, int(table.dtype.itemsize)),
             createparents=True,
         )
     except Exception as err:
