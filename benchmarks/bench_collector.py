@@ -273,7 +273,7 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
         return Journal(directory, max_bytes, functools.partial(durable, acknowledge))
 
     collector_main.Journal = journal  # type: ignore[assignment,misc]
-    return cli.run_daemon(NAMES, collector_main.build_parser, collector_main.run, arguments)
+    return cli.run_daemon(NAMES, collector_main.build_parser, collector_main.check, collector_main.run, arguments)
 
 
 class Collector:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from colmet.common import unit
 from colmet.node import clib
 from colmet.node.host import Host
 
@@ -211,6 +212,12 @@ def cgroups(root):
 
         made.job = job
         yield made
+
+
+@pytest.fixture(autouse=True)
+def no_units(monkeypatch):
+    """No unit of this machine: as root, --check-config takes the rights of the user whom it names."""
+    monkeypatch.setattr(unit, "FOLDERS", ())
 
 
 def fork():

@@ -51,7 +51,7 @@ def start(place, segment_bytes, *arguments):
     cli.load(NAMES)
     for one in filter(None, place.split("|")):
         kill_at(one)
-    return cli.run_daemon(NAMES, main.build_parser, main.run, arguments)
+    return cli.run_daemon(NAMES, main.build_parser, main.check, main.run, arguments)
 
 
 if __name__ == "__main__":

@@ -226,8 +226,10 @@ def test_a_user_that_is_not_root_reads_what_it_can(tmp_path, monkeypatch):
     assert Configuration(BUILDS["node"], ["--config", str(path)]).read().nice == 7
 
 
-@pytest.mark.parametrize("module", ["colmet.node.main", "colmet.collector.main"])
-def test_check_config_says_whether_the_file_can_be_used(tmp_path, module):
+@pytest.mark.parametrize(
+    ("module", "text"), [("colmet.node.main", ""), ("colmet.collector.main", "enable-stdout-backend = true\n")]
+)
+def test_check_config_says_whether_the_file_can_be_used(tmp_path, module, text):
     path = tmp_path / "x.toml"
 
     def check(text):
@@ -237,8 +239,8 @@ def test_check_config_says_whether_the_file_can_be_used(tmp_path, module):
             capture_output=True, text=True, check=False, timeout=60, cwd=Path(__file__).parents[1],
         )  # fmt: skip
 
-    good = check("sample-period = 2\n")
-    assert (good.returncode, good.stdout, good.stderr) == (0, f"{path} can be used\n", "")
+    good = check(f"{text}sample-period = 2\n")
+    assert (good.returncode, good.stdout, good.stderr) == (0, f"OK: {path}\n", "")
     bad = check("\nsample-perod = 2\n")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert (

@@ -316,7 +316,7 @@ def test_a_second_daemon_goes_on_without_the_default_socket(served, tmp_path, mo
 
 
 def test_a_file_system_that_is_read_only_is_told_from_a_missing_right(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_, **options: False)
     with pytest.raises(ConfigError, match="Permission denied"):
         serve_control(f"ipc://{tmp_path}/s")
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
@@ -421,7 +421,7 @@ def site(served, tmp_path):
     made = Control({"hello": hello})
 
     def start():
-        listen(place, "node", made, control.door_of(options))
+        listen(place, "node", made, control.check(options))
         return place
 
     yield SimpleNamespace(start=start, known=known, options=options, key=str(tmp_path / "daemon.key"), made=made)
@@ -468,7 +468,7 @@ def test_over_tcp_those_whose_keys_are_known_are_answered_and_nobody_else(site, 
 def test_what_is_missing_for_tcp_is_named(site, changes, missing):
     vars(site.options).update(changes)
     with pytest.raises(ConfigError, match=missing):
-        control.door_of(site.options)
+        control.check(site.options)
 
 
 def test_who_asks_over_tcp_needs_both_keys(site):

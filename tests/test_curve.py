@@ -459,14 +459,14 @@ class Options:
 
 
 def test_half_of_the_options_is_an_error_that_names_the_other_half(tmp_path):
-    for module, one, other in (
-        (curve, "zeromq_curve_secret", "--zeromq-curve-collector"),
-        (curve, "zeromq_curve_collector", "--zeromq-curve-secret"),
-        (door_module, "zeromq_curve_secret", "--zeromq-curve-nodes"),
-        (door_module, "zeromq_curve_nodes", "--zeromq-curve-secret"),
+    for read, one, other in (
+        (curve.from_options, "zeromq_curve_secret", "--zeromq-curve-collector"),
+        (curve.from_options, "zeromq_curve_collector", "--zeromq-curve-secret"),
+        (door_module.read_keys, "zeromq_curve_secret", "--zeromq-curve-nodes"),
+        (door_module.read_keys, "zeromq_curve_nodes", "--zeromq-curve-secret"),
     ):
         with pytest.raises(ConfigError, match=f"{other} is missing"):
-            module.from_options(Options(**{one: "x"}))
+            read(Options(**{one: "x"}))
 
 
 def test_the_options_give_both_ends(tmp_path):
@@ -477,17 +477,18 @@ def test_the_options_give_both_ends(tmp_path):
     os.rename(tmp_path / "n1.key", nodes / "n1.key")
     secret = {"zeromq_curve_secret": f"{tmp_path}/n1.secret"}
     client = curve.from_options(Options(zeromq_curve_collector=f"{tmp_path}/collector.key", **secret))
-    door = door_module.from_options(
+    keys = door_module.read_keys(
         Options(zeromq_curve_secret=f"{tmp_path}/collector.secret", zeromq_curve_nodes=str(nodes))
     )
+    door = door_module.Door(*keys)
     pull = Pull("tcp://127.0.0.1:*", 10, door)
     push = Push(pull.uri, 10, 0, client)
     wait_for(lambda: push.send(b"x"))
     assert pull.wait(20) and pull.receive().user == "n1"
     for one in (push, pull, door):
         one.close()
-    assert curve.from_options(Options()) is None
-    with contextlib.closing(door_module.from_options(Options())) as open_door:
+    assert curve.from_options(Options()) is None and door_module.read_keys(Options()) is None
+    with contextlib.closing(door_module.Door()) as open_door:
         assert not open_door.locked
 
 

@@ -27,6 +27,7 @@ from colmet.collector.backends import NAMES
 from colmet.common import cli
 from colmet.common.cli import load
 from colmet.common.control import ask
+from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Push
 
@@ -45,7 +46,7 @@ def refused(*given):
 
 
 def test_nothing_is_checked_where_nothing_is_served():
-    web.check(options("--http-users", "/nonexistent"))
+    web.check(options("--gridengine-period", "5"))
 
 
 def test_who_may_ask_has_to_be_said_and_once(tmp_path):
@@ -75,8 +76,10 @@ def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "Address already in use" in refused("--http-open", "--http-listen", str(taken.getsockname()[1]))
-    assert "--http-listen 192.0.2.1:8080" in refused("--http-open", "--http-listen", "192.0.2.1:8080")
+        with pytest.raises(ConfigError, match="Address already in use"):
+            web.check_address(Listen(*taken.getsockname()))
+    with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1:8080"):
+        web.check_address(Listen("192.0.2.1", 8080))
 
 
 def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, caplog, monkeypatch):

@@ -62,6 +62,16 @@ class OutputBackend(ABC):
         """Where the journal is to be if nobody says: beside what the output writes; empty where that is no place."""
         return ""
 
+    def check(self, journal_dir: str) -> None:  # noqa: B027 - most outputs are whole once they are built
+        """See that it could be opened, short of opening or writing anything.
+
+        Args:
+            journal_dir: where the outputs' states are; "" for memory.
+
+        Raises:
+            ConfigError: it can never work as configured.
+        """
+
     @abstractmethod
     def open(self, state: State) -> None:
         """Get ready to write; soon done, what may take long is for `recover`.

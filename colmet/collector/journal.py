@@ -25,6 +25,7 @@ from colmet.collector.backend import Record
 from colmet.collector.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
 from colmet.collector.state import MAX_BYTES, State, parse, replace, sync_directory
 from colmet.common.cli import powers_of_ten
+from colmet.common.directories import check_writable
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoder
@@ -126,6 +127,25 @@ class _Tail:
             self.first += count
 
 
+def check_directory(directory: str) -> None:
+    """See that a journal could be kept in a directory, short of writing there; "" is memory.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    if not directory:
+        return
+    try:
+        check_writable(directory)
+        read_name(directory)
+    except OSError as err:
+        raise _unusable(directory, err) from err
+
+
+def _unusable(directory: str, err: OSError) -> ConfigError:
+    return ConfigError(f"journal {directory}: {err.strerror}; give --journal-dir a directory that this user can write")
+
+
 class Journal:
     """Append-only, checksummed, fsynced in groups.
 
@@ -186,9 +206,7 @@ class Journal:
                 first = self._open()
             except OSError as err:
                 self._unlock()
-                raise ConfigError(
-                    f"journal {directory}: {err.strerror}; give --journal-dir a directory that this user can write"
-                ) from err
+                raise _unusable(directory, err) from err
             except BaseException:
                 self._unlock()
                 raise

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from colmet.collector import rates, web
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
-from colmet.collector.check import check
+from colmet.collector.check import check as check_journal
 from colmet.collector.health import Health
-from colmet.collector.journal import Journal
+from colmet.collector.journal import Journal, check_directory
 from colmet.collector.link import Durable, Link
 from colmet.collector.memory import tame_malloc
 from colmet.collector.novelty import Novelty
@@ -33,7 +33,7 @@ from colmet.common.latest import Latest
 from colmet.common.readable import readable
 from colmet.common.service import Service
 from colmet.common.settings import Prepare, Settings, at_once
-from colmet.common.transport import LinkServer, Pull, door, link_uri
+from colmet.common.transport import LinkServer, Pull, check_uri, door, link_uri
 from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
@@ -347,6 +347,68 @@ def open_outlets(outputs: Sequence[OutputBackend], journal: Journal, options: ar
     return outlets
 
 
+class Parts(NamedTuple):
+    """What a collector is made of, before anything is opened.
+
+    Attributes:
+        outputs: not opened.
+        journal_dir: "" for a journal in memory.
+        keys: that lock the door for nodes; None leaves it open.
+        control_keys: of who may ask over TCP; None where nobody may.
+        page_service: path of the socket of the service that is the JSON interface's process; "" for a child.
+    """
+
+    outputs: list[OutputBackend]
+    journal_dir: str
+    keys: door.Keys | None
+    control_keys: door.Keys | None
+    page_service: str
+
+
+def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> Parts:
+    """Make of the options all that can be made without opening a socket or writing a file.
+
+    A start refuses here what it refuses, but for addresses, files and journals that are in use: --check-config does no
+    more than this.
+
+    Raises:
+        ConfigError: the options ask for what cannot be done.
+    """
+    outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
+    if not outputs:
+        raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
+    page_service = web.service_of(options)
+    web.check(options)
+    web.warn_of_readers(options)
+    check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
+    if options.zeromq_link_bind_uri:
+        check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
+    keys, control_keys = door.read_keys(options), control.check(options)
+    if options.metrics_listen:
+        endpoint.resolve(options.metrics_listen, endpoint.OPTION)
+    journal_dir = _journal_dir(options, outputs)
+    for output in outputs:
+        output.check(journal_dir)
+    check_directory(journal_dir)
+    return Parts(outputs, journal_dir, keys, control_keys, page_service)
+
+
+def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
+    """See that the collector would start with these options.
+
+    Raises:
+        ConfigError: it would not.
+    """
+    for output in build(options, classes).outputs:
+        output.close()
+
+
+def _journal_dir(options: argparse.Namespace, outputs: Sequence[OutputBackend]) -> str:
+    if options.journal_dir is not None:
+        return str(options.journal_dir)
+    return next((place for output in outputs if (place := output.journal_dir())), "")
+
+
 def run(
     options: argparse.Namespace,
     classes: Sequence[type[OutputBackend]],
@@ -364,24 +426,21 @@ def run(
     """
     service = Service.from_environment()  # first, so that no program that is started has it
     listeners = Listeners.from_environment()
-    outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
-    directory = options.journal_dir
-    if directory is None:
-        directory = next((place for output in outputs if (place := output.journal_dir())), "")
     if options.check_journal:
-        return check(directory)
-    if not outputs:
-        raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
-    page_service = web.service_of(options)
-    web.check(options, bool(page_service))
-    web.warn_of_readers(options)
+        return check_journal(
+            _journal_dir(options, [one for cls in classes if (one := cls.from_options(options)) is not None])
+        )
+    outputs, directory, keys, control_keys, page_service = build(options, classes)
+    if options.http_listen is not None and not page_service:  # a service may still hold it from the run before
+        web.check_address(options.http_listen)
     limit = cli.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
-        entrance = stack.enter_context(contextlib.closing(door.from_options(options, listeners)))
+        pair, known = keys or (None, None)
+        entrance = stack.enter_context(contextlib.closing(door.Door(pair, known, listeners)))
         pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, entrance)))
         limits = rates.from_options(options)
         novelty = Novelty(options.max_new_tables)
@@ -439,7 +498,7 @@ def run(
             asked.handlers["status"] = collector.health.status
             asked.handlers["top"] = collector.health.top.answer
             asked.handlers["configure"] = handler(rounds, link, errands)
-            control.listen(options.control_socket, "collector", asked, control.door_of(options))
+            control.listen(options.control_socket, "collector", asked, control_keys)
             if options.metrics_listen:
                 page = endpoint.Endpoint(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
@@ -455,7 +514,7 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``colmet-collector``; the exit status."""
-    return cli.run_daemon(NAMES, build_parser, run, argv)
+    return cli.run_daemon(NAMES, build_parser, check, run, argv)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from importlib.util import find_spec
 
 from colmet.common import cli
 from colmet.common.cli import powers_of_ten
-from colmet.common.endpoint import listen_address
+from colmet.common.endpoint import Listen, cannot_listen, listen_address, resolve
 from colmet.common.errors import ConfigError
 from colmet.common.readable import readable
 from colmet.common.top import Heard
@@ -58,6 +58,8 @@ _READ = (
     *("config", "http_users", "http_tls_cert", "http_tls_key", "http_credentials"),
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
 )
+# what means nothing without --http-listen
+_VAIN = ("http_users", "http_open", "http_tls_cert", "http_tls_key", "gridengine", "gridengine_xml")
 STUCK_S = 60.0  # a process that takes nothing for so long is ended
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before it is started again
 STEADY_S = 60.0  # a process that has lived for so long has not failed at its start
@@ -203,17 +205,17 @@ def _is_for_group(path: str) -> bool:
     return bool(status.st_mode & 0o004 or (status.st_gid == os.getegid() and status.st_mode & 0o040))
 
 
-def check(options: argparse.Namespace, has_service: bool = False) -> None:
+def check(options: argparse.Namespace) -> None:
     """See whether the JSON interface can work as the options say.
-
-    Args:
-        options: of the collector.
-        has_service: whether its process is a service, which may still hold the address from the run before.
 
     Raises:
         ConfigError: it cannot; the text names the option.
     """
     if options.http_listen is None:
+        vain = [name for name in _VAIN if getattr(options, name)]
+        if vain:
+            option = f"--{vain[0].replace('_', '-')}"
+            raise ConfigError(f"{option} has no effect without --http-listen: give that, too, or leave {option} out")
         return
     if bool(options.http_users) == options.http_open:
         raise ConfigError(
@@ -234,8 +236,7 @@ def check(options: argparse.Namespace, has_service: bool = False) -> None:
     if options.gridengine_xml is not None and not os.path.isdir(options.gridengine_xml):
         raise ConfigError(f"--gridengine-xml {options.gridengine_xml}: not a directory")
     _check_encoding(options.gridengine_encoding)
-    if not has_service:
-        _check_address(*options.http_listen)
+    resolve(options.http_listen, "--http-listen")
 
 
 def _check_readable(option: str, path: str) -> None:
@@ -275,19 +276,19 @@ def _check_tls(cert: str | None, key: str | None) -> None:
         ) from err
 
 
-def _check_address(host: str, port: int) -> None:
-    """Whether the address can be bound; the process that listens there binds it for itself."""
+def check_address(listen: Listen) -> None:
+    """See whether the address can be bound; the process that listens there binds it for itself.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    family, address = resolve(listen, "--http-listen")
     try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         with socket.socket(family, socket.SOCK_STREAM) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
     except OSError as err:
-        where = f"[{host}]" if ":" in host else host
-        raise ConfigError(
-            f"--http-listen {where}:{port}: {err.strerror}; give an address of this machine and a port that nothing "
-            "else uses"
-        ) from err
+        raise cannot_listen(listen, "--http-listen", err) from err
 
 
 class Web:

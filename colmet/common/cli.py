@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from colmet import __version__
-from colmet.common import configuration
+from colmet.common import configuration, unit
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.readable import readable
 from colmet.common.settings import Settings, verbosity
@@ -188,6 +188,7 @@ def tune_garbage_collector() -> None:
 def run_daemon(
     names: Mapping[str, str],
     build_parser: Callable[[Sequence[type[Any]]], argparse.ArgumentParser],
+    check: Callable[[argparse.Namespace, Sequence[type[Any]]], None],
     run: Callable[[argparse.Namespace, Sequence[type[Any]], Settings], int | None],
     argv: Sequence[str] | None,
 ) -> int:
@@ -195,20 +196,28 @@ def run_daemon(
 
     The exit status is what `run` says, 0 where it says nothing.
     An error raised on purpose is one line on stderr.
+
+    With --check-config `check` is called in place of `run`: all that a start does before it opens anything, as the
+    user whom the daemon's unit names, where root asks.
     """
     classes = load(names)
     read = configuration.Configuration(lambda: build_parser(classes), argv)
     try:
+        own = unit.find(read.program) if read.is_check else None
+        if own is not None:
+            own.enter()
         options = read.read()
     except ConfigError as err:
         set_up_logging(0)
         log.error("%s", err)
         return EXIT_CONFIG
     set_up_logging(options.verbose)
-    if options.check_config:
-        print(f"{read.path or 'the command line'} can be used")
-        return 0
     try:
+        if read.is_check:
+            check(options, classes)
+            user = f" (checked as user {own.user} of {own.name})" if own is not None else ""
+            print(f"OK: {read.path or 'command line'}{user}")
+            return 0
         return run(options, classes, Settings(options, read)) or 0
     except ConfigError as err:
         log.error("%s", err)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import grp
 import os
+import pwd
 import re
 import stat
 import sys
@@ -41,7 +43,8 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check the command line and the file of --config, then exit (status 2: something is wrong with them)",
+        help="check the command line and the file of --config: all that a start checks before it opens a socket or "
+        "writes a file, as the user whom the daemon's unit names; then exit (status 2: it would not start)",
     )
 
 
@@ -55,6 +58,8 @@ class Configuration:
     Attributes:
         argv: the command line.
         path: of the file; None where there is none.
+        program: whose options they are.
+        is_check: whether --check-config is given.
         names: of all options that may stand in a file, by what argparse calls their values.
     """
 
@@ -68,6 +73,8 @@ class Configuration:
             action.default = argparse.SUPPRESS  # so that what is given is all that there is
         self._given = vars(parser.parse_args(argv))
         self.path: str | None = self._given.get("config")
+        self.program = parser.prog
+        self.is_check = bool(self._given.get("check_config"))
 
     def read(self) -> argparse.Namespace:
         """All options: what the command line gives, else the file, else the defaults.
@@ -230,6 +237,12 @@ def _text(path: str) -> str:
                     f"chmod go-w {path}"
                 )
             data = file.read(MAX_BYTES + 1)
+    except PermissionError as err:
+        user, group = _user_and_group()
+        raise ConfigError(
+            f"{path}: user {user} cannot read it: chgrp {group} {path}; chmod g+r {path}; and let this user pass the "
+            "directories above it"
+        ) from err
     except OSError as err:
         raise ConfigError(f"{path}: {err.strerror}") from err
     if len(data) > MAX_BYTES:
@@ -238,3 +251,11 @@ def _text(path: str) -> str:
         return data.decode()
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}:{data.count(10, 0, err.start) + 1}: not UTF-8") from err
+
+
+def _user_and_group() -> tuple[str, str]:
+    """Return the names of this process's user and group; numbers where they have none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
+    except KeyError:
+        return str(os.geteuid()), str(os.getegid())

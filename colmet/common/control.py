@@ -19,8 +19,9 @@ from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
 from colmet.common.keys import KnownKeys, read_pair, read_public
-from colmet.common.transport import Busy, Client, ControlClient, ControlServer, Door, serve_control
+from colmet.common.transport import Busy, Client, ControlClient, ControlServer, Door, check_control, serve_control
 from colmet.common.transport.curve import check_pair
+from colmet.common.transport.door import Keys
 from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,20 @@ def client_of(options: argparse.Namespace) -> Client | None:
     return Client(pair, read_public(daemon, "--curve-daemon"))
 
 
-def door_of(options: argparse.Namespace, uid: int | None = None) -> Door | None:
-    """What those who ask over TCP come through, as the command line of a daemon says; None where they do not.
+def check(options: argparse.Namespace) -> Keys | None:
+    """See that the control socket that the command line of a daemon names could be served; the keys of `read_keys`.
+
+    Raises:
+        ConfigError: it could not; or as `read_keys`.
+    """
+    keys = read_keys(options)
+    if options.control_socket:
+        check_control(uri_of(options.control_socket), keys is not None)
+    return keys
+
+
+def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
+    """Return the keys of those who may ask over TCP, as the command line of a daemon names them; None without.
 
     Args:
         options: of `add_options`, and with --zeromq-curve-secret.
@@ -101,7 +114,7 @@ def door_of(options: argparse.Namespace, uid: int | None = None) -> Door | None:
         missing = "--control-socket tcp://HOST:PORT" if secret else "--zeromq-curve-secret"
         raise ConfigError(f"{missing} is missing: --control-curve-keys is for those who ask over TCP")
     pair = check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
-    return Door(pair, KnownKeys(keys, "--control-curve-keys"))
+    return Keys(pair, KnownKeys(keys, "--control-curve-keys"))
 
 
 def default_paths(daemon: str) -> list[str]:
@@ -246,21 +259,21 @@ class Control:
         server.close()
 
 
-def listen(place: str | None, daemon: str, control: Control, door: Door | None = None) -> None:
+def listen(place: str | None, daemon: str, control: Control, keys: Keys | None = None) -> None:
     """Have the control socket that the command line asks for answered; or the default one, where there can be one.
 
     Args:
         place: --control-socket.
         daemon: "node" or "collector".
         control: what answers.
-        door: for TCP; it is closed with the socket.
+        keys: for TCP, of `check`.
 
     Raises:
         ConfigError: the socket that was asked for cannot be had.
     """
     if place is not None:
         if place:
-            control.start(serve_control(uri_of(place), door))
+            control.start(serve_control(uri_of(place), Door(*keys) if keys is not None else None))
         return
     why = ""
     for path in default_paths(daemon):

@@ -31,6 +31,7 @@ MAX_REQUEST_BYTES = 8192
 REQUEST_S = 5.0  # for a request to come whole
 ANSWER_S = 30.0  # for its answer to be taken
 SEND_BYTES = 1 << 16
+OPTION = "--metrics-listen"
 PAGE = "/metrics"
 INDEX = '<html><head><title>Colmet</title></head><body><a href="/metrics">metrics</a></body></html>\n'
 
@@ -58,7 +59,7 @@ def listen_address(text: str) -> Listen:
 def add_options(parser: cli.Options) -> None:
     """Declare --metrics-listen and --metrics-jobs."""
     parser.add_argument(
-        "--metrics-listen",
+        OPTION,
         metavar="[HOST:]PORT",
         type=listen_address,
         help="tell Prometheus how this daemon is, at http://HOST:PORT/metrics; a port alone is for this machine only. "
@@ -66,6 +67,28 @@ def add_options(parser: cli.Options) -> None:
     )
     parser.add_argument(
         "--metrics-jobs", action="store_true", help="tell it the latest values of every job's columns there, too"
+    )
+
+
+def resolve(listen: Listen, option: str) -> tuple[int, tuple[object, ...]]:
+    """Return the family and the address of where to listen, as sockets take them.
+
+    Raises:
+        ConfigError: the name is not known.
+    """
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)
+    except OSError as err:
+        raise cannot_listen(listen, option, err) from err
+    return family, address
+
+
+def cannot_listen(listen: Listen, option: str, err: OSError) -> ConfigError:
+    """Return the error of an address that cannot be listened on."""
+    where = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return ConfigError(
+        f"{option} {where}:{listen.port}: {err.strerror}; give an address of this machine and a port that nothing "
+        "else uses"
     )
 
 
@@ -91,8 +114,8 @@ class Endpoint:
         self._pause = pause
         self._served = self._refused = self._failures = 0
         self._connections: dict[int, _Connection] = {}
+        family, address = resolve(listen, OPTION)
         try:
-            (family, _, _, _, address), *_ = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)
             self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,11 +125,7 @@ class Endpoint:
                 self._socket.close()
                 raise
         except OSError as err:
-            where = f"[{listen.host}]" if ":" in listen.host else listen.host
-            raise ConfigError(
-                f"--metrics-listen {where}:{listen.port}: {err.strerror}; give an address of this machine and a port "
-                "that nothing else uses"
-            ) from err
+            raise cannot_listen(listen, OPTION, err) from err
         self.address = Listen(*self._socket.getsockname()[:2])
         is_local = ipaddress.ip_address(self.address.host.partition("%")[0]).is_loopback
         self._names = own_names() if is_local else None  # else a web page could ask under a name of its own

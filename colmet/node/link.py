@@ -126,6 +126,30 @@ def collectors(options: argparse.Namespace) -> list[str]:
     return named or ([] if given else [DEFAULT_URI])
 
 
+def addresses(options: argparse.Namespace) -> dict[str, str]:
+    """Return the addresses of the collectors, each with that of its acknowledgements; "" where it is asked for none.
+
+    Raises:
+        ConfigError: a URI cannot be used, or there are more of one option than of the other.
+    """
+    uris = collectors(options)
+    for uri in uris:
+        _check_connected(uri, "--zeromq-uri")
+    links = options.zeromq_link_uri
+    if links is None:
+        links = [link_uri(uri) for uri in uris]
+    if len(links) != len(uris) or len(set(uris)) != len(uris):
+        raise ConfigError("give --zeromq-link-uri as often as --zeromq-uri, and no --zeromq-uri twice")
+    for uri in filter(None, links):
+        _check_connected(uri, "--zeromq-link-uri")
+    return dict(zip(uris, links))
+
+
+def _check_connected(uri: str, option: str) -> None:
+    if check_uri(uri, option).endswith(":*"):
+        raise ConfigError(f"{option} {uri}: the port must be a number from 1 to 65535")
+
+
 def open_routes(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
 ) -> list[Route]:
@@ -134,23 +158,15 @@ def open_routes(
     Raises:
         ConfigError: a URI cannot be used, or there are more of one option than of the other.
     """
-    uris = collectors(options)
-    for uri in uris:
-        check_uri(uri, "--zeromq-uri")
-    links = options.zeromq_link_uri
-    if links is None:
-        links = [link_uri(uri) for uri in uris]
-    if len(links) != len(uris) or len(set(uris)) != len(uris):
-        raise ConfigError("give --zeromq-link-uri as often as --zeromq-uri, and no --zeromq-uri twice")
+    by_uri = addresses(options)
     acknowledged = options.wire == "v1"  # batches of the other dialect have no numbers
-    if not acknowledged or not all(links):
+    if not acknowledged or not all(by_uri.values()):
         log.warning("collectors are not asked to acknowledge: what is on its way when one stops is lost")
     routes: list[Route] = []
-    by_uri = dict(zip(uris, links))
     # what is queued for a collector that does not acknowledge is nowhere else
     linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
     try:
-        for uri in by_preference(host_name, uris):
+        for uri in by_preference(host_name, list(by_uri)):
             push = Push(uri, options.zeromq_hwm, linger_ms, security)
             try:
                 link = LinkClient(by_uri[uri], security=security) if acknowledged and by_uri[uri] else None

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
@@ -19,6 +20,7 @@ from colmet.common.latest import Latest
 from colmet.common.service import Service
 from colmet.common.settings import Settings, at_once
 from colmet.common.transport import curve, wait
+from colmet.common.transport.door import Keys
 from colmet.common.wire import ENCODERS
 from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration
 from colmet.node.agent import Agent
@@ -37,6 +39,10 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1  # between two looks of --once whether a signal came
 NAMED_S = 5.0  # between two looks whether a collector is named
 END_S = 3.0  # for --once to close what it has begun, after a signal
+UNNAMED = (
+    "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on the "
+    "collector's machine"
+)
 
 
 def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentParser:
@@ -141,6 +147,51 @@ def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
     return JobSource(host, roots, patterns, find_unit(options, host))
 
 
+class Parts(NamedTuple):
+    """What a node is made of, before anything is opened.
+
+    Attributes:
+        source: finds the jobs.
+        backends: measure them.
+        security: the node's keys; None without.
+        control_keys: of who may ask over TCP; None where nobody may.
+    """
+
+    source: JobSource
+    backends: list[InputBackend]
+    security: curve.Client | None
+    control_keys: Keys | None
+
+
+def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> Parts:
+    """Make of the options all that can be made without opening a socket or writing a file.
+
+    A start refuses here what it refuses, but for addresses that are in use: --check-config does no more than this.
+
+    Raises:
+        ConfigError: the options ask for what cannot be done.
+    """
+    host = host or Host()
+    backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    link.addresses(options)
+    security = curve.from_options(options)
+    control_keys = control.check(options)
+    if options.metrics_listen:
+        endpoint.resolve(options.metrics_listen, endpoint.OPTION)
+    return Parts(find_jobs(options, host), backends, security, control_keys)
+
+
+def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
+    """See that the node would start with these options.
+
+    Raises:
+        ConfigError: it would not.
+    """
+    build(options, classes).source.close()
+    if not link.collectors(options):
+        log.warning("%s", UNNAMED)
+
+
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
     """Print what there is to measure, and one sample; the exit status.
 
@@ -201,12 +252,10 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         return run_once(options, classes, host)
     if not wait_for_collector(options, settings, service):
         return 0
-    source = find_jobs(options, host)
-    backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    source, backends, security, control_keys = build(options, classes, host)
     if not options.keep_privileges:
         privileges.drop(name for backend in backends for name in backend.capabilities)
     place = placement.Placement(host, options.nice, not options.no_affinity)
-    security = curve.from_options(options)
     if security is None:
         log.warning("%s", curve.OFF)
     host_name, times = socket.gethostname(), Times()
@@ -254,7 +303,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 asked.handlers["status"] = health.status
                 asked.handlers["top"] = health.top.answer
                 asked.handlers["configure"] = reconfiguration.handler(settings, errands)
-                control.listen(options.control_socket, "node", asked, control.door_of(options))
+                control.listen(options.control_socket, "node", asked, control_keys)
                 sender.start()
                 agent.run(signals, errands, service, settings.reload)
             stack.close()  # here: a second signal, as timeout(1) sends, is not to end it before all is sent
@@ -271,10 +320,7 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     """
     if link.collectors(options):
         return True
-    log.warning(
-        "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on "
-        "the collector's machine"
-    )
+    log.warning("%s", UNNAMED)
     with cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
         service.ready()
         problem = ""
@@ -327,7 +373,7 @@ def end_sending(sender: link.Link, spool: Spool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``colmet-node``; the exit status."""
-    return cli.run_daemon(NAMES, build_parser, run, argv)
+    return cli.run_daemon(NAMES, build_parser, check, run, argv)
 
 
 if __name__ == "__main__":

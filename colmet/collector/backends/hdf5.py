@@ -7,6 +7,7 @@ was killed is taken back, and its records are written again.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -24,9 +25,10 @@ from colmet.collector.hdf5file import (
 )
 from colmet.collector.hdf5library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.joined import join
-from colmet.collector.state import State, sync_directory
+from colmet.collector.state import MAX_BYTES, State, parse, sync_directory
 from colmet.common import cli
 from colmet.common.cli import Options
+from colmet.common.directories import check_writable, is_made
 from colmet.common.errors import ConfigError, OutputUnavailable
 
 log = logging.getLogger(__name__)
@@ -258,6 +260,23 @@ class Hdf5Output(OutputBackend):
     def journal_dir(self) -> str:
         """Beside the file."""
         return f"{self._configured}.journal"
+
+    def check(self, journal_dir: str) -> None:
+        """See that the file could be opened or made, and that it is none of another kind."""
+        path = self._path_at(int(time.time()))
+        _check_directory(path)
+        try:
+            if not os.path.lexists(path):
+                check_writable(os.path.dirname(path))
+            elif not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            elif path != _remembered(journal_dir) and not (os.path.isfile(path) and tables.is_hdf5_file(path)):
+                raise ConfigError(f"{path}: exists and is not an HDF5 file; move it or change --hdf5-filepath")
+        except OSError as err:
+            raise ConfigError(
+                f"{path}: cannot be opened for writing: {cause(err)}; check its owner, rights and disk, or change "
+                "--hdf5-filepath"
+            ) from err
 
     def open(self, state: State) -> None:
         """See that the path can be written, and open or create the file unless it has to be looked at first.
@@ -736,8 +755,17 @@ class Hdf5Output(OutputBackend):
 def _check_directory(path: str) -> None:
     """See that files can be made beside a path, or raise ConfigError."""
     directory = os.path.dirname(path)
-    if not os.path.isdir(directory):
+    if not os.path.isdir(directory) and not is_made(directory):
         raise ConfigError(f"{path}: directory {directory} does not exist; create it or change --hdf5-filepath")
+
+
+def _remembered(journal_dir: str) -> str:
+    """Return the file that the output wrote to last, which it replaces where it is damaged; "" where none is known."""
+    try:
+        with open(os.path.join(journal_dir, f"{Hdf5Output.name}.json"), "rb") as file:
+            return Notes.parse(parse(file.read(MAX_BYTES + 1))["notes"]).file
+    except (OSError, ValueError):
+        return ""
 
 
 def _unused(path: str) -> str:

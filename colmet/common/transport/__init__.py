@@ -3,7 +3,7 @@
 Nothing here blocks longer than the caller says.
 """
 
-from colmet.common.transport.control import Busy, ControlClient, ControlServer, serve_control
+from colmet.common.transport.control import Busy, ControlClient, ControlServer, check_control, serve_control
 from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
 from colmet.common.transport.door import Door
@@ -25,6 +25,7 @@ __all__ = [
     "Push",
     "Received",
     "Socket",
+    "check_control",
     "check_uri",
     "link_uri",
     "new_pair",

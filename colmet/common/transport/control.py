@@ -7,7 +7,6 @@ those whose keys are known.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import stat
@@ -16,6 +15,7 @@ from typing import Union
 
 import zmq
 
+from colmet.common.directories import check_writable
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
@@ -37,12 +37,28 @@ class Busy(ConfigError):
     """Another daemon serves this socket."""
 
 
+def check_control(uri: str, has_keys: bool) -> None:
+    """See that a control socket could be served, short of making it.
+
+    Args:
+        uri: ipc://PATH or tcp://HOST:PORT.
+        has_keys: whether those who ask over TCP are known by their keys.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    check_uri(uri, OPTION)
+    if uri.startswith("ipc:"):
+        check_path(uri[len("ipc://") :])
+    elif not has_keys:
+        raise ConfigError(f"{OPTION} {uri}: whoever reaches the port could ask: TCP takes keys; {REMEDY}")
+
+
 def check_path(path: str) -> None:
-    """Make the directory of a Unix socket if need be, and see that nobody else can write in it.
+    """See that a Unix socket can be made at a path, and that nobody else can write in its directory.
 
     Raises:
         ConfigError: somebody can, or it cannot be made.
-        Busy: a daemon listens there.
     """
     if path.startswith("@") or path == "*":  # for libzmq a name without a file, and so without permissions; any name
         raise ConfigError(f"{OPTION} ipc://{path}: not the path of a file; whoever knows the name could ask")
@@ -50,28 +66,30 @@ def check_path(path: str) -> None:
     if len(os.fsencode(path)) > MAX_PATH:
         raise ConfigError(f"{OPTION} {path}: longer than the {MAX_PATH} bytes that the path of a socket may have")
     try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-        status = os.stat(directory)
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(directory, os.W_OK | os.X_OK):
-            why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(why, os.strerror(why))
+        check_writable(directory)
     except OSError as err:
         raise ConfigError(
             f"{OPTION} {path}: {err.strerror}; give a path in a directory that this user can write"
         ) from err
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise ConfigError(
-            f"{OPTION} {path}: others may write in {directory}; give a path in a directory of this user alone"
-        )
-    try:
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(directory)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise ConfigError(
+                f"{OPTION} {path}: others may write in {directory}; give a path in a directory of this user alone"
+            )
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise ConfigError(f"{OPTION} {path}: there is something that is not a socket; it is left as it is")
+
+
+def _check_silent(path: str) -> None:
+    """See that no daemon listens on a Unix socket.
+
+    Raises:
+        Busy: one does.
+        ConfigError: that cannot be found out.
+    """
+    try:
         knock(path)
-    except FileNotFoundError:
-        return
     except Unreachable as err:
         if err.why != "absent":  # a stale one is replaced
             raise ConfigError(f"{OPTION} {path}: {err}") from err
@@ -109,17 +127,18 @@ def serve_control(uri: str, door: Door | None = None) -> ControlServer:
         ConfigError: the URI cannot be bound.
         Busy: another daemon has it.
     """
-    check_uri(uri, OPTION)
-    if not uri.startswith("tcp:"):
-        path = uri[len("ipc://") :]
-        check_path(path)
-        try:
-            return LocalServer(path, MAX_RECEIVED_BYTES)
-        except OSError as err:
-            raise ConfigError(f"{OPTION} {uri}: {err.strerror}") from err
-    if door is None or not door.locked:
-        raise ConfigError(f"{OPTION} {uri}: whoever reaches the port could ask: TCP takes keys; {REMEDY}")
-    return TcpServer(uri, door)
+    check_control(uri, door is not None and door.locked)
+    if door is not None and uri.startswith("tcp:"):
+        return TcpServer(uri, door)
+    path = uri[len("ipc://") :]
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(os.path.abspath(path)), 0o700)
+        check_path(path)  # again: somebody else may have made the directory meanwhile
+        _check_silent(path)
+        return LocalServer(path, MAX_RECEIVED_BYTES)
+    except OSError as err:
+        raise ConfigError(f"{OPTION} {uri}: {err.strerror}") from err
 
 
 class TcpServer:

@@ -347,18 +347,25 @@ def files(options: argparse.Namespace) -> Files | None:
     return Files(secret, nodes)
 
 
-def from_options(options: argparse.Namespace, listeners: Listeners | None = None) -> Door:
-    """What the command line asks for: a locked door, or an open one.
+class Keys(NamedTuple):
+    """What locks a door: the pair of this daemon, and the keys of those who may connect."""
+
+    pair: Pair
+    known: KnownKeys
+
+
+def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
+    """Return the keys that the command line asks for; None for an open door.
 
     Args:
         options: of `add_options`.
-        listeners: held by the service manager.
+        uid: of the user who is to use the files; this process's own by default.
 
     Raises:
         ConfigError: only one of the options is given, or a file or the folder cannot be used.
     """
     found = files(options)
     if found is None:
-        return Door(listeners=listeners)
-    pair = check_pair(read_pair(found.secret, "--zeromq-curve-secret"), f"--zeromq-curve-secret {found.secret}")
-    return Door(pair, KnownKeys(found.nodes, "--zeromq-curve-nodes"), listeners)
+        return None
+    pair = check_pair(read_pair(found.secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {found.secret}")
+    return Keys(pair, KnownKeys(found.nodes, "--zeromq-curve-nodes"))

@@ -294,12 +294,9 @@ def check_keys(patient: Patient) -> Iterator[Finding]:
 
     options, uid = patient.options, patient.user.uid
     try:
-        asked = control.door_of(options, uid)
+        control.read_keys(options, uid)
     except ConfigError as err:
         yield severe(str(err), "`colmet keygen` makes keys; see --control-curve-keys")
-    else:
-        if asked is not None:
-            asked.close()
     try:
         found = curve.files(options) if patient.side == "node" else door.files(options)
         if found is None:
