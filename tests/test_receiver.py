@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,19 @@ def test_old_dialects_have_no_numbers_and_every_batch_is_new():
     assert len(receiver.take(rust, "")) == 1
     assert receiver.dialects == {"colmet06": 2, "colmet_rs": 1}
     assert receiver.senders["dahu-7"].duplicates == 0
+
+
+def test_skipped_values_of_a_rust_node_are_a_warning_while_it_sends_at_powers_of_ten(caplog):
+    """5 values at a time, of which one has no name here; 40 messages pass 1 and 10 skipped values."""
+    receiver = Receiver()
+    message = msgpack.packb({7: ["rusty", 1_700_000_000_000, 1, [[7, "memory", [0, 1, 2, 3, 99], [1, 2, 3, 4, 5]]]]})
+    for _ in range(40):
+        receiver.take(message, "10.0.0.1")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.rpartition(" from=")[2] for text in warnings] == [
+        "rusty skipped_values=1",
+        "rusty skipped_values=10",
+    ]
 
 
 def mangle(rng, good):

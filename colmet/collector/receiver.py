@@ -387,7 +387,7 @@ class Receiver:
         if not all(self.admits_host(batch.host, peer, user) for batch in decoded.batches):
             raise OverBudget("more new hosts than an address may have now", "hosts")
         if decoded.skipped:
-            self.sender(decoded.batches[0].host if decoded.batches else peer).skipped += decoded.skipped
+            self._skip(decoded.batches[0].host if decoded.batches else peer, decoded.skipped)
         if decoded.unfit:
             self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
         batches = tuple([self._affordable(batch, peer, user) for batch in decoded.batches])
@@ -647,6 +647,16 @@ class Receiver:
         before, sender.left_out = sender.left_out, sender.left_out + rows
         if len(str(before)) != len(str(sender.left_out)) or not before:
             log.warning("rows left out from=%s left_out=%d cause=%s", host, sender.left_out, why)
+
+    def _skip(self, host: str, values: int) -> None:
+        sender = self.sender(host)
+        before, sender.skipped = sender.skipped, sender.skipped + values
+        if len(str(before)) != len(str(sender.skipped)) or not before:
+            log.warning(
+                "values of a Rust node skipped, this version knows no name for their backend or metric from=%s "
+                "skipped_values=%d",
+                *(host, sender.skipped),
+            )
 
     def _note_apart(self, host: str, name: str, peer: str) -> None:
         self.apart += 1

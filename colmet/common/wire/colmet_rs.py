@@ -1,12 +1,13 @@
 """The Rust node's dialect, inbound: one msgpack map, job id -> [host, ms, version, backends].
 
-Its values name their metrics by index in a numbered table; `NAMES` is that table, version 1. Values whose index or
-version is not in it are skipped and counted.
+Its values name their metrics by index in a numbered table; `NAMES` is that table, version 1, and `FIRST_NAMES` that
+of nodes which send no version. Values without a name in the table are skipped and counted. docs/wire.md has all forms.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,9 +35,10 @@ PERFHW = (
     *("emulation_faults", "dummy", "bpf_output"),
 )
 NAMES = {1: MEMORY + CPU + PERFHW}
+_SWAP = ("swap", "hierarchical_memsw_limit", "total_swap")  # numbered last in the first table, which counts from 1
+FIRST_NAMES = ("", *[name for name in MEMORY if name not in _SWAP], *CPU, *PERFHW, *_SWAP)
 MAX_VALUES = 65536  # of one backend of one job
 MAX_MESSAGE_VALUES = 1 << 19  # of all; a node with 4,096 jobs sends 278,528
-OLDEST_VERSION = 1  # the oldest nodes do not send the version; they had this table
 
 
 def _memory_field(name: str) -> Field:
@@ -68,13 +70,22 @@ def _text(value: Any) -> Any:
     return value.decode("ascii", "replace") if type(value) is bytes else value
 
 
-def _index(value: Any) -> int:
+def _metric(value: Any) -> int | str:
+    """Return an index as a number, and a name as it is."""
     value = _text(value)
-    if type(value) is str and len(value) <= 6 and value.isascii() and value.isdigit():
-        return int(value)
+    if type(value) is str:
+        return int(value) if len(value) <= 6 and value.isascii() and value.isdigit() else value
     if type(value) is not int:
         raise WireError(f"{value!r:.80} is not a metric id")
     return value
+
+
+class _Backend(NamedTuple):
+    """The values of one backend of one job, as they were sent."""
+
+    name: str
+    metrics: list[int | str]  # indexes in the table of names, or names
+    values: list[int]
 
 
 # (host, ns) -> job -> backend -> values by name
@@ -85,23 +96,8 @@ def _scalar_list(source: Any) -> list[Any]:
     return [source.unpack() for _ in range(at_most(MAX_VALUES, source.read_array_header(), "ids or values"))]
 
 
-def _named(ids: list[Any], values: list[Any], version: int, schema: Schema) -> dict[str, int]:
-    """The values that have a name here, by it."""
-    if len(ids) != len(values):
-        raise WireError("metric ids and values are not two lists of one length")
-    names = NAMES.get(version, ())
-    found: dict[str, int] = {}
-    for raw, value in zip(ids, values):
-        index = _index(raw)
-        if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-            raise WireError(f"{value!r:.80} is not a signed 64-bit value")
-        if 0 <= index < len(names) and names[index] in schema.names:
-            found[names[index]] = value
-    return found
-
-
-def _read_backend(source: Any, job: int, version: int, found: dict[str, dict[str, int]]) -> tuple[int, int]:
-    """Adds one backend's values to `found`; returns how many there were, and how many of them were skipped."""
+def _read_backend(source: Any, job: int) -> _Backend | int:
+    """Read one backend, or skip one that has no table here; then return how many values it had."""
     count = source.read_array_header()
     if count not in (3, 4):
         raise WireError("a backend is not [job, name, ids, values]")
@@ -110,24 +106,52 @@ def _read_backend(source: Any, job: int, version: int, found: dict[str, dict[str
         if inner != job:
             raise WireError(f"job {job} holds values of job {inner!r:.80}")
     name = _text(source.unpack())
-    schema = SCHEMAS.get(name) if type(name) is str else None
-    if schema is None:
+    name = name.lower() if type(name) is str else ""  # older nodes capitalise it
+    if name not in SCHEMAS:
         count = at_most(MAX_VALUES, source.read_array_header(), "ids")
         for _ in range(count + 1):  # the ids, and the values as one
             source.skip()
-        return count, count
-    ids, values = _scalar_list(source), _scalar_list(source)
-    named = _named(ids, values, version, schema)
+        return count
+    metrics = [_metric(one) for one in _scalar_list(source)]
+    values = _scalar_list(source)
+    if len(metrics) != len(values):
+        raise WireError("metric ids and values are not two lists of one length")
+    for value in values:
+        if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+            raise WireError(f"{value!r:.80} is not a signed 64-bit value")
+    return _Backend(name, metrics, values)
+
+
+def _names(version: int | None, first: _Backend) -> Sequence[str]:
+    """Return the table that a job's indexes are of, by its first backend; an empty one for an unknown version.
+
+    Nodes that send no version had the first table, but for those of one day: these had that of version 1, in which the
+    first value of memory.stat has the index 0, and memory is a job's first backend.
+    """
+    if version is None:
+        return NAMES[1] if 0 in first.metrics else FIRST_NAMES
+    return NAMES.get(version, ())
+
+
+def _add_named(backend: _Backend, names: Sequence[str], found: dict[str, dict[str, int]]) -> int:
+    """Add the values that have a name here to `found`; return how many."""
+    known = SCHEMAS[backend.name].name_set
+    named: dict[str, int] = {}
+    for metric, value in zip(backend.metrics, backend.values):
+        if isinstance(metric, int):
+            metric = names[metric] if 0 <= metric < len(names) else ""
+        if metric in known:
+            named[metric] = value
     if named:
-        found.setdefault(name, {}).update(named)
-    return len(ids), len(ids) - len(named)
+        found.setdefault(backend.name, {}).update(named)
+    return len(named)
 
 
 def _read(message: bytes) -> tuple[_Found, int]:
     """What the message holds, and how many values were skipped."""
     source = scalars(message)
     found: _Found = {}
-    values = skipped = 0
+    values = stored = 0
     seen = set()
     for _ in range(at_most(MAX_JOBS, source.read_map_header(), "jobs")):
         job = checked_int(source.unpack(), "a job id")
@@ -142,15 +166,19 @@ def _read(message: bytes) -> tuple[_Found, int]:
         time_ns = milliseconds * 1_000_000
         if time_ns >= 1 << 63:
             raise WireError(f"{milliseconds} ms is not a time")
-        version = OLDEST_VERSION if size == 3 else checked_int(source.unpack(), "the version of the metric table")
-        backends = found.setdefault((host, time_ns), {}).setdefault(job, {})
+        version = None if size == 3 else checked_int(source.unpack(), "the version of the metric table")
+        of_job = found.setdefault((host, time_ns), {}).setdefault(job, {})
+        names: Sequence[str] | None = None
         for _ in range(source.read_array_header()):
-            some, unnamed = _read_backend(source, job, version, backends)
-            values, skipped = values + some, skipped + unnamed
+            backend = _read_backend(source, job)
+            values += backend if isinstance(backend, int) else len(backend.values)
             at_most(MAX_MESSAGE_VALUES, values, "values")
+            if isinstance(backend, _Backend):
+                names = _names(version, backend) if names is None else names
+                stored += _add_named(backend, names, of_job)
     if source.tell() != len(message):
         raise WireError("there are bytes after the map")
-    return found, skipped
+    return found, values - stored
 
 
 def decode(message: bytes) -> tuple[tuple[Batch, ...], int]:
