@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from colmet.common import cli
 from colmet.node import link as node_link
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS
+from colmet.tools import programs
 
 
 def node(*arguments):
@@ -145,6 +148,61 @@ def test_help_and_version_are_printed(module):
     for option, said in (("--help", "--sample-period"), ("--version", "colmet-")):
         done = subprocess.run([sys.executable, "-m", module, option], capture_output=True, text=True, check=True)
         assert said in done.stdout and not done.stderr
+
+
+EVERY = {**programs.PROGRAMS, **programs.COMMANDS}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_help_fits_a_screen_and_leaves_the_rest_to_help_all(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = EVERY[name]()
+    short, long = parser.format_help(), parser.format_help(everything=True)
+    assert short.count("\n") <= 60, f"{name}: mark options that few need as Rare"
+    assert short.startswith(f"usage: {name} ") and "--help" in short
+    visible = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    assert all(action.help for action in visible), "each option has a help"
+    for action in visible:
+        for option in action.option_strings:
+            assert re.search(rf"^  .*{re.escape(option)}\b", long, re.M)
+    hidden = [action for action in visible if isinstance(action.help, cli.Rare)]
+    assert ("--help-all" in short) == (len(hidden) > 1 or any(cli.DETAIL in action.help for action in visible))
+
+
+def test_help_shows_what_is_usual_and_help_all_the_rest(capsys):
+    parser = cli.Parser(prog="cook", description="Cook.")
+    parser.add_argument("--salt", metavar="G", default="1", help="add salt; in grams; not sugar (default: %(default)s)")
+    parser.add_argument("--poison", action="store_true", help=cli.Rare("add poison"))
+    parser.add_argument("dish", metavar="DISH", nargs="+", help="what to cook")
+    for options, said in ((["-h"], False), (["--help"], False), (["--help-all"], True)):
+        with pytest.raises(SystemExit) as end:
+            parser.parse_args(options)
+        out = capsys.readouterr().out
+        assert end.value.code == 0 and out.startswith("usage: cook [OPTION ...] DISH [DISH ...]\n")
+        assert ("--poison" in out, "in grams; not sugar (default: 1)" in out) == (said, said)
+        assert ("add salt (default: 1)" in out, "cook --help-all: 1 more option" in out) == (not said, not said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--enable-rpl"], "there is no option --enable-rpl; did you mean --enable-rapl?"),
+        (["--ZEROMQ_URI=x"], "did you mean --zeromq-uri?"),
+        (["--wire", "v2"], "'v2' is none of colmet06, v1"),
+        (["-Z"], "there is no option -Z"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--nonsense"], "there is no option --nonsense (try colmet-node --help)"),
+    ],
+)
+def test_a_misspelt_option_has_the_right_one_beside_it(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        node(*arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_options_of_06_may_have_dashes_and_small_letters():
+    options = node("--cpuset-rootpath", "/a", "--regex-job-id", "x(1)", "--enable-rapl")
+    assert (options.cpuset_rootpath, options.regex_job_id, options.enable_RAPL) == (["/a"], ["x(1)"], True)
 
 
 def test_signals_are_data_and_wake_a_wait():

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from colmet.common import control
+from colmet.common import cli, control
 from colmet.tools import colmet
 
 
@@ -29,6 +29,36 @@ def test_every_command_has_a_module_with_a_help(name, capsys):
         colmet.main([name, "--help"])
     assert end.value.code == 0
     assert module.__doc__.strip().split()[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["rep"], "there is no command 'rep'; did you mean report?"),
+        (["complete"], "did you mean completeness?"),
+        (["report", "4242", "--jsn"], "there is no option --jsn; did you mean --json?"),
+        (["report", "--Since=2h"], "there is no option --Since; did you mean --since?"),
+        (["top", "--usr", "bob"], "did you mean --user?"),
+        (["extract", "-j", "1", "--format", "parket"], "is none of json, csv, parquet, hdf5; did you mean parquet?"),
+    ],
+)
+def test_a_misspelt_word_has_the_right_one_beside_it(argv, hint, capsys):
+    with pytest.raises(SystemExit) as end:
+        colmet.main(argv)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count("\n") == 1 and hint in err
+
+
+@pytest.mark.parametrize("name", ["report", "plot", "extract", "completeness", "mem", "top"])
+def test_a_job_is_named_alike_in_all_commands(name):
+    module = importlib.import_module(colmet.COMMANDS[name].module)
+    parser = cli.Parser(prog=name)
+    module.add_options(parser)
+    actions = {option: action for action in parser._actions for option in action.option_strings}
+    assert actions["-j"] is actions["--job"] and actions["-h"] is actions["--help"]
+    assert {"-u", "--user"} <= set(actions) or name not in ("mem", "top")
+    assert {"--since", "--until"} <= set(actions) or name in ("mem", "top")
+    assert "--host" in actions or name in ("report", "top")
 
 
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["status"], ["status", "cook"], ["status", "node", "--nonsense"]])
@@ -51,7 +81,7 @@ def test_a_command_whose_library_is_not_installed_is_one_line(capsys):
     commands = {"lacking": colmet.Command("no_such_library", "what a node cannot do")}
     assert colmet.main(["lacking"], commands) == 2
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and err.startswith("colmet lacking: it takes the Python module no_such_library")
+    assert err.count("\n") == 1 and err.startswith("colmet lacking: it requires the Python module no_such_library")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +96,9 @@ def test_so_is_one_that_needs_a_library_only_when_it_runs(name, argv):
     code = f"import sys; sys.modules[{name!r}] = None; from colmet.tools import colmet; sys.exit(colmet.main({argv}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"colmet {argv[0]}: it takes the Python module {name}, which is not installed here")
+    assert done.stderr.startswith(
+        f"colmet {argv[0]}: it requires the Python module {name}, which is not installed here"
+    )
 
 
 def test_it_is_a_module_to_run_too():

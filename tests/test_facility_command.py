@@ -258,7 +258,7 @@ def test_without_psutil_the_others_are_sent(endpoint, tmp_path, monkeypatch, cap
     argv = ["--host", "--disk", "/", "-u", endpoint.url, *kept(tmp_path)]
     assert facility(*argv) == 1
     assert [document["kind"] for document in endpoint.taken] == ["CPU", "DISK"]
-    assert "source failed: source=MEM: --host takes the Python module psutil" in caplog.text
+    assert "source failed: source=MEM: --host requires the Python module psutil" in caplog.text
 
 
 def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
@@ -317,7 +317,7 @@ def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tm
         (["-b", "-q", "all", "--json-lines"], "'all' is not of the form NAME:CONSTRAINT"),
         (["--batch-system", "oar", "-q", "a:", "--json-lines"], "-q names queues of HTCondor, which is not asked"),
         (["-b", "-q", ":x", "--json-lines"], "':x' is not of the form NAME:CONSTRAINT"),
-        (["--batch-system", "pbs", "--json-lines"], "invalid choice: 'pbs'"),
+        (["--batch-system", "pbs", "--json-lines"], "'pbs' is none of condor, gridengine, oar, slurm"),
         (["--host", "--disk", "home", "--json-lines"], "'home' is not an absolute path"),
         (["-j", "-n", "a b", "--json-lines"], "-n: 'a b' is no name of a namespace"),
         (["-s", "-t", "x", "--token-file", "/x", "-u", "http://x"], "not allowed with argument"),

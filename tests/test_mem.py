@@ -87,15 +87,12 @@ def job_of(used=1.0, reserved=2.0, job="7", owner="alice", name="x", master=True
 # -- in a pipe --
 
 
-def test_in_a_pipe_hosts_are_lines_of_columns_with_the_old_titles(server, capsys):
+def test_in_a_pipe_hosts_are_lines_of_columns_with_tabs_between_them(server, capsys):
     assert mem(f"http://{server.place}") == 0
     out, err = capsys.readouterr()
     assert not err
     assert cells(out) == [
-        [
-            *("HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY NEEDED", "MEMORY USED"),
-            *("TOTAL MEMORY", "AVAILABLE MEM", "SLOTS"),
-        ],
+        ["HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AVAILABLE", "SLOTS"],
         ["node1", "#" * 4 + "=" * 10 + "." * 26, "26.6", "4.25G", "16.00G", "47.30G", "31.30G", "6/8"],
         ["node2", "#" * 8 + "=" * 2 + "." * 30, "75.0", "9.75G", "9.00G", "47.30G", "38.30G", "4/8"],
         ["node3", "." * 40, "0.0", "0.00G", "0.00G", "0.50G", "0.50G", "0/4"],
@@ -103,10 +100,15 @@ def test_in_a_pipe_hosts_are_lines_of_columns_with_the_old_titles(server, capsys
         ["Used (#)", "Reserved (=)", "Available (.)"],
     ]
     assert [path for path, _ in server.asked] == ["/qhost", "/qstat"]
+    qmemview.main([server.place])
+    assert cells(capsys.readouterr().out)[0] == [
+        *("HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY NEEDED", "MEMORY USED"),
+        *("TOTAL MEMORY", "AVAILABLE MEM", "SLOTS"),
+    ]
 
 
 def test_details_are_lines_below_their_host_between_dashes(server, capsys):
-    assert mem(server.place, "-u", "-h", "node2") == 0
+    assert mem(server.place, "-d", "--host", "node2") == 0
     out, _ = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].startswith("HOSTNAME\t") and set(lines[1]) == set(lines[3]) == {"-"}
@@ -118,34 +120,39 @@ def test_details_are_lines_below_their_host_between_dashes(server, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "jobs"),
+    ("argv", "of_old", "jobs", "said"),
     [
-        (["-j", "3"], ["3", "3"]),
-        (["--jobid=2.1"], ["2.1"]),
-        (["-o", "bob"], ["2.1", "2.2", "2.3"]),
-        (["--owner", "bob", "--hostname", "node1"], ["2.1", "2.2"]),
-        (["-u", "-hnode1"], ["1", "2.1", "2.2", "3"]),
-        (["-j", "17"], []),
+        (["-j", "3"], ["-j", "3"], ["3", "3"], ""),
+        (["--job=2.1"], ["--jobid=2.1"], ["2.1"], ""),
+        (["-u", "bob"], ["-o", "bob"], ["2.1", "2.2", "2.3"], ""),
+        (["--user", "bob", "--host", "node1"], ["--owner", "bob", "--hostname", "node1"], ["2.1", "2.2"], ""),
+        (["-d", "--host=node1"], ["-u", "-hnode1"], ["1", "2.1", "2.2", "3"], ""),
+        (["-j", "17"], ["-j", "17"], [], "there is no job 17, or you may not see it"),
+        (["-u", "zoe"], ["-o", "zoe"], [], "user zoe has no job, or you may not see it"),
+        (
+            ["-u", "carol", "--host", "node1"],
+            ["-o", "carol", "-h", "node1"],
+            [],
+            "user carol has no job on node1, or you may not see it",
+        ),
     ],
 )
-def test_a_choice_of_jobs_has_details_with_it(server, capsys, argv, jobs):
-    for run in (mem, lambda *argv: qmemview.main(argv)):
-        assert run(server.place, *argv) == 0
+def test_a_choice_of_jobs_has_details_with_it(server, capsys, argv, of_old, jobs, said):
+    for run, options in ((mem, argv), (lambda *argv: qmemview.main(argv), of_old)):
+        assert run(server.place, *options) == 0
         out, err = capsys.readouterr()
         assert [row[1] for row in cells(out) if row[0] in ("Master", "")] == jobs
-        assert not err
+        assert err.partition(": ")[2].rstrip("\n") == said
 
 
-def test_hosts_without_a_job_of_the_owner_are_left_out_but_not_by_the_old_name(server, capsys):
-    mem(server.place, "-o", "carol")
-    assert [row[0] for row in cells(capsys.readouterr().out) if row[0].startswith("node")] == ["node2"]
+def test_hosts_without_a_job_of_the_user_are_not_shown(server, capsys):
+    mem(server.place, "-u", "carol")
     qmemview.main([server.place, "-o", "carol"])
-    names = [row[0] for row in cells(capsys.readouterr().out) if row[0].startswith("node")]
-    assert names == ["node1", "node2", "node3", "node10"]
+    assert [row[0] for row in cells(capsys.readouterr().out) if row[0].startswith("node")] == ["node2", "node2"]
 
 
 def test_reservations_of_jobs_that_are_not_shown_are_in_the_bar_and_not_available(server, capsys):
-    mem(server.place, "-o", "carol")
+    mem(server.place, "-u", "carol")
     rows = cells(capsys.readouterr().out)
     assert rows[1] == [
         "node2",
@@ -161,14 +168,16 @@ def test_reservations_of_jobs_that_are_not_shown_are_in_the_bar_and_not_availabl
 
 
 def test_a_host_that_is_not_there_is_said_so(server, capsys):
-    assert mem(server.place, "-h", f"node99{EVIL}") == 0
+    assert mem(server.place, "--host", f"bob{EVIL}") == 0
     out, err = capsys.readouterr()
     assert len(cells(out)) == 2
-    assert err == "colmet mem: there is no host node99?[2J?????mallory; without -h it shows which there are\n"
+    assert err == "colmet mem: there is no host bob?[2J?????mallory\n"
+    mem(server.place, "--host", "nod3")
+    assert capsys.readouterr().err == "colmet mem: there is no host nod3; did you mean node3?\n"
 
 
 def test_json_has_bytes_and_nothing_for_what_is_not_known(server, capsys):
-    assert mem(server.place, "--json", "-u") == 0
+    assert mem(server.place, "--json", "-d") == 0
     told = json.loads(capsys.readouterr().out)
     hosts = {host["host"]: host for host in told["hosts"]}
     assert hosts["node2"]["reserved"] == 9 * GIB and hosts["node2"]["slots"] == 4
@@ -184,18 +193,18 @@ def test_names_reach_the_output_as_what_they_are_not_as_what_they_do(server, cap
     job = {"jobcount": 1, "master": True, "taskid": [], "owner": EVIL, "jobname": EVIL}
     server.tell("qhost", {EVIL: {"num_proc": "8", "mem_total": "1G", "jobs": {EVIL: job}}})
     server.tell("qstat", {EVIL: {"uid": EVIL, "jobs": {}}})
-    assert mem(server.place, "-u") == 0
+    assert mem(server.place, "-d") == 0
     out, err = capsys.readouterr()
     clean = "?[2J?????mallory"
     assert cells(out)[1][0] == clean and cells(out)[2][:4] == ["Master", clean, clean, clean[:15]]
     assert out.replace("\n", "").replace("\t", "").isprintable()
-    assert err == "colmet mem: jobs of which it is not known what they use on a host, so that sums lack it: 1\n"
+    assert err == "colmet mem: 1 job: its memory use on some host is not known; sums leave it out\n"
 
 
 def test_what_a_real_cell_of_grid_engine_said_is_told_as_a_hand_counts_it(server, capsys):
     for name in ("qhost", "qstat"):
         server.answers[f"/{name}"] = (DATA / f"cell-{name}.json").read_bytes()
-    assert mem(server.place, "-u") == 0
+    assert mem(server.place, "-d") == 0
     out, err = capsys.readouterr()
     of = {row[1]: row for row in cells(out) if row[0] == "Master"}
     hosts = {row[0]: row for row in cells(out) if row[0].startswith("node")}
@@ -205,7 +214,9 @@ def test_what_a_real_cell_of_grid_engine_said_is_told_as_a_hand_counts_it(server
     assert hosts["node2"][2:] == ["10.1", "0.29G", "6.90G", "23.50G", "16.60G", "14/2"]
     assert of["3.2"][4:] == ["6.8", "0.03G", "0.50G", "1/2"] and of["8.1"][6:] == ["0.20G", "2/2"]
     assert of["2"][4:] == ["-", "0.00G", "-", "1/2"] and of["4"][4:] == ["10.5", "0.09G", "0.88G", "3/2"]
-    assert err.endswith("so that sums lack it: 1\n"), "job 7 has just begun, and its slave has told nothing yet"
+    assert err.startswith("colmet mem: 1 job: its memory use"), (
+        "job 7 has just begun, and its slave has told nothing yet"
+    )
 
 
 # -- who asks --
@@ -222,7 +233,7 @@ def test_a_token_or_a_password_is_sent(server, capsys, tmp_path, monkeypatch):
     path = secret_file(tmp_path)
     server.answers["/api/v1/whoami"] = b'{"user": "root", "admin": true}'
     assert mem(server.place, "--token-file", path) == 0
-    assert mem(server.place, "--user", "al", "--password-file", path) == 0
+    assert mem(server.place, "--login", "al", "--password-file", path) == 0
     monkeypatch.setenv("COLMET_TOKEN", "t0ken")
     assert mem(server.place) == 0
     said = [headers["Authorization"] for path, headers in server.asked if path == "/qhost"]
@@ -247,7 +258,7 @@ def test_what_is_available_is_told_to_those_alone_who_see_all_jobs(server, capsy
     assert mem(server.place) == 0
     out, err = capsys.readouterr()
     assert {row[6] for row in cells(out)[1:-1]} == available
-    assert ("your own jobs" in err) == (available == {"-"})
+    assert ("your own jobs only" in err) == (available == {"-"})
 
 
 def test_a_password_is_asked_for_on_the_terminal(server, monkeypatch):
@@ -256,14 +267,14 @@ def test_a_password_is_asked_for_on_the_terminal(server, monkeypatch):
     with os.fdopen(follower, "r") as terminal:
         monkeypatch.setattr("sys.stdin", terminal)
         monkeypatch.setattr("getpass.getpass", lambda _prompt: terminal.readline().rstrip("\n"))
-        assert mem(server.place, "--user", "al") == 0
+        assert mem(server.place, "--login", "al") == 0
     os.close(leader)
     assert server.asked[0][1]["Authorization"] == "Basic YWw6czNjcmV0"
 
 
 def test_a_secret_that_the_server_does_not_know_is_said_so(server, capsys, tmp_path):
     server.answers["/qhost"] = (401, {}, b"")
-    assert "this token" in failed(capsys, server.place, "--token-file", secret_file(tmp_path))
+    assert "it refused the login" in failed(capsys, server.place, "--token-file", secret_file(tmp_path))
 
 
 def test_a_secret_that_goes_in_clear_to_another_machine_or_that_others_can_read_is_warned_of(tmp_path, caplog):
@@ -283,17 +294,17 @@ def test_a_secret_that_goes_in_clear_to_another_machine_or_that_others_can_read_
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--password-file", "SECRET"], "give --user"),
-        (["--user", "al", "--token-file", "SECRET"], "give one of them"),
-        (["--user", "a:l", "--password-file", "SECRET"], "not the name of a user"),
-        (["--user", "al"], "no terminal to ask for the password"),
+        (["--password-file", "SECRET"], "requires --login"),
+        (["--login", "al", "--token-file", "SECRET"], "give one of them"),
+        (["--login", "a:l", "--password-file", "SECRET"], "not the name of a user"),
+        (["--login", "al"], "no terminal to read the password from"),
         (["--token-file", "/nowhere"], "No such file"),
         (["--token-file", "TWO"], "not one line"),
         (["--token-file", "BLANK"], "not a token"),
         (["--token-file", "BYTES"], "not text in UTF-8"),
         (["--ca-file", "SECRET"], "--ca-file"),
         (["--ca-file", "/nowhere"], "No such file"),
-        (["--watch", "5"], "is for a terminal"),
+        (["--interval", "5"], "requires a terminal"),
     ],
 )
 def test_what_cannot_be_asked_with_is_one_line_and_status_2(server, capsys, tmp_path, monkeypatch, argv, said):
@@ -357,7 +368,7 @@ def is_endless(handler):
         ((401, {}, b""), "--token-file"),
         ((404, {}, b""), "does a collector"),
         ((429, {"Retry-After": "7"}, b""), "try again in 7 s"),
-        ((302, {"Location": "https://elsewhere/\x1b[2J"}, b""), r"points to 'https://elsewhere/\x1b[2J'"),
+        ((302, {"Location": "https://elsewhere/\x1b[2J"}, b""), r"the server is at 'https://elsewhere/\x1b[2J'"),
         ((500, {}, b""), "status 500"),
         ((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b"), "not JSON"),
         (closes, "closed connection"),
@@ -504,17 +515,19 @@ def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
 
 
 def test_a_host_may_be_the_first_thing_that_is_given(server, capsys):
-    for run in (mem, lambda *argv: qmemview.main(argv)):
-        assert run("-h", "node2", server.place) == 0
+    for run, option in ((mem, "--host"), (lambda *argv: qmemview.main(argv), "-h")):
+        assert run(option, "node2", server.place) == 0
         assert [row[0] for row in cells(capsys.readouterr().out)[1:-1]] == ["node2"]
 
 
-def test_help_is_the_long_option_alone(capsys):
-    for main in (lambda: colmet.main(["mem", "--help"]), lambda: qmemview.main(["--help"])):
+def test_the_short_help_is_a_host_of_the_old_name_alone(capsys):
+    for main, name in (
+        (lambda: colmet.main(["mem", "-h"]), "-h, --help"),
+        (lambda: qmemview.main(["--help"]), "-h, --hostname HOST"),
+    ):
         with pytest.raises(SystemExit) as end:
             main()
-        out = capsys.readouterr().out
-        assert end.value.code == 0 and re.search(r"^  --help", out, re.M) and re.search(r"^  -h(,| HOST)", out, re.M)
+        assert end.value.code == 0 and f"\n  {name} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", [["colmet.tools.colmet", "mem"], ["colmet.tools.mem.qmemview"]])
@@ -674,11 +687,11 @@ def test_a_terminal_that_can_nothing_and_one_without_rich_get_what_a_pipe_gets(s
     monkeypatch.delattr("colmet.tools.mem.screen")
     assert mem(server.place) == 0
     assert terminal.getvalue().count("HOSTNAME\tUSAGE\t") == 2
-    assert mem(server.place, "--watch", "1") == 2
+    assert mem(server.place, "--interval", "1") == 2
 
 
 def test_watching_clears_the_screen_until_it_is_interrupted(server):
-    status, shown = on_terminal(["colmet.tools.colmet", "mem", server.place, "--watch", "0.05", "-u"])
+    status, shown = on_terminal(["colmet.tools.colmet", "mem", server.place, "--interval", "0.05", "-d"])
     assert status == 130 and shown.count("\x1b[2J") > 1
     assert "more lines" in shown, "what does not fit the screen is not scrolled through"
     assert [path for path, _ in server.asked].count("/qhost") > 1
@@ -698,8 +711,8 @@ def test_while_watching_a_server_may_be_away_for_a_while(server, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert mem(server.place, "--watch", "1") == 130
-    assert [len(above) for above in shown] == [1, 2, 1] and "status 500; this is of before" in shown[1][1]
+    assert mem(server.place, "--interval", "1") == 130
+    assert [len(above) for above in shown] == [1, 2, 1] and "status 500; these are the figures of before" in shown[1][1]
 
 
 def test_500_hosts_with_2000_jobs_are_shown_and_every_one_is_there(server, monkeypatch):
@@ -713,7 +726,7 @@ def test_500_hosts_with_2000_jobs_are_shown_and_every_one_is_there(server, monke
         asked.update({job: {**request, "hostname": {f"n{n}": {"master": "7"}}} for job in jobs})
     server.tell("qhost", hosts)
     server.tell("qstat", {"u": {"uid": "1", "jobs": asked}})
-    assert mem(server.place, "-u") == 0
+    assert mem(server.place, "-d") == 0
     shown = terminal.getvalue().splitlines()
     assert len([line for line in shown if "  Master " in line]) == 2000
     assert len([line for line in shown if " 8/8" in line]) == 500

@@ -721,7 +721,7 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
     assert report("42", "--json") == 0
     capsys.readouterr()
     assert report("42") == 2
-    assert "pip install 'colmet[tools]', or the Debian package python3-rich" in capsys.readouterr().err
+    assert "apt-get install python3-rich, or pip install rich" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

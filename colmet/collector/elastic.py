@@ -205,44 +205,44 @@ def add_options(parser: Options, purpose: str) -> None:
         "--elastic-host",
         metavar="URL",
         action="append",
-        help=f"{purpose} Elasticsearch (7.8 and later) or OpenSearch at this address, e.g. https://db:9200; where it "
-        "is given again, that is the next to be asked when those before it fail",
+        help=f"{purpose} Elasticsearch or OpenSearch at this URL; such as https://db:9200; Elasticsearch 7.8 or later; "
+        "repeatable: the next one is used when one fails",
     )
     parser.add_argument(
         "--elastic-index-prefix",
         metavar="TEXT",
         default="colmet_",
-        help="what the names of all indices begin with (default: %(default)s)",
+        help=cli.Rare("prefix of all index names (default: %(default)s)"),
     )
     parser.add_argument(
         "-P",
         "--http-credentials",
         metavar="FILE",
-        help="file with one line, user:password, for --elastic-host; nobody else should be able to read it",
+        help="file with a line user:password for --elastic-host",
     )
     parser.add_argument(
         "--no-check-certificates",
         action="store_true",
-        help="believe every https server to be the right one; --elastic-ca-file is the safe way",
+        help=cli.Rare("accept any certificate of the server; --elastic-ca-file is the safe way"),
     )
     parser.add_argument(
         "--elastic-api-key-file",
         metavar="FILE",
-        help="file with one line, an API key as id:key or as the server encoded it; instead of -P",
+        help=cli.Rare("file with one line, an API key as id:key or encoded, instead of -P"),
     )
     parser.add_argument(
-        "--elastic-ca-file", metavar="FILE", help="certificates (PEM) of those that may vouch for the server"
+        "--elastic-ca-file", metavar="FILE", help=cli.Rare("CA certificates (PEM) that the server's must be signed by")
     )
-    parser.add_argument("--elastic-client-cert", metavar="FILE", help="certificate (PEM) to show to the server")
+    parser.add_argument("--elastic-client-cert", metavar="FILE", help=cli.Rare("client certificate (PEM)"))
     parser.add_argument(
-        "--elastic-client-key", metavar="FILE", help="its private key, where that is in a file of its own"
+        "--elastic-client-key", metavar="FILE", help=cli.Rare("key of the client certificate, if in another file")
     )
     parser.add_argument(
         "--elastic-timeout",
         metavar="S",
         type=cli.positive_seconds,
         default=30.0,
-        help="seconds that the server may take to answer (default: %(default)g)",
+        help=cli.Rare("wait at most S seconds for an answer of the server (default: %(default)g)"),
     )
 
 

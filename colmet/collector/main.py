@@ -52,67 +52,73 @@ LAST_WRITE_S = 10.0
 LAST_JOIN_S = 40.0
 
 
-def build_parser(outputs: Sequence[type[OutputBackend]]) -> argparse.ArgumentParser:
+def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     """The command line of colmet-collector."""
     parser = cli.Parser(
         prog="colmet-collector",
-        description="Receive what colmet-node measures on every node, and write it. Nodes of Colmet 0.6 may send to "
-        "it too. At least one output has to be chosen. SIGHUP starts the next HDF5 file, and has --config read again.",
+        description="Receive what colmet-node measures on every node, also of Colmet 0.6, and write it to at least one "
+        "output. SIGHUP starts the next HDF5 file and reads --config again.",
     )
     cli.add_common_options(parser)
-    parser.add_argument(
+    receiving = parser.add_argument_group("what is received")
+    receiving.add_argument(
         "--zeromq-bind-uri",
         metavar="URI",
         default="tcp://0.0.0.0:5556",
-        help="where to listen for nodes (default: %(default)s)",
+        help="listen for nodes here (default: %(default)s)",
     )
-    control.add_options(parser, "collector")
-    endpoint.add_options(parser)
-    parser.add_argument(
+    receiving.add_argument(
         "--zeromq-link-bind-uri",
         metavar="URI",
-        help="where to listen for nodes that take acknowledgements; '' for nowhere: what is on its way when the "
-        "collector stops is then lost (default: the next port)",
+        help=cli.Rare(
+            "listen here for nodes that wait for acknowledgements; '': nowhere, and batches under way are lost when "
+            "the collector stops (default: the next port)"
+        ),
     )
-    door.add_options(parser)
-    rates.add_options(parser)
-    parser.add_argument(
+    cli.add_queue_options(receiving)
+    door.add_options(receiving)
+    rates.add_options(receiving)
+    journal = parser.add_argument_group("journal of what is received")
+    journal.add_argument(
+        "--journal-dir",
+        metavar="DIR",
+        help="keep what is received here until all outputs have it; '': in memory only (default: PATH.journal beside "
+        "the HDF5 file; without one, memory)",
+    )
+    journal.add_argument(
+        "--journal-size",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=4 << 30,
+        help=cli.Rare("limit of the journal; beyond it the oldest records are dropped (default: 4G)"),
+    )
+    journal.add_argument(
+        "--check-journal",
+        action="store_true",
+        help="print what the journal holds, and exit; with the position of each output; status 1: it is damaged",
+    )
+    for output in outputs:
+        output.add_options(parser.add_argument_group(f"output: {output.name}"))
+    writing = parser.add_argument_group("all outputs")
+    writing.add_argument(
         "-s",
         "--sample-period",
         metavar="S",
         type=cli.positive_seconds,
         default=5.0,
-        help="seconds that rows are gathered before they are written (default: %(default)g)",
+        help="write rows after at most S seconds (default: %(default)g)",
     )
-    parser.add_argument(
+    writing.add_argument(
         "--buffer-size",
         metavar="N",
         type=cli.whole_number(1),
         default=100,
-        help="rows that are gathered before they are written, however short the time (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--journal-dir",
-        metavar="DIR",
-        help="keep what is received here until every output has written it, whatever is killed or away meanwhile; "
-        "'' keeps it in memory only (default: PATH.journal beside the HDF5 file; without one, memory only)",
-    )
-    parser.add_argument(
-        "--journal-size",
-        metavar="SIZE",
-        type=cli.size_bytes,
-        default=4 << 30,
-        help="bytes that the journal may take; beyond it the oldest records go, e.g. when a database has been away for "
-        "too long (default: 4G)",
-    )
-    parser.add_argument(
-        "--check-journal",
-        action="store_true",
-        help="tell what the journal holds, how far each output is, and what is damaged, then exit (status 1: damaged)",
+        help="write rows when N of them wait (default: %(default)s)",
     )
     web.add_options(parser.add_argument_group("JSON interface and page"))
-    for output in outputs:
-        output.add_options(parser.add_argument_group(f"output: {output.name}"))
+    daemon = parser.add_argument_group("how colmet-collector runs")
+    control.add_options(daemon, "collector")
+    endpoint.add_options(daemon)
     return parser
 
 

@@ -149,26 +149,29 @@ def add_options(parser: cli.Options) -> None:
         metavar="N",
         type=cli.whole_number(0),
         default=1000,
-        help="messages a second that are taken from one node; what is beyond is left out and counted, and nodes "
-        "that wait for acknowledgements send it again. Without CURVE it is for an address, behind which there may "
-        f"be several nodes: {NODES_OF_AN_ADDRESS} times as many. 0 is no limit (default: %(default)s)",
+        help=cli.Rare(
+            "accept N messages a second from a node, without keys "
+            f"{NODES_OF_AN_ADDRESS} times as many from an address; others are dropped and counted, and sent again by "
+            "nodes that wait for acknowledgements; 0: no limit (default: %(default)s)"
+        ),
     )
     parser.add_argument(
         "--max-byte-rate",
         metavar="SIZE",
         type=_size_or_none,
         default=32 << 20,
-        help="the same in bytes a second, such as 32M; 0 is no limit (default: 32M)",
+        help=cli.Rare("the same in bytes a second; 0: no limit (default: 32M)"),
     )
     parser.add_argument(
         "--max-new-tables",
         metavar="N",
         type=cli.whole_number(0),
         default=100,
-        help="how many tables of jobs one node may begin in a second; a job has 3 to 8 of them. What is beyond comes "
-        "later, from nodes that wait for acknowledgements. At once it is 100 times as many, without CURVE "
-        f"{NODES_OF_AN_ADDRESS} times as many. 0 is no limit, and none for columns that this version does not know "
-        "(default: %(default)s)",
+        help=cli.Rare(
+            "let a node begin N tables a second, of which a job has 3 to 8, and 100 times as many at once; without "
+            f"keys {NODES_OF_AN_ADDRESS} times as many from an address; 0: no limit, also not for columns that this "
+            "version does not know (default: %(default)s)"
+        ),
     )
 
 

@@ -30,6 +30,7 @@ from importlib.util import find_spec
 
 from colmet.common import cli
 from colmet.common.cli import powers_of_ten
+from colmet.common.dependencies import how_to_install
 from colmet.common.endpoint import Listen, cannot_listen, listen_address, resolve
 from colmet.common.errors import ConfigError
 from colmet.common.readable import readable
@@ -71,71 +72,68 @@ _LOGGED = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL) \S+: ")
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare where the JSON interface is, who may ask it, and what it tells."""
+    """Declare where the JSON interface is, who may use it, and what it serves."""
     parser.add_argument(
         "--http-listen",
         metavar="[HOST:]PORT",
         type=listen_address,
-        help="serve jobs, nodes and their values as JSON and as a page at http://HOST:PORT/; a port alone is for this "
-        "machine only (default: not at all)",
+        help="serve jobs and nodes as JSON and as a page; at http://HOST:PORT/; a port alone: for this machine only "
+        "(default: off)",
     )
     parser.add_argument(
         "--http-users",
         metavar="FILE",
-        help="who may ask: names with passwords and tokens, made by 'colmet access'. This or --http-open is needed, as "
-        "all who are logged in on this machine reach its ports",
+        help="let in the users in this file, which `colmet access` writes; --http-listen requires this or --http-open",
     )
-    parser.add_argument(
-        "--http-open", action="store_true", help="whoever reaches the port sees everything, without a name"
-    )
+    parser.add_argument("--http-open", action="store_true", help="show everything to everyone, without a login")
     parser.add_argument(
         "--http-admin-group",
         metavar="NAME",
         default=ADMIN_GROUP,
-        help="who sees everybody's jobs: members of this group, of --http-users or of this machine; others see their "
-        "own (default: %(default)s)",
+        help=cli.Rare(
+            "show all jobs to members of this group, in --http-users or on this machine; others see their own "
+            "(default: %(default)s)"
+        ),
     )
-    parser.add_argument(
-        "--http-tls-cert", metavar="FILE", help="serve https with this certificate (PEM, with what leads to its root)"
-    )
-    parser.add_argument("--http-tls-key", metavar="FILE", help="the key of --http-tls-cert (PEM)")
+    parser.add_argument("--http-tls-cert", metavar="FILE", help="serve https with this certificate chain (PEM)")
+    parser.add_argument("--http-tls-key", metavar="FILE", help=cli.Rare("the key of --http-tls-cert (PEM)"))
     parser.add_argument(
         "--http-memory",
         metavar="SIZE",
         type=cli.size_bytes,
         default=256 << 20,
-        help="bytes of rows that are kept for curves, beside what is stored (default: 256M)",
+        help=cli.Rare("keep recent rows for charts in at most this much memory (default: 256M)"),
     )
     parser.add_argument(
         "--http-memory-time",
         metavar="S",
         type=cli.positive_seconds,
         default=3600.0,
-        help="seconds that they are kept (default: %(default)g)",
+        help=cli.Rare("keep them for S seconds (default: %(default)g)"),
     )
     parser.add_argument(
         "--gridengine",
         action="store_true",
-        help="have /qhost and /qstat of the JSON interface tell what Grid Engine's commands of these names do, not "
-        "what the nodes sent",
+        help="serve Grid Engine's memory by host and job; from qhost and qstat, at /qhost and /qstat, for `colmet mem` "
+        "and qmemview (default: what the nodes sent)",
     )
     parser.add_argument(
         "--gridengine-period",
         metavar="S",
         type=cli.positive_seconds,
         default=10.0,
-        help="seconds from one run of these commands to the next (default: %(default)g)",
+        help=cli.Rare("run these commands every S seconds (default: %(default)g)"),
     )
     parser.add_argument(
         "--gridengine-xml",
         metavar="DIR",
-        help="read DIR/qhost_qmem.xml and DIR/qstat_qmem.xml, which somebody writes, in place of running the commands",
+        help=cli.Rare("read DIR/qhost_qmem.xml and DIR/qstat_qmem.xml instead of running the commands"),
     )
     parser.add_argument(
         "--gridengine-encoding",
         metavar="NAME",
         default="utf-8",
-        help="of what they print, or these files hold, such as iso-8859-15 (default: %(default)s)",
+        help=cli.Rare("encoding of their output or of these files, such as iso-8859-15 (default: %(default)s)"),
     )
 
 
@@ -219,14 +217,13 @@ def check(options: argparse.Namespace) -> None:
         return
     if bool(options.http_users) == options.http_open:
         raise ConfigError(
-            "--http-listen: give either --http-users FILE (see 'colmet access') or, to show everything to whoever "
-            "reaches the port, --http-open"
+            "--http-listen: give either --http-users FILE, which `colmet access` writes, or --http-open, which shows "
+            "everything to everyone"
         )
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"--http-listen needs {' and '.join(missing)}: apt-get install "
-            f"{' '.join([f'python3-{name}' for name in LIBRARIES])}, or pip install 'colmet[web]'"
+            f"--http-listen requires the Python modules {' and '.join(missing)}: {how_to_install(*missing)}"
         )
     for name in ("http_users", "http_tls_cert", "http_tls_key"):
         path = getattr(options, name)

@@ -12,14 +12,16 @@ import re
 import resource
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from colmet import __version__
 from colmet.common import configuration, unit
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.readable import readable
 from colmet.common.settings import Settings, verbosity
+from colmet.common.suggestions import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +31,145 @@ EXIT_CONFIG = 2
 Options = argparse._ActionsContainer
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that answers an error with one line, which names the way to the help."""
+DETAIL = "; "  # in a help: what follows is for `--help-all`
 
-    def error(self, message: str) -> Any:
+
+class Rare(str):
+    """The help of an option that few need: `--help` leaves it to `--help-all` and the manual page."""
+
+    __slots__ = ()
+
+
+class Parser(argparse.ArgumentParser):
+    """The ArgumentParser of every Colmet program.
+
+    ``-h`` and ``--help`` print the usual options, each with its help up to the first semicolon and its default.
+    ``--help-all`` prints all of it, and the options whose help is `Rare`. An error is one line, which names the help
+    and, of a misspelt option or word, the right one.
+    """
+
+    def __init__(self, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
+        super().__init__(prog, None, description, epilog, formatter_class=_Formatter, add_help=False)
+        self._positionals.title, self._optionals.title = "arguments", "options"
+        self._negative_number_matcher = re.compile(r"-\d")  # --since -2h: a value, no option
+        self.add_argument("-h", "--help", action=_Help, const=False, help="print this help, and exit")
+        self.add_argument("--help-all", action=_Help, const=True, help=Rare("print the help of all options, and exit"))
+
+    def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line."""
         self.exit(EXIT_CONFIG, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line. An option that there is not is the first error: its value may look like another one."""
+        words = list(sys.argv[1:] if args is None else args)
+        if not any(action.nargs == argparse.REMAINDER for action in self._actions):
+            for word in words[: words.index("--") if "--" in words else None]:
+                self._check_option(word.partition("=")[0])
+        options, left = self.parse_known_args(words, namespace)
+        if left:
+            if left[0].startswith("-"):
+                self._refuse_option(left[0])
+            self.error(f"unexpected argument {left[0]!r:.100}")
+        return options
+
+    def _check_option(self, word: str) -> None:
+        if word.startswith("--") and not any(name.startswith(word) for name in self._option_string_actions):
+            self._refuse_option(word)
+
+    def _refuse_option(self, word: str) -> NoReturn:
+        self.error(f"there is no option {word:.100}{did_you_mean(word, self._option_string_actions)}")
+
+    def format_usage(self) -> str:
+        """Return the line of usage: options are not listed, the help has them."""
+        forms = [form_of(action) for action in self._get_positional_actions()]
+        return f"usage: {self.usage or ' '.join([self.prog, '[OPTION ...]', *forms])}\n"
+
+    def format_help(self, everything: bool = False) -> str:
+        """Return the help.
+
+        Args:
+            everything: with the options that few need.
+        """
+        formatter = self._get_formatter()
+        assert isinstance(formatter, _Formatter)
+        formatter.is_brief = not everything
+        formatter.add_text(self.description)
+        hidden = 0
+        for group in self._action_groups:
+            shown = [one for one in group._group_actions if everything or not isinstance(one.help, Rare)]
+            hidden += len(group._group_actions) - len(shown)
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(shown)
+            formatter.end_section()
+        if hidden > 1:  # --help-all itself is one
+            formatter.add_text(
+                f"{self.prog} --help-all: {hidden - 1} more option{'s' * (hidden > 2)}, and details of these"
+            )
+        elif hidden and any(DETAIL in str(action.help) for action in self._actions):
+            formatter.add_text(f"{self.prog} --help-all: details of these")
+        formatter.add_text(self.epilog)
+        return f"{self.format_usage()}\n{formatter.format_help()}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(one) for one in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"{value!r:.100} is none of {', '.join(known)}{hint}")
+
+
+class _Help(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, 0, default=argparse.SUPPRESS, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_help(self.const), sys.stdout)
+        parser.exit()
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps paragraphs, and leaves those with indented lines, such as examples, as they are.
+
+    Attributes:
+        is_brief: cut the help of an option at the first semicolon.
+    """
+
+    is_brief = False
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join([part if "\n  " in part else "\n".join(self._split_lines(part, width)) for part in parts])
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if not self.is_brief or action.help is None:
+            return action.help
+        first, *more = action.help.split(DETAIL)
+        default = re.search(r" \(default: (?:[^()]|\([^()]*\))*\)$", more[-1]) if more else None
+        return first + (default[0] if default else "")
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return _name_of(action)
+        names = [name for name in action.option_strings if not name.startswith("--")]
+        long = [name for name in action.option_strings if name.startswith("--")]
+        names += long[:1] if self.is_brief else long
+        return f"{', '.join(names)} {'' if action.nargs == 0 else form_of(action)}".rstrip()
+
+
+def form_of(action: argparse.Action) -> str:
+    """Return the form of an argument, or of an option's value: ``FILE``, ``[FILE]``, ``FILE [FILE ...]``."""
+    name = _name_of(action)
+    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}.get(str(action.nargs), name)
+
+
+def _name_of(action: argparse.Action) -> str:
+    if action.metavar is None and action.choices is not None:
+        return "|".join(map(str, action.choices))
+    return str(action.metavar or action.dest)
 
 
 def positive_seconds(text: str) -> float:
@@ -78,28 +213,34 @@ def size_bytes(text: str) -> int:
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """The options that both daemons have."""
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
     configuration.add_options(parser)
     parser.add_argument(
         "-v",
         "--verbose",
         action="count",
         default=0,
-        help="say more: once for starts, stops and jobs (INFO), twice or more for every tick (DEBUG)",
+        help="log starts, stops and jobs (INFO); twice: every tick (DEBUG)",
     )
+
+
+def add_queue_options(parser: Options) -> None:
+    """The options of ZeroMQ's queues, which both daemons have."""
     parser.add_argument(
         "--zeromq-hwm",
         metavar="N",
         type=whole_number(1),
         default=1000,
-        help="messages that may wait in a queue between node and collector (default: %(default)s)",
+        help=Rare("queue at most N messages between node and collector (default: %(default)s)"),
     )
     parser.add_argument(
         "--zeromq-linger",
         metavar="MS",
         type=whole_number(-1),
         default=0,
-        help="how long to go on sending queued messages at exit, in ms; -1 is for ever (default: %(default)s)",
+        help=Rare("send queued messages for MS milliseconds at exit; -1: without limit (default: %(default)s)"),
     )
 
 

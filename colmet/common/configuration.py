@@ -6,7 +6,6 @@ What may stand in it is taken from the parser of the command line, so there is n
 from __future__ import annotations
 
 import argparse
-import difflib
 import grp
 import os
 import pwd
@@ -18,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from colmet.common.errors import ConfigError
+from colmet.common.suggestions import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +29,7 @@ _MARK = "colmet-here"
 _MAX_PLACES = 20  # where a key may stand: what looks like it may also be within a text of several lines
 _PLACE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 # What makes no sense in a file that is read at each start.
-_NOT_IN_FILES = frozenset({"help", "version", "config", "check_config"})
+_NOT_IN_FILES = frozenset({"help", "help_all", "version", "config", "check_config"})
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
@@ -37,14 +37,14 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a TOML file with any of these options by their long names, such as sample-period = 5; what is given on "
-        "the command line counts instead. SIGHUP has it read again (default: none)",
+        help="read options from this TOML file; a line is such as sample-period = 5; the command line overrides it; "
+        "SIGHUP reads it again",
     )
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check the command line and the file of --config: all that a start checks before it opens a socket or "
-        "writes a file, as the user whom the daemon's unit names; then exit (status 2: it would not start)",
+        help="check the options and the file of --config, and exit; with all that a start checks before it opens a "
+        "socket or writes a file, as the user of the daemon's unit; status 2: it would not start",
     )
 
 
@@ -137,8 +137,7 @@ def _unknown(key: str, value: Any, known: Mapping[str, object]) -> str:
         return "there are no sections in this file, and no dots in names; give the options by their names alone"
     if key in _NOT_IN_FILES or key.replace("-", "_") in _NOT_IN_FILES:
         return "only for the command line"
-    near = difflib.get_close_matches(key[:100], known, n=1)
-    return f"no such option{f'; did you mean {near[0]}?' if near else ''}"
+    return f"no such option{did_you_mean(key, known)}"
 
 
 def _checked(action: argparse.Action, value: Any) -> Any:

@@ -47,27 +47,31 @@ def add_options(parser: cli.Options, daemon: str) -> None:
     parser.add_argument(
         "--control-socket",
         metavar="PATH",
-        help="Unix socket for `colmet status` and others who ask this daemon something; its user's alone; '' for none "
-        f"(default: {DIRECTORY}/{daemon}.sock, or colmet/{daemon}.sock under $XDG_RUNTIME_DIR). tcp://HOST:PORT takes "
-        "--control-curve-keys",
+        help=cli.Rare(
+            "socket for `colmet status`, `top` and `configure`; only root and the daemon's user can use it; '': none; "
+            "tcp://HOST:PORT requires --control-curve-keys (default: "
+            f"{DIRECTORY}/{daemon}.sock, or colmet/{daemon}.sock under $XDG_RUNTIME_DIR)"
+        ),
     )
     parser.add_argument(
         "--control-curve-keys",
         metavar="DIR",
-        help="folder with the public keys (NAME.key) of those who may ask for all over TCP, where --control-socket is "
-        "tcp://HOST:PORT; takes --zeromq-curve-secret. Changes in it are seen within 10 s",
+        help=cli.Rare(
+            "directory with the public keys (NAME.key) of the clients of --control-socket tcp://HOST:PORT; requires "
+            "--zeromq-curve-secret; read again every 10 s"
+        ),
     )
 
 
 def add_client_options(parser: cli.Options) -> None:
     """Declare --control-socket, --curve-secret and --curve-daemon, of a command that asks."""
     parser.add_argument(
-        "--control-socket", metavar="PATH", help="where the daemon listens, if not where it does by default"
+        "--control-socket", metavar="PATH", help=cli.Rare("socket of the daemon (default: that of its own default)")
     )
     parser.add_argument(
-        "--curve-secret", metavar="FILE", help="pair of keys of whoever asks, for --control-socket tcp://HOST:PORT"
+        "--curve-secret", metavar="FILE", help=cli.Rare("your key pair, for --control-socket tcp://HOST:PORT")
     )
-    parser.add_argument("--curve-daemon", metavar="FILE", help="public key of the daemon that is asked, for the same")
+    parser.add_argument("--curve-daemon", metavar="FILE", help=cli.Rare("public key of the daemon, for the same"))
 
 
 def client_of(options: argparse.Namespace) -> Client | None:

@@ -62,11 +62,11 @@ def add_options(parser: cli.Options) -> None:
         OPTION,
         metavar="[HOST:]PORT",
         type=listen_address,
-        help="tell Prometheus how this daemon is, at http://HOST:PORT/metrics; a port alone is for this machine only. "
-        "Whoever can reach it can read it (default: not at all)",
+        help="serve metrics of this daemon to Prometheus; at http://HOST:PORT/metrics, without a login; a port alone: "
+        "for this machine only (default: off)",
     )
     parser.add_argument(
-        "--metrics-jobs", action="store_true", help="tell it the latest values of every job's columns there, too"
+        "--metrics-jobs", action="store_true", help=cli.Rare("serve the latest values of every job there as well")
     )
 
 

@@ -196,10 +196,9 @@ def add_options(parser: cli.Options) -> None:
         metavar="S",
         type=cli.positive_seconds,
         default=60.0,
-        help="seconds between two samples of what colmet-node itself uses and counts, agent_default; they go with the "
-        "next sample of the jobs (default: %(default)g)",
+        help=cli.Rare("seconds between two rows of agent_default, colmet-node's self-metrics (default: %(default)g)"),
     )
-    parser.add_argument("--disable-agent-stats", action="store_true", help="do not send agent_default")
+    parser.add_argument("--disable-agent-stats", action="store_true", help=cli.Rare("do not send agent_default"))
 
 
 class Account:

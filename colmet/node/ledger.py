@@ -109,13 +109,15 @@ def add_options(parser: cli.Options) -> None:
         metavar="S",
         type=cli.positive_seconds,
         default=60.0,
-        help="seconds between two accounts of what was due, measured, sent and dropped, completeness_default; they go "
-        "with the next sample of the jobs (default: %(default)g)",
+        help=cli.Rare(
+            "seconds between two rows of completeness_default, which counts samples due, measured, sent and dropped "
+            "(default: %(default)g)"
+        ),
     )
     parser.add_argument(
         "--disable-ledger",
         action="store_true",
-        help="do not send completeness_default and gaps_default: nobody can tell then whether anything is missing",
+        help=cli.Rare("do not send completeness_default and gaps_default: missing samples then cannot be noticed"),
     )
 
 

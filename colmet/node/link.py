@@ -35,43 +35,49 @@ def add_options(parser: cli.Options) -> None:
         "--zeromq-uri",
         metavar="URI",
         action="append",
-        help="where colmet-collector listens; given several times, the nodes spread over these collectors, and each "
-        "takes another one while its own is away; '' for what `colmet enrol` has named beside the collector's key: "
-        f"until then nothing is measured (default: that, else {DEFAULT_URI})",
+        help="address of colmet-collector; repeatable: nodes spread over the collectors, and use another while theirs "
+        "is away; '': the address that `colmet enrol` wrote, and no measuring without one (default: that of `colmet "
+        f"enrol`, else {DEFAULT_URI})",
     )
     parser.add_argument(
         "--zeromq-link-uri",
         metavar="URI",
         action="append",
-        help="where the collector acknowledges, in the order of --zeromq-uri; '' asks for no acknowledgements: what is "
-        "on its way when the collector stops is then lost (default: the next port)",
+        help=cli.Rare(
+            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements, and "
+            "batches under way are lost when the collector stops (default: the next port)"
+        ),
     )
     parser.add_argument(
         "--spool-dir",
         metavar="DIR",
-        help="keep batches here until the collector acknowledges them, whatever ends colmet-node meanwhile; '' keeps "
-        f"them in memory only (default: {DEFAULT_DIRECTORY} as root, else memory)",
+        help=cli.Rare(
+            "keep batches in this directory until the collector acknowledges them; '': in memory only (default: "
+            f"{DEFAULT_DIRECTORY} as root, else memory)"
+        ),
     )
     parser.add_argument(
         "--spool-size",
         metavar="SIZE",
         type=cli.size_bytes,
         default=1 << 30,
-        help="bytes that --spool-dir may take; beyond it the oldest batches go (default: 1G)",
+        help=cli.Rare("limit of --spool-dir; beyond it the oldest batches are dropped (default: 1G)"),
     )
     parser.add_argument(
         "--spool-age",
         metavar="DAYS",
         type=cli.whole_number(1, 3650),
         default=int(MAX_AGE_S / 86400),
-        help="days after which batches go that no collector has acknowledged (default: %(default)s)",
+        help=cli.Rare("drop batches that no collector acknowledged within DAYS days (default: %(default)s)"),
     )
     parser.add_argument(
         "--spool-rate",
         metavar="N",
         type=cli.whole_number(1, 100_000),
         default=200,
-        help="batches a second, beside the new ones, that are sent when the collector is back (default: %(default)s)",
+        help=cli.Rare(
+            "send N waiting batches a second beside new ones, when the collector is back (default: %(default)s)"
+        ),
     )
 
 

@@ -45,61 +45,50 @@ UNNAMED = (
 )
 
 
-def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentParser:
+def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     """The command line of colmet-node."""
     parser = cli.Parser(
         prog="colmet-node",
-        description="Measure what every job on this compute node uses, and send it to colmet-collector. "
-        "Start it as root: reading other users' jobs takes the rights to.",
+        description="Measure what every job on this compute node uses, and send it to colmet-collector. Run it as "
+        "root: other users' jobs can only be measured with its rights.",
     )
     cli.add_common_options(parser)
     once.add_options(parser)
-    parser.add_argument(
-        "-s",
-        "--sample-period",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=5.0,
-        help="seconds from one sample to the next (default: %(default)g)",
-    )
-    link.add_options(parser)
-    curve.add_options(parser)
-    parser.add_argument(
+    sending = parser.add_argument_group("where samples are sent")
+    link.add_options(sending)
+    sending.add_argument(
         "--wire",
         choices=sorted(ENCODERS),
         default="v1",
-        help="dialect to send in; colmet06 is for a collector of Colmet 0.6 (default: %(default)s)",
+        help=cli.Rare("send in this dialect; colmet06 is that of a Colmet 0.6 collector (default: %(default)s)"),
     )
-    control.add_options(parser, "node")
-    endpoint.add_options(parser)
-    reconfiguration.add_options(parser)
-    placement.add_options(parser)
-    privileges.add_options(parser)
+    cli.add_queue_options(sending)
+    curve.add_options(parser.add_argument_group("keys"))
     jobs = parser.add_argument_group("jobs")
     jobs.add_argument(
         "--cpuset_rootpath",
+        "--cpuset-rootpath",
         metavar="PATH",
         action="append",
-        help="directory that holds one cgroup a job, of cgroup v1 or v2; may be given several times; one that does not "
-        "exist yet is waited for. Only these are looked at then (default: the jobs of OAR and Slurm are found by "
-        "themselves, wherever cgroups are mounted)",
+        help="look for jobs only in this directory, which has one cgroup a job; of cgroup v1 or v2; repeatable "
+        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
     )
     jobs.add_argument(
         "--regex_job_id",
+        "--regex-job-id",
         metavar="RE",
         action="append",
-        help="finds the job id, its first group, in the name of a directory under --cpuset_rootpath (without that: "
-        f"under OAR 2's {', '.join(OAR2_ROOTS)}, and only there); may be given several times, the first that matches "
-        f"counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+        help="take the job id from the name of its directory, as the first group of this expression; repeatable: the "
+        f"first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
     )
-    unit = parser.add_argument_group("tasks to measure beside the jobs, together, as job 0")
+    unit = parser.add_argument_group("tasks to measure together, as job 0")
     unit.add_argument(
         "-c",
         "--cgroup",
         metavar="PATH",
         action="append",
         default=[],
-        help="all tasks of this cgroup, v1 or v2, and of those inside it",
+        help="all tasks of this cgroup and of those inside it",
     )
     unit.add_argument(
         "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
@@ -108,11 +97,25 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> argparse.ArgumentPar
         "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="this one thread"
     )
     group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "-s",
+        "--sample-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=5.0,
+        help="seconds between two samples (default: %(default)g)",
+    )
     for backend in backends:
         backend.add_options(group)
     mapping.add_options(group)
     account.add_options(group)
     ledger.add_options(group)
+    daemon = parser.add_argument_group("how colmet-node runs")
+    control.add_options(daemon, "node")
+    endpoint.add_options(daemon)
+    reconfiguration.add_options(daemon)
+    placement.add_options(daemon)
+    privileges.add_options(daemon)
     return parser
 
 

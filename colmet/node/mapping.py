@@ -67,9 +67,10 @@ def add_options(parser: cli.Options) -> None:
         "--mapping-dir",
         metavar="DIR",
         default=".",
-        help="directory for the files that say what counter_1, counter_2, ... are on this node, such as "
-        "RAPL_mapping.<time>.csv; '' for none, as the table mapping_default says the same (default: the working "
-        "directory)",
+        help=cli.Rare(
+            "write the names of counter_1, counter_2, ... to files such as RAPL_mapping.<time>.csv in this directory; "
+            "'': no files, the table mapping_default has the same (default: the working directory)"
+        ),
     )
 
 

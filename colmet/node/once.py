@@ -45,8 +45,8 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="print what is found on this node, what of it can be measured, and one sample; then exit (0; or 1 where "
-        "nothing can be measured). Nothing is sent",
+        help="print what can be measured here and one sample, and exit; nothing is sent; status 1: nothing can be "
+        "measured",
     )
 
 

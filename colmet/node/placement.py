@@ -26,13 +26,12 @@ def add_options(parser: cli.Options) -> None:
         metavar="N",
         type=cli.whole_number(0, 19),
         default=5,
-        help="run at this priority, 0 (as started) to 19 (lowest); never at a higher one than it was started with "
-        "(default: %(default)s)",
+        help=cli.Rare("run at this priority, 0 (as started) to 19 (lowest) (default: %(default)s)"),
     )
     parser.add_argument(
         "--no-affinity",
         action="store_true",
-        help="run on every CPU that it was started on, those of the jobs too (default: move to those that no job has)",
+        help=cli.Rare("run on the CPUs of jobs, too (default: move to CPUs that no job has)"),
     )
 
 

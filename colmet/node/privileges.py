@@ -37,8 +37,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--keep-privileges",
         action="store_true",
-        help="keep all of root's rights; without it only those are kept that reading jobs and what is measured here "
-        "need, and programs get no others (with -v the log names them)",
+        help=cli.Rare("keep all rights of root (default: only those that measuring needs; -v logs them)"),
     )
 
 

@@ -29,8 +29,10 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--allow-remote-configure",
         action="store_true",
-        help="let the collector change the sample period and the perf events of this node, too, where nothing proves "
-        "that it is the collector: without keys, anybody who can take its address could (default: only with keys)",
+        help=cli.Rare(
+            "let the collector change the sample period and the perf events of this node without keys, too: then any "
+            "machine that takes the collector's address can (default: only with keys)"
+        ),
     )
 
 

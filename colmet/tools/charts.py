@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError
 from colmet.tools.curves import Band, Line, Quantity, band, shown, thinned
 
@@ -27,10 +28,7 @@ try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 except ImportError as err:
-    raise ConfigError(
-        "pictures take matplotlib, which is not installed here: apt-get install python3-matplotlib, or pip install "
-        "'colmet[tools]'"
-    ) from err
+    raise ConfigError(f"pictures require the Python module matplotlib: {how_to_install('matplotlib')}") from err
 
 DPI = 100
 MAX_LINES = 10  # beyond which lines become a band

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from colmet import __version__
 from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.suggestions import did_you_mean
 
 INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell tells of SIGINT and SIGPIPE
 
@@ -32,16 +33,16 @@ class Command(NamedTuple):
 COMMANDS: Mapping[str, Command] = {
     "keygen": Command("colmet.tools.keygen", "make keys for the collector and the nodes"),
     "enrol": Command("colmet.tools.enrol", "add nodes to a cluster with keys"),
-    "completeness": Command("colmet.tools.completeness", "what of the samples is there, and what is missing and why"),
-    "extract": Command("colmet.tools.extract", "what has been stored of a job, as JSON, CSV, Parquet or HDF5"),
-    "plot": Command("colmet.tools.plot", "a picture of what a job did over time"),
-    "report": Command("colmet.tools.report.command", "what a job did, and what it could do better"),
-    "status": Command("colmet.tools.status", "how a running daemon is"),
-    "top": Command("colmet.tools.top.command", "what jobs and nodes use now, live in the terminal"),
-    "mem": Command("colmet.tools.mem.command", "memory used and reserved, by host and job"),
-    "access": Command("colmet.tools.access", "who may ask the collector's JSON interface"),
-    "doctor": Command("colmet.tools.doctor", "what is in the way of a node or a collector, and the remedy"),
-    "configure": Command("colmet.tools.configure", "another sample period or other perf events for running nodes"),
+    "completeness": Command("colmet.tools.completeness", "count samples that are stored and missing, with the reasons"),
+    "extract": Command("colmet.tools.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
+    "plot": Command("colmet.tools.plot", "draw a job's metrics over time"),
+    "report": Command("colmet.tools.report.command", "report what a job used, and what it could do better"),
+    "status": Command("colmet.tools.status", "print or check the state of a running daemon"),
+    "top": Command("colmet.tools.top.command", "show live what jobs and nodes use"),
+    "mem": Command("colmet.tools.mem.command", "show memory used and reserved, by host and job"),
+    "access": Command("colmet.tools.access", "manage the users of the JSON interface and the page"),
+    "doctor": Command("colmet.tools.doctor", "diagnose a node or a collector, and suggest remedies"),
+    "configure": Command("colmet.tools.configure", "change the sample period or perf events of running nodes"),
 }
 
 
@@ -50,15 +51,30 @@ def build_parser(commands: Mapping[str, Command]) -> cli.Parser:
     width = max(map(len, commands))
     parser = cli.Parser(
         prog="colmet",
-        description="See to colmet-node and colmet-collector.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Query and manage Colmet, and show what jobs used.",
         epilog="commands:\n"
         + "\n".join([f"  {name:{width}}  {command.help}" for name, command in commands.items()])
-        + "\n\ncolmet COMMAND --help tells more of one.",
+        + "\n\ncolmet COMMAND --help has its options. In each a job is --job (-j), a user --user (-u), and an interval "
+        "--since and --until.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.add_argument("command", metavar="COMMAND", choices=list(commands), help="one of those below")
-    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="of the command")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
+    parser.add_argument("command", metavar="COMMAND", help="a command of those below")
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="options of the command")
+    return parser
+
+
+def build_command_parser(name: str, command: Command, module: Any) -> cli.Parser:
+    """Return the command line of a subcommand.
+
+    Args:
+        name: of the subcommand.
+        command: its entry in the table.
+        module: that has it, imported.
+    """
+    parser = cli.Parser(prog=f"colmet {name}", description=(module.__doc__ or command.help).strip())
+    module.add_options(parser)
     return parser
 
 
@@ -86,18 +102,20 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = CO
 
 
 def _run(argv: Sequence[str] | None, commands: Mapping[str, Command]) -> int:
-    chosen = build_parser(commands).parse_args(argv)
-    command = commands[chosen.command]
+    top = build_parser(commands)
+    chosen = top.parse_args(argv)
+    command = commands.get(chosen.command)
+    if command is None:
+        top.error(f"there is no command {chosen.command!r:.100}{did_you_mean(chosen.command, commands)}")
     try:
         module: Any = importlib.import_module(command.module)
-        parser = cli.Parser(prog=f"colmet {chosen.command}", description=(module.__doc__ or command.help).strip())
-        module.add_options(parser)
+        parser = build_command_parser(chosen.command, command, module)
         logging.basicConfig(level=logging.WARNING, format="colmet: %(message)s", stream=sys.stderr)
         return int(module.run(parser.parse_args(chosen.arguments)))
     except ModuleNotFoundError as err:  # compute nodes have no PyTables, for one
         print(
-            f"colmet {chosen.command}: it takes the Python module {err.name}, which is not installed here; the "
-            "collector's machine has what all commands take",
+            f"colmet {chosen.command}: it requires the Python module {err.name}, which is not installed here; run it "
+            "on the collector's machine",
             file=sys.stderr,
         )
         return cli.EXIT_CONFIG

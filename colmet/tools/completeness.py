@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from colmet.common import cli
 from colmet.common.errors import ConfigError
+from colmet.tools import selection
 from colmet.tools.accounts import GAPS, LEDGER, Host, Line, gathered, look
 from colmet.tools.history.hdf5 import BURST_S, ask, is_live
 from colmet.tools.history.rows import Marks, Reader, marks_of
@@ -28,27 +28,10 @@ PART_S = 0.3  # to read at a time: a collector writes every second or two
 def add_options(parser: cli.Options) -> None:
     """Declare the files, and what of them is asked for."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="HDF5 file that colmet-collector wrote or writes")
-    parser.add_argument("--job", metavar="ID", type=cli.whole_number(0, (1 << 63) - 1), help="of this job only")
-    parser.add_argument("--host", metavar="HOST", help="of this node only")
-    for name, text in (("since", "from this time on"), ("until", "up to this time")):
-        parser.add_argument(
-            f"--{name}",
-            metavar="TIME",
-            type=moment,
-            help=f"only {text}: seconds since 1970, or UTC as 2026-11-21T12:00:00",
-        )
+    selection.add_job(parser, "only this job; 0: the nodes themselves")
+    parser.add_argument("--host", metavar="HOST", help="only this host")
+    selection.add_interval(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def moment(text: str) -> int:
-    """An option type: a time, in seconds since 1970."""
-    try:
-        if re.fullmatch(r"\d{1,12}", text, re.ASCII):
-            return int(text)
-        given = datetime.fromisoformat(text)
-        return int((given if given.tzinfo else given.replace(tzinfo=timezone.utc)).timestamp())
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time, such as 2026-11-21T12:00:00") from None
 
 
 def read(paths: Iterable[str], host: str | None = None) -> dict[str, Host]:
@@ -94,17 +77,21 @@ def percent(here: int, due: int) -> str:
 
 
 def shown(time_s: int) -> str:
-    """A time as text, in UTC."""
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S") if time_s else "?"
+    """Return a time as text, in UTC, which --since and --until understand."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
 
 
 def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
     """The answer, for people."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
-    yield f"{percent(here, due)} of the samples of {what} are here: {here} of {due}, {due - here} are missing"
+    missing = due - here
+    yield (
+        f"{percent(here, due)} of the samples of {what} are here: {here} of {due}, {missing} "
+        f"{'is' if missing == 1 else 'are'} missing"
+    )
     if unknown:
-        yield f"{unknown} of {len(lines)} tables have no ledger: whether anything of them is missing is not known"
+        yield f"{unknown} of {len(lines)} tables without a ledger: samples missing from them cannot be noticed"
     widths = [
         max([len(text) for text in column], default=0) for column in zip(*[(one.host, one.table) for one in lines])
     ]
@@ -118,7 +105,7 @@ def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
     gaps = gathered(lines)
     if gaps:
         yield ""
-        yield "gaps (UTC)"
+        yield "gaps"
     for host, gap, rows in gaps:
         of = ", ".join([f"{table} {count}" for table, count in sorted(rows.items())])
         yield f"{host}  {shown(gap.first)} .. {shown(gap.last)}  {gap.why}: {of}"
@@ -153,6 +140,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: a file cannot be read, or has nothing of what is asked for.
     """
+    selection.check_interval(options)
     lines = list(look(read(options.files, options.host), options.job, options.since, options.until))
     what = f"job {options.job}" if options.job is not None else (options.host or "all nodes")
     if not lines:

@@ -1,7 +1,6 @@
-"""Hand out what has been stored of a job: for OAR's REST API, or as JSON, CSV, Parquet or HDF5.
+"""Extract a job's rows from the store, as JSON, CSV, Parquet or HDF5.
 
-`colmet extract PREFIX JOB_ID START STOP METRICS` is what OAR calls, as is the program colmet-extract: gzip with a JSON
-object. With --job it is for people and scripts.
+The second form is that of OAR's REST API, and of the program colmet-extract: it prints gzip with one JSON object.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import MISSING_INT
 from colmet.tools.history.names import near, short
@@ -467,49 +467,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_options(parser: cli.Options) -> None:
     """Declare the options."""
-    from colmet.common import cli
-    from colmet.tools.completeness import moment
+    from colmet.tools import selection
     from colmet.tools.history import sources  # loads the library for databases, which OAR's form does without
 
     if isinstance(parser, argparse.ArgumentParser):
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = """\
 examples:
-  colmet extract --job 4242 --list
-  colmet extract --job 4242 --metrics cpu_run_real_total,coremem --format csv
-  colmet extract --job 4242 --metrics 'taskstats_default.*' --since 2026-11-21T12:00:00 --json
-  colmet extract --job 4242 --format parquet --output job4242.parquet
+  colmet extract -j 4242 --list
+  colmet extract -j 4242 --metrics cpu_run_real_total,coremem --format csv
+  colmet extract -j 4242 --metrics 'taskstats_default.*' --since 2h --json
+  colmet extract -j 4242 --format parquet --output job4242.parquet
   colmet extract /var/lib/colmet/colmet 4242 1700000000 1700003600 coremem | gunzip"""
+        parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n       {parser.prog} {' '.join(ARGUMENTS)}"
     parser.add_argument(
         "oar",
         metavar="PREFIX JOB_ID START STOP METRICS",
         nargs=argparse.REMAINDER,
-        help="as OAR's REST API asks, instead of all options: see colmet-extract --help",
+        help="the form of OAR's REST API, without options; see colmet-extract --help",
     )
-    parser.add_argument(
-        "--job", metavar="ID", type=cli.whole_number(0, (1 << 63) - 1), help="of this job; 0 for the nodes themselves"
-    )
+    selection.add_job(parser, "extract this job; 0: the nodes themselves")
     parser.add_argument(
         "--metrics",
         metavar="NAME,...",
         type=metrics,
-        help="column, table.column or table.*, as in docs/metrics.md (default: all tables of the job). Tables of nodes "
-        "give what they have of the job's time and hosts",
+        help="only these columns: COLUMN, TABLE.COLUMN or TABLE.*; of tables of nodes, the rows of the job's time and "
+        "hosts (default: all tables of the job)",
     )
-    for name, text in (("since", "from this time on"), ("until", "up to this time")):
-        parser.add_argument(
-            f"--{name}",
-            metavar="TIME",
-            type=moment,
-            help=f"only {text}: seconds since 1970, or UTC as 2026-11-21T12:00:00",
-        )
-    parser.add_argument("--host", metavar="HOST", action="append", help="of this host only (repeatable)")
-    parser.add_argument("--list", action="store_true", help="tell what there is: tables, rows, columns, their units")
+    selection.add_interval(parser)
+    selection.add_hosts(parser)
+    parser.add_argument("--list", action="store_true", help="print tables, their rows and columns with units")
     parser.add_argument(
-        "--format", choices=list(WRITERS), help="what to write; parquet and hdf5 take --output (default: json)"
+        "--format", choices=list(WRITERS), help="write this format; parquet and hdf5 require --output (default: json)"
     )
-    parser.add_argument("--json", action="store_true", help="as --format json; with --list, that as JSON")
-    parser.add_argument("--output", metavar="FILE", help="write to this file (default: standard output)")
+    parser.add_argument("--json", action="store_true", help="the same as --format json; with --list: print JSON")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: standard output)")
     sources.add_options(parser)
 
 
@@ -525,10 +516,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from colmet.tools import selection
     from colmet.tools.history import sources
 
     if options.job is None:
-        raise ConfigError("which job? Give --job ID")
+        raise ConfigError("no job is named; give --job JOB")
+    selection.check_interval(options)
     if options.json and options.format not in (None, "json"):
         raise ConfigError(f"--json and --format {options.format}: give one of them")
     form = options.format or "json"
@@ -632,7 +625,7 @@ def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Col
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as err:
-        raise ConfigError("--format parquet takes the Python module pyarrow: pip install 'colmet[tools]'") from err
+        raise ConfigError(f"--format parquet requires the Python module pyarrow: {how_to_install('pyarrow')}") from err
     answer = join(found, chosen)
     names = [text(name.encode("utf-8", "replace")) for name in answer.names]
     columns: dict[str, Any] = {

@@ -67,7 +67,7 @@ def options_of(parser: argparse.ArgumentParser, heading: str = ".SS") -> Iterato
 def _commands() -> Iterator[str]:
     for name, command in colmet.COMMANDS.items():
         module: Any = importlib.import_module(command.module)
-        parser = cli.Parser(prog=f"colmet {name}", add_help=False)
+        parser = cli.Parser(prog=f"colmet {name}")
         module.add_options(parser)
         yield f".SS colmet {escape(name)}"
         for at, paragraph in enumerate((module.__doc__ or command.help).strip().split("\n\n")):

@@ -23,9 +23,8 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.schema import Field
-from colmet.tools import metrics
+from colmet.tools import metrics, selection
 from colmet.tools.capacity import CGROUP, capacities, ceilings
-from colmet.tools.completeness import moment
 from colmet.tools.curves import Line, Quantity, is_rate, lines, quantity, shown
 from colmet.tools.history import sources
 from colmet.tools.history.names import names_of, near
@@ -39,43 +38,39 @@ _UNDECLARED = Field("unknown", "none", "gauge")  # what is known of a column tha
 
 def add_options(parser: cli.Parser) -> None:
     """Declare the job, the metrics, and the picture."""
-    parser.epilog = "example: colmet plot 4242 cpu_usage memory --since 2026-11-21T12:00:00 --output job.svg"
-    parser.add_argument("job", metavar="JOB", type=cli.whole_number(0, (1 << 63) - 1), help="its number; 0: the nodes")
+    parser.epilog = """\
+examples:
+  colmet plot 4242 cpu_usage memory
+  colmet plot -j 4242 memory --since yesterday --output job.svg"""
+    parser.usage = f"{parser.prog} [OPTION ...] JOB METRIC ..."
     parser.add_argument(
         "metrics",
-        metavar="METRIC",
-        nargs="+",
-        help=f"a column, TABLE.COLUMN where several tables have it, or one of {', '.join(MEASURES)}",
+        metavar="JOB METRIC ...",
+        nargs="*",
+        help="the job, unless --job names it, and what to draw: COLUMN, TABLE.COLUMN where several tables have the "
+        f"column, or {', '.join(MEASURES)}",
     )
-    for name, text in (("since", "from this time on"), ("until", "up to this time")):
-        parser.add_argument(
-            f"--{name}",
-            metavar="TIME",
-            type=moment,
-            help=f"only {text}: seconds since 1970, or UTC as 2026-11-21T12:00:00",
-        )
-    parser.add_argument("--host", metavar="HOST", action="append", help="of this node only (repeatable)")
+    selection.add_job(parser, "draw this job; 0: the nodes themselves")
+    selection.add_interval(parser)
+    selection.add_hosts(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--rate", action="store_true", help="how fast values grow, of all metrics")
-    how.add_argument("--absolute", action="store_true", help="values as they are, of counters too")
+    how.add_argument("--rate", action="store_true", help="draw how fast values grow, for all metrics")
+    how.add_argument("--absolute", action="store_true", help="draw values as they are, also of counters")
     parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="where to: a name that ends in .png or .svg, or - (default: job-JOB-....png)",
+        "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; or to - (default: job-JOB-....png)"
     )
-    parser.add_argument("--format", choices=KINDS, help="of the picture (default: what its name ends in, else png)")
+    parser.add_argument("--format", choices=KINDS, help="format of the picture (default: by its name, else png)")
     parser.add_argument(
-        "--width", metavar="PIXELS", type=cli.whole_number(200, 4000), default=900, help="(default: 900)"
+        "--width", metavar="PIXELS", type=cli.whole_number(200, 4000), default=900, help="width (default: 900)"
     )
     parser.add_argument(
         "--height",
         metavar="PIXELS",
         type=cli.whole_number(100, MAX_HEIGHT),
-        help=f"of all charts together (default: {PANEL_HEIGHT} for each)",
+        help=f"height of all charts together (default: {PANEL_HEIGHT} for each)",
     )
-    parser.add_argument("--utc", action="store_true", help="times in UTC, not in this machine's time zone")
-    parser.add_argument("--json", action="store_true", help="print the values, as JSON; a picture only with --output")
+    parser.add_argument("--utc", action="store_true", help="show times in UTC (default: local time)")
+    parser.add_argument("--json", action="store_true", help="print the values as JSON; a picture only with --output")
     sources.add_options(parser)
 
 
@@ -357,10 +352,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ColmetError: it cannot be made.
     """
+    options.job = selection.job_of(options, options.metrics)
+    if not options.metrics:
+        raise ConfigError("no metric is named, such as memory; `colmet extract -j JOB --list` prints all of a job")
     if len(options.metrics) > MAX_METRICS:
         raise ConfigError(f"{len(options.metrics)} metrics: a picture has up to {MAX_METRICS}")
-    if options.since is not None and options.until is not None and options.since > options.until:
-        raise ConfigError("--since is later than --until")
+    selection.check_interval(options)
     wanted = options.output is not None or not options.json
     if options.json and options.output == "-":
         raise ConfigError("--json and --output - both go to standard output; name a file")

@@ -24,7 +24,7 @@ from colmet.collector.documents import Bulk, Documents, Place
 from colmet.collector.elastic import Answer, Client, reason_of
 from colmet.collector.rejects import RejectFile
 from colmet.collector.state import State
-from colmet.common.cli import Options, powers_of_ten
+from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Schema
 
@@ -99,23 +99,25 @@ class ElasticsearchOutput(OutputBackend):
             "--elastic-date-suffix",
             metavar="FORMAT",
             default="",
-            help="indices by date, e.g. %%Y.%%m.%%d: each row goes to that of its own time, in UTC",
+            help=Rare("add the date of each row (UTC) to the index name in this format, such as %%Y.%%m.%%d"),
         )
         parser.add_argument(
             "--elastic-data-stream",
             action="store_true",
-            help="write to data streams; documents have @timestamp, too",
+            help=Rare("write to data streams, with @timestamp in documents"),
         )
         parser.add_argument(
             "--elastic-no-template",
             action="store_true",
-            help="make no index templates, for a user who may not; missing indices are created with their types",
+            help=Rare("create no index templates, which requires rights; create indices with their types instead"),
         )
         parser.add_argument(
             "--elastic-reject-file",
             metavar="PATH",
-            help=f"file for documents that the server refuses for good (default: {REJECT_FILE} in the journal's "
-            "directory)",
+            help=Rare(
+                "write documents that the server refuses for good to this file (default: "
+                f"{REJECT_FILE} in the journal's directory)"
+            ),
         )
 
     @classmethod

@@ -176,7 +176,7 @@ class Hdf5Output(OutputBackend):
         parser.add_argument(
             "--hdf5-filepath",
             metavar="PATH",
-            help="write to this file if it ends in .hdf5, else to PATH.<epoch seconds>.hdf5 (SIGHUP starts the next)",
+            help="write to PATH.<epoch seconds>.hdf5; to this one file if PATH ends in .hdf5",
         )
         parser.add_argument(
             "--hdf5-rotate",
@@ -184,8 +184,8 @@ class Hdf5Output(OutputBackend):
             type=rotation,
             action="append",
             default=[],
-            help="start the next file at each full period in UTC (30m, 6h, 1d), or when a file has this size (500M, "
-            "10G); give it twice for both (default: only SIGHUP and a new start do)",
+            help="start a new file each full 30m, 6h, 1d, or at 500M, 10G; in UTC; repeatable (default: at SIGHUP and "
+            "at a start)",
         )
         parser.add_argument(
             "--hdf5-complevel",
@@ -193,26 +193,28 @@ class Hdf5Output(OutputBackend):
             type=int,
             choices=range(10),
             default=0,
-            help="compression level (default: %(default)s, none)",
+            help=cli.Rare("compression level (default: %(default)s)"),
         )
         parser.add_argument(
             "--hdf5-complib",
             choices=COMPLIBS,
             default="zlib",
-            help="compression library; h5py reads zlib, others need its plug-in (default: %(default)s)",
+            help=cli.Rare("compression library; h5py needs plug-ins for others than zlib (default: %(default)s)"),
         )
         parser.add_argument(
             "--hdf5-checksums",
             action="store_true",
-            help="give new tables checksums (Fletcher-32), so that readers notice a damaged disk; they need nothing",
+            help=cli.Rare("add checksums (Fletcher-32) to new tables, which all readers check"),
         )
         parser.add_argument(
             "--hdf5-max-delay",
             metavar="S",
             type=cli.positive_seconds,
             default=MAX_DELAY_S,
-            help="rows are in the file after this many seconds at the latest. They are gathered so that writing takes "
-            "2 %% of the time: few large appends cost less than many small ones (default: %(default)g)",
+            help=cli.Rare(
+                "write rows at most S seconds late: they are collected so that writing takes 2 %% of the time "
+                "(default: %(default)g)"
+            ),
         )
 
     @classmethod

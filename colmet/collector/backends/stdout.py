@@ -112,8 +112,7 @@ class StdoutOutput(OutputBackend):
             "--stdout-format",
             choices=list(FORMATS),
             default="text",
-            help="text: a line for each value; json: an object a line; csv: a value a line, with job, host, metric and "
-            "unit (default: %(default)s)",
+            help="text or csv: a line for each value; json: an object for each row (default: %(default)s)",
         )
 
     @classmethod

@@ -78,15 +78,19 @@ def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
         "--zeromq-curve-secret",
         metavar="FILE",
         default=default(secret),
-        help="encrypt, and prove to the collector who this is, with the pair of keys in FILE (`colmet enrol` on the "
-        f"collector's machine makes it); '' for no keys (default: {DIRECTORY}/{secret}, where it exists)",
+        help=cli.Rare(
+            "encrypt and authenticate with this key pair, of `colmet enrol` on the collector's machine; '': no keys "
+            f"(default: {DIRECTORY}/{secret}, if it exists)"
+        ),
     )
     parser.add_argument(
         "--zeromq-curve-collector",
         metavar="FILE",
         default=default(COLLECTOR),
-        help="public key of the collector; no other is talked to. Several collectors share one pair (default: "
-        f"{DIRECTORY}/{COLLECTOR}, where it exists)",
+        help=cli.Rare(
+            "public key of the collector, or of all collectors, which share one pair (default: "
+            f"{DIRECTORY}/{COLLECTOR}, if it exists)"
+        ),
     )
 
 

@@ -308,17 +308,19 @@ def add_options(parser: cli.Options) -> None:
         "--zeromq-curve-secret",
         metavar="FILE",
         default=default(SECRET),
-        help="encrypt, and let in only nodes whose keys are known, with the pair of keys in FILE (`colmet keygen "
-        "collector` makes it); '' for no keys, which nodes of Colmet 0.6 require (default: "
-        f"{DIRECTORY}/{SECRET}, where it exists)",
+        help=cli.Rare(
+            "encrypt with this key pair, which `colmet keygen collector` makes, and receive only from known keys; '': "
+            f"no keys, as nodes of Colmet 0.6 require (default: {DIRECTORY}/{SECRET}, if it exists)"
+        ),
     )
     parser.add_argument(
         "--zeromq-curve-nodes",
         metavar="DIR",
         default=default(NODES),
-        help="folder with the public keys of the nodes, where `colmet enrol` puts them: NAME.key, where NAME is what "
-        "`hostname` says there, and the only host that this key may send data of. Changes in it are seen within 10 s "
-        f"(default: {DIRECTORY}/{NODES}, where it exists)",
+        help=cli.Rare(
+            "directory with the nodes' public keys, which `colmet enrol` writes: NAME.key lets in the node that "
+            f"`hostname` calls NAME; read again every 10 s (default: {DIRECTORY}/{NODES}, if it exists)"
+        ),
     )
 
 

@@ -15,7 +15,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import Options, powers_of_ten
+from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import ParseError
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
@@ -584,7 +584,7 @@ class CgroupBackend(InputBackend):
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """One option to turn it off."""
-        parser.add_argument("--disable-cgroup", action="store_true", help="do not measure the jobs' cgroups")
+        parser.add_argument("--disable-cgroup", action="store_true", help=Rare("do not measure the jobs' cgroups"))
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> CgroupBackend | None:

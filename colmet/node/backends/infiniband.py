@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from colmet.common.cli import Options, powers_of_ten
+from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
@@ -419,19 +419,20 @@ class InfinibandBackend(InputBackend):
         parser.add_argument(
             "--enable-infiniband",
             action="store_true",
-            help="measure InfiniBand, Omni-Path and RoCE ports: data, packets, errors, link state",
+            help="measure InfiniBand, Omni-Path and RoCE ports",
         )
         parser.add_argument(
             "--omnipath",
             action="store_true",
-            help="the data counters of --enable-infiniband are in words of 8 bytes, as those of Omni-Path adapters "
-            "(default: of 4, as InfiniBand has them)",
+            help=Rare("count data in words of 8 bytes, as Omni-Path adapters do (default: 4, as InfiniBand)"),
         )
         parser.add_argument(
             "--infiniband-perfquery",
             action="store_true",
-            help="have --enable-infiniband ask ibstat and perfquery -x instead of reading /sys/class/infiniband, for "
-            "drivers that show no or only 32-bit counters there",
+            help=Rare(
+                "run ibstat and perfquery -x instead of reading /sys/class/infiniband, for drivers that have no or "
+                "only 32-bit counters there"
+            ),
         )
 
     @classmethod

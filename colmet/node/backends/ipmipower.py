@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common.cli import Options, positive_seconds
+from colmet.common.cli import Options, Rare, positive_seconds
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
@@ -279,20 +279,22 @@ class IpmipowerBackend(InputBackend):
         parser.add_argument(
             "--enable-ipmipower",
             action="store_true",
-            help="measure the power of the node through its BMC, with freeipmi's tools or ipmitool",
+            help="measure the node's power through its BMC (freeipmi or ipmitool)",
         )
         parser.add_argument(
             "--ipmipower-cmd",
             metavar="WORD",
             nargs="+",
-            help="command that prints the power, in place of what is found by itself; quoted as one word if it has "
-            "options: --ipmipower-cmd 'ipmi-oem -h bmc ...'. No shell runs it",
+            help=Rare(
+                "read the power from this command, which no shell runs; quote it as one word if it has options: "
+                "--ipmipower-cmd 'ipmi-oem -h bmc ...' (default: the first tool that works)"
+            ),
         )
         parser.add_argument(
             "--ipmipower-sensor",
             metavar="NAME",
             default="",
-            help="ask for this sensor of the BMC, and for nothing else",
+            help=Rare("read only this sensor of the BMC"),
         )
         for tool, example in (
             ("freeipmi", "-h bmc1 --config-file /etc/colmet/bmc.conf"),
@@ -302,16 +304,18 @@ class IpmipowerBackend(InputBackend):
                 f"--ipmipower-{tool}",
                 metavar="OPTIONS",
                 type=_words,
-                help=f"options of {tool} that name the BMC, as one word and after a =: "
-                f"--ipmipower-{tool}='{example}'. The other tool is then not used, unless it has options, too. "
-                "Passwords do not belong here, everyone can read them in the list of processes",
+                help=Rare(
+                    f"options of {tool} that name the BMC, as one word and after a =: "
+                    f"--ipmipower-{tool}='{example}'; disables the other tool, unless it has options, too. Give no "
+                    "password here: all users can read it in the list of processes"
+                ),
             )
         parser.add_argument(
             "--ipmipower-timeout",
             metavar="S",
             type=positive_seconds,
             default=10.0,
-            help="seconds after which a tool that has not answered is killed (default: %(default)g)",
+            help=Rare("kill a tool that does not answer within S seconds (default: %(default)g)"),
         )
 
     @classmethod

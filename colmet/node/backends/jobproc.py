@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colmet.common.cli import Options
+from colmet.common.cli import Options, Rare
 from colmet.common.errors import ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
@@ -356,11 +356,11 @@ class JobprocBackend(InputBackend):
         parser.add_argument(
             "--enable-jobproc",
             action="store_true",
-            help="measure I/O, memory and tasks of the processes of all jobs in /proc; without it memory and tasks of "
-            "the jobs for which no cgroup counts them",
+            help="measure I/O, memory and tasks of all jobs in /proc (default: memory and tasks of jobs that no cgroup "
+            "counts)",
         )
         parser.add_argument(
-            "--disable-jobproc", action="store_true", help="do not measure the jobs' processes in /proc"
+            "--disable-jobproc", action="store_true", help=Rare("do not measure the jobs' processes in /proc")
         )
 
     @classmethod

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import Options, powers_of_ten
+from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
@@ -230,14 +230,16 @@ class LustreBackend(InputBackend):
         parser.add_argument(
             "--enable-lustre",
             action="store_true",
-            help="measure Lustre file systems: reads, writes and metadata operations of each mount",
+            help="measure reads, writes and metadata operations of Lustre mounts",
         )
         parser.add_argument(
             "--lustre-prefix",
             metavar="NAME",
             default="lustre",
-            help="the file systems that --enable-lustre measures: those whose mounts the client calls NAME-..., as "
-            f"'ls {FOLDERS[0]} {FOLDERS[1]}' shows; '' for all (default: %(default)s)",
+            help=Rare(
+                f"measure only the mounts named NAME-... in {FOLDERS[0]} or {FOLDERS[1]}; '': all (default: "
+                "%(default)s)"
+            ),
         )
 
     @classmethod

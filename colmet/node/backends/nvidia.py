@@ -331,7 +331,7 @@ class NvidiaBackend(InputBackend):
         parser.add_argument(
             "--enable-nvidia",
             action="store_true",
-            help="measure NVIDIA GPUs: of each job those that it holds and uses, and each GPU of the node",
+            help="measure NVIDIA GPUs, of the node and of each job",
         )
 
     @classmethod

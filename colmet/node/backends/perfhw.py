@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from colmet.common.cli import Options, powers_of_ten
+from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node import clib
@@ -324,21 +324,20 @@ class PerfhwBackend(InputBackend):
             metavar="NAME",
             nargs="+",
             default=list(DEFAULT_EVENTS),
-            help=f"the events, {MAX_EVENTS} at most: {', '.join(perfevents.NAMES_06)}; or as `perf list` names them, "
-            "such as LLC-load-misses, cpu/mem-loads/, cpu/event=0x3c,umask=0x00/, r1a8. NAME:PERIOD:JOB is for an "
-            "event that has a value every PERIOD seconds only, or of one job only; -1 for every sample, for all jobs "
-            f"(default: {' '.join(DEFAULT_EVENTS)})",
+            help=f"count these events, at most {MAX_EVENTS}; by the names in colmet-node(8) or `perf list`; "
+            f"NAME:PERIOD:JOB limits one to every PERIOD seconds or to one job (default: {' '.join(DEFAULT_EVENTS)})",
         )
         parser.add_argument(
             "--perfhw-make-cgroup",
             action="store_true",
-            help="where jobs have no cgroup in the perf_event hierarchy (OAR 2 as it is installed): make one for each, "
-            "put its tasks there, and remove it at the end",
+            help=Rare(
+                "make a perf_event cgroup for each job that has none (OAR 2 by default), and remove it when it ends"
+            ),
         )
         parser.add_argument(
             "--perfhw-yield",
             action="store_true",
-            help="give a job's counters up while somebody in it uses perf; its rows are missing meanwhile",
+            help=Rare("release a job's counters while a process of the job uses perf; rows are missing meanwhile"),
         )
 
     @classmethod

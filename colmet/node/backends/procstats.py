@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
-from colmet.common.cli import Options
+from colmet.common.cli import Options, Rare
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node.backend import InputBackend
@@ -197,7 +197,7 @@ class ProcstatsBackend(InputBackend):
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """One option to turn it off."""
-        parser.add_argument("--disable-procstats", action="store_true", help="do not measure the node as a whole")
+        parser.add_argument("--disable-procstats", action="store_true", help=Rare("do not measure the node as a whole"))
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> ProcstatsBackend | None:

@@ -233,8 +233,9 @@ class RaplBackend(InputBackend):
         """One option to turn it on."""
         parser.add_argument(
             "--enable-RAPL",
+            "--enable-rapl",
             action="store_true",
-            help="measure the energy of processors and memory (RAPL: Intel, and AMD since Zen; needs root)",
+            help="measure the energy of processors and memory (RAPL)",
         )
 
     @classmethod

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colmet.common.cli import Options, whole_number
+from colmet.common.cli import Options, Rare, whole_number
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
@@ -196,19 +196,21 @@ class TaskstatsBackend(InputBackend):
             "--state-dir",
             metavar="DIR",
             default="/run/colmet",
-            help="where the jobs' totals are kept for a restart of the agent; '' for nowhere (default: %(default)s)",
+            help=Rare("keep the jobs' totals here across a restart of colmet-node; '': nowhere (default: %(default)s)"),
         )
         parser.add_argument(
             "--exit-buffer",
             metavar="KIB",
             type=whole_number(1, 1 << 20),
-            help="room for the kernel's records of ended tasks, for each CPU; give more where agent_default says that "
-            "records are lost (default: 2048 to 16384, by the number of CPUs)",
+            help=Rare(
+                "receive buffer for the kernel's exit records, for each CPU; raise it if agent_default counts lost "
+                "records (default: 2048 to 16384, by the number of CPUs)"
+            ),
         )
         parser.add_argument(
             "--no-fork-events",
             action="store_true",
-            help="do not listen to forks; ended tasks are then attributed by their parents alone",
+            help=Rare("do not listen to forks: attribute ended tasks by their parents alone"),
         )
 
     @classmethod

@@ -123,7 +123,7 @@ class TemperatureBackend(InputBackend):
         parser.add_argument(
             "--enable-temperature",
             action="store_true",
-            help="measure temperatures: thermal zones, and all sensors that hwmon drivers know",
+            help="measure temperatures: thermal zones and hwmon sensors",
         )
 
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from colmet.common.cli import powers_of_ten
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import BackendUnavailable
 from colmet.node.gpus.reading import Gpu, Process, Reader
 
@@ -71,7 +72,7 @@ class NvmlReader(Reader):
         try:
             import pynvml
         except ImportError as err:
-            raise BackendUnavailable("there is no NVML for Python; `pip install nvidia-ml-py` brings it") from err
+            raise BackendUnavailable(f"the Python module pynvml is missing: {how_to_install('pynvml')}") from err
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as err:

@@ -39,7 +39,6 @@ class Result(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
         "exit status:\n"
         "  0  all is well\n"

@@ -10,8 +10,7 @@ from colmet.tools.facility.options import Program
 
 PROGRAM = Program(
     name="afmetrics_collector",
-    description="What afmetrics_collector did, with its options, by colmet-facility; docs/tools/facility.md tells what "
-    "differs.",
+    description="Do what afmetrics_collector did, with its options; docs/tools/facility.md has the differences.",
     cluster="UC-AF",
     url="https://af.atlas-ml.org/",
     state_file="/run/afmetrics.json",

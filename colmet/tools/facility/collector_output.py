@@ -63,22 +63,26 @@ def add_options(parser: cli.Options) -> None:
         "--zeromq-uri",
         metavar="URI",
         action="append",
-        help="write the same facts as rows to colmet-collector, which listens there, e.g. tcp://collector:5556; may be "
-        "given several times: another one is taken while the first is away (default: none)",
+        help="send the same as rows to colmet-collector at this address; such as tcp://collector:5556; repeatable: the "
+        "next one is used while the first is away",
     )
     parser.add_argument(
         "--zeromq-link-uri",
         metavar="URI",
         action="append",
-        help="where the collector acknowledges, in the order of --zeromq-uri; '' asks for no acknowledgements "
-        "(default: the next port)",
+        help=cli.Rare(
+            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements "
+            "(default: the next port)"
+        ),
     )
     curve.add_options(parser, "facility.secret")
     parser.add_argument(
         "--collector-host-name",
         metavar="NAME",
-        help="name that the rows come from; it must differ from that of a colmet-node, and with keys it is the name of "
-        "this program's pair (default: that of this machine, with -facility behind it)",
+        help=cli.Rare(
+            "host name in the rows; not that of a colmet-node; with keys, the name of this program's key pair "
+            "(default: this machine's, with -facility behind it)"
+        ),
     )
 
 

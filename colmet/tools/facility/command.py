@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 PROGRAM = Program(
     name="colmet-facility",
-    description="Tell a facility's endpoint, or colmet-collector, who is logged in, what the batch system does, who "
-    "has Jupyter notebooks, and how this host is: once, for cron or a timer, or every --interval.",
+    description="Send logins, batch queues, Jupyter users and this host's load to a facility's endpoint, or "
+    "to colmet-collector: once, for cron or a timer, or every --interval.",
     cluster=None,
     url=None,
     state_file=None,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError
 from colmet.tools.facility.deadlines import Deadlines, SourceFailed
 
@@ -146,10 +147,7 @@ class Jupyter:
             import kubernetes.client
             import kubernetes.config
         except ModuleNotFoundError as err:
-            raise SourceFailed(
-                f"-j takes the Python module {err.name}: pip install 'colmet[facility]', or apt-get install "
-                "python3-kubernetes"
-            ) from err
+            raise SourceFailed(f"-j requires the Python module kubernetes: {how_to_install('kubernetes')}") from err
         client: Any = kubernetes.client  # newer versions have types, in part
         config: Any = kubernetes.config
         configuration = client.Configuration()

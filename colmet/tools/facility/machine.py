@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from colmet.common.cli import powers_of_ten
+from colmet.common.dependencies import how_to_install
 from colmet.tools.facility.deadlines import Deadlines, SourceFailed
 from colmet.tools.facility.documents import Space, Traffic
 
@@ -81,9 +82,7 @@ def _psutil() -> Any:
     try:
         import psutil
     except ModuleNotFoundError as err:
-        raise SourceFailed(
-            "--host takes the Python module psutil: pip install 'colmet[facility]', or apt-get install python3-psutil"
-        ) from err
+        raise SourceFailed(f"--host requires the Python module psutil: {how_to_install('psutil')}") from err
     return psutil
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.common import cli
+from colmet.common.cli import Rare
 from colmet.tools.batch.systems import SYSTEMS
 from colmet.tools.facility import collector_output, sender
 from colmet.tools.facility.machine import DISKS
@@ -62,26 +63,27 @@ def interval(text: str) -> float:
 def build_parser(program: Program) -> cli.Parser:
     """The options of a program."""
     parser = cli.Parser(prog=program.name, description=program.description)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument(
-        "-v", "--verbose", dest="loglevel", action="store_const", const=logging.INFO, help="say what is done"
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )
     parser.add_argument(
-        "-vv", "--very-verbose", dest="loglevel", action="store_const", const=logging.DEBUG, help="say all of it"
+        "-v", "--verbose", dest="loglevel", action="store_const", const=logging.INFO, help="log what is done (INFO)"
+    )
+    parser.add_argument(
+        "-vv", "--very-verbose", dest="loglevel", action="store_const", const=logging.DEBUG, help="log details (DEBUG)"
     )
     parser.add_argument(
         "--interval",
         metavar="S",
         type=interval,
-        help="run for ever, every so many seconds (default: run once, for cron or a timer)",
+        help="run every S seconds (default: run once)",
     )
     parser.add_argument(
         "-c",
         "--cluster",
         metavar="NAME",
         default=program.cluster,
-        help="the name of this facility"
-        + (" (default: %(default)s)" if program.cluster else ", which has to be given"),
+        help="name of this facility" + (" (default: %(default)s)" if program.cluster else ", required"),
     )
     _add_sources(parser, program)
     _add_people(parser.add_argument_group("users and names"))
@@ -90,13 +92,13 @@ def build_parser(program: Program) -> cli.Parser:
 
 
 def _add_sources(parser: cli.Parser, program: Program) -> None:
-    group = parser.add_argument_group("what is gathered")
-    group.add_argument("-s", "--ssh", action="store_true", help="who is logged in on this machine (who)")
+    group = parser.add_argument_group("what is collected")
+    group.add_argument("-s", "--ssh", action="store_true", help="users logged in on this machine (who)")
     group.add_argument(
         "-S",
         "--ssh-history",
         action="store_true",
-        help="with -s: also who was within the last 5 minutes (last); who is both is listed and counted twice",
+        help="with -s: also those of the last 5 minutes (last)",
     )
     group.add_argument("--host", action="store_true", help="load, memory, network and disks of this machine")
     group.add_argument(
@@ -104,14 +106,16 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
         metavar="PATH",
         type=path,
         action="append",
-        help=f"with --host: a file system to tell of; may be repeated (default: {', '.join(DISKS)}, if they are there)",
+        help=Rare(f"with --host: this file system; repeatable (default: {', '.join(DISKS)}, if they exist)"),
     )
     group.add_argument(
         "--state-file",
         metavar="FILE",
         default=program.state_file,
-        help="with --host: holds the network counters from one run to the next (default: "
-        + ("%(default)s)" if program.state_file else "network-HOST.json in the directory of the spool)"),
+        help=Rare(
+            "with --host: keep the network counters between runs in this file (default: "
+            + ("%(default)s)" if program.state_file else "network-HOST.json in the directory of the spool)")
+        ),
     )
     group.add_argument("-b", "--batch", action="store_true", help="queues and jobs of the batch system")
     group.add_argument(
@@ -119,7 +123,7 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
         metavar="NAME",
         choices=list(SYSTEMS),
         action="append",
-        help=f"which one: {', '.join(SYSTEMS)}; may be repeated, does without -b (default: condor)",
+        help=f"which one: {', '.join(SYSTEMS)}; repeatable; implies -b (default: condor)",
     )
     group.add_argument(
         "-q",
@@ -128,60 +132,68 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
         type=queue,
         action="append",
         default=[],
-        help="of HTCondor: jobs that meet the constraint are told of as a queue; may be repeated; 'all:' is all jobs",
+        help="HTCondor's jobs that meet the constraint, as a queue; repeatable; 'all:' is all jobs",
     )
     group.add_argument("-j", "--jupyter", action="store_true", help="users with Jupyter notebooks in Kubernetes")
     group.add_argument(
-        "-n", "--namespace", metavar="NAME", default="af-jupyter", help="of the notebooks' pods (default: %(default)s)"
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        default="af-jupyter",
+        help=Rare("namespace of the notebooks' pods (default: %(default)s)"),
     )
     group.add_argument(
         "-l",
         "--label",
         metavar="NAME",
         default="owner",
-        help="of these pods that names the user (default: %(default)s)",
+        help=Rare("label of these pods with the user's name (default: %(default)s)"),
     )
     group.add_argument(
         "--kubeconfig",
         metavar="FILE",
         default="",
-        help="address and account of the Kubernetes cluster (default: $KUBECONFIG, ~/.kube/config, or the pod's own)",
+        help=Rare("configuration of the Kubernetes client (default: $KUBECONFIG, ~/.kube/config, or the pod's own)"),
     )
     group.add_argument(
         "--source-timeout",
         metavar="S",
         type=cli.positive_seconds,
         default=30.0,
-        help="seconds that who, last, each disk and the Kubernetes cluster may take to answer (default: %(default)g)",
+        help=Rare("wait at most S seconds for each of who, last, a disk, Kubernetes (default: %(default)g)"),
     )
 
 
 def _add_people(group: cli.Options) -> None:
     group.add_argument(
-        "-g", "--group", metavar="NAME", default="", help="only members of this Unix group (not in queues and hosts)"
+        "-g", "--group", metavar="NAME", default="", help="only members of this Unix group; not in queues and hosts"
     )
-    group.add_argument("-o", "--obfuscate-users", action="store_true", help="send other names for users")
+    group.add_argument("-o", "--obfuscate-users", action="store_true", help="replace users' names by hashes")
     group.add_argument(
         "--key-file",
         metavar="FILE",
-        help="make them with the key in this file (HMAC-SHA-256), which is the one to recommend; does without -o",
+        help="replace them by HMAC-SHA-256 with the key in this file; recommended; implies -o",
     )
     group.add_argument(
         "--make-key",
         metavar="FILE",
-        help="write a new key to this file, and exit; all machines of a site take the same",
+        help=Rare("write a new key to this file, and exit; use one key on all machines of a site"),
     )
     salts = group.add_mutually_exclusive_group()
     salts.add_argument(
-        "-z", "--salt", metavar="TEXT", default="", help="with -o: is hashed with each name; others can see it in ps"
+        "-z",
+        "--salt",
+        metavar="TEXT",
+        default="",
+        help=Rare("with -o: hash this with each name; all users of this machine can read it in the list of processes"),
     )
-    salts.add_argument("--salt-file", metavar="FILE", help="with -o: has the salt")
+    salts.add_argument("--salt-file", metavar="FILE", help=Rare("with -o: the salt is in this file"))
     group.add_argument(
         "-O",
         "--obfuscate-hosts",
         metavar="DOMAIN",
         default="",
-        help="tell of this machine as 'atlas', the digits of its name and this domain",
+        help="call this machine 'atlas' and the digits of its name, in this domain",
     )
 
 
@@ -190,23 +202,20 @@ def _add_outputs(parser: cli.Parser, program: Program) -> None:
     group.add_argument(
         "-u",
         "--url",
+        metavar="URL",
         default=program.url,
-        help="the endpoint that they are posted to" + (" (default: %(default)s)" if program.url else ""),
+        help="post them to this endpoint" + (" (default: %(default)s)" if program.url else ""),
     )
     tokens = group.add_mutually_exclusive_group()
-    tokens.add_argument("-t", "--token", metavar="TEXT", help="is in each of them; others can see it in ps")
-    tokens.add_argument(
-        "--token-file", metavar="FILE", help=f"has the token (default: {TOKEN_VARIABLE} of the environment)"
-    )
+    tokens.add_argument("-t", "--token", metavar="TEXT", help="token in each; all users of this machine can read it")
+    tokens.add_argument("--token-file", metavar="FILE", help=f"the token is in this file (default: ${TOKEN_VARIABLE})")
     if not program.is_alias:
-        group.add_argument(
-            "--json-lines", action="store_true", help="print them, one a line, to standard output; without the token"
-        )
+        group.add_argument("--json-lines", action="store_true", help="print them, one a line, without the token")
     group.add_argument(
         "-d",
         "--debug",
         action="store_true",
-        help="append them to files in the current directory instead of sending them",
+        help="append them to files in the current directory, and send nothing",
     )
     sender.add_options(group, program.name)
     collector_output.add_options(parser.add_argument_group("output to colmet-collector"))

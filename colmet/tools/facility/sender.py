@@ -121,62 +121,63 @@ def add_options(parser: cli.Options, name: str = "colmet-facility") -> None:
     parser.add_argument(
         "--spool-dir",
         metavar="DIR",
-        help="keep what is not sent yet below this directory; '' keeps nothing: what cannot be sent is lost (default: "
-        f"{SPOOLS}/{name} as root, else ~/.local/state/{name})",
+        help=cli.Rare(
+            "keep unsent documents in this directory; '': nowhere, documents that cannot be sent are lost (default: "
+            f"{SPOOLS}/{name} as root, else ~/.local/state/{name})"
+        ),
     )
     parser.add_argument(
         "--spool-size",
         metavar="SIZE",
         type=cli.size_bytes,
         default=64 << 20,
-        help="bytes that the documents there may take; beyond it the oldest go (default: 64M)",
+        help=cli.Rare("limit of the spool; beyond it the oldest documents are dropped (default: 64M)"),
     )
     parser.add_argument(
         "--spool-age",
         metavar="DAYS",
         type=cli.whole_number(1, 3650),
         default=7,
-        help="days after which documents go that could not be sent (default: %(default)s)",
+        help=cli.Rare("drop documents that could not be sent within DAYS days (default: %(default)s)"),
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
         type=cli.positive_seconds,
         default=10.0,
-        help="seconds that the endpoint may take to answer (default: %(default)g)",
+        help=cli.Rare("wait at most S seconds for an answer of the endpoint (default: %(default)g)"),
     )
     parser.add_argument(
         "--tries",
         metavar="N",
         type=cli.whole_number(1, 100),
         default=3,
-        help="times that a run tries to send a document (default: %(default)s)",
+        help=cli.Rare("try to send a document N times in a run (default: %(default)s)"),
     )
     parser.add_argument(
         "--deadline",
         metavar="S",
         type=cli.positive_seconds,
         default=120.0,
-        help="seconds that the sending of a run may take; what is left then is kept for the next (default: "
-        "%(default)g)",
+        help=cli.Rare("send for at most S seconds in a run, and keep the rest for the next (default: %(default)g)"),
     )
     parser.add_argument(
         "--rate",
         metavar="N",
         type=cli.whole_number(1, 100_000),
         default=100,
-        help="documents a second that are sent at most (default: %(default)s)",
+        help=cli.Rare("send at most N documents a second (default: %(default)s)"),
     )
     parser.add_argument(
         "--ca-file",
         metavar="FILE",
-        help="certificates (PEM) of those that may vouch for the endpoint (default: the system's)",
+        help="CA certificates (PEM) for the endpoint (default: those of this machine)",
     )
     parser.add_argument(
         "--timestamp",
         action="store_true",
-        help="add a field timestamp (seconds since the epoch) to each document: without it nobody can tell from a "
-        "document that was kept for an hour when it was true",
+        help="add the time to each document; as the field timestamp, in seconds since 1970; without it a document that "
+        "was kept for an hour looks an hour younger",
     )
 
 

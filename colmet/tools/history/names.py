@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+
+from colmet.common.suggestions import near as nearest
 
 SUFFIX = "_default"
 
@@ -26,6 +27,6 @@ def near(text: str, tables: Iterable[tuple[str, Iterable[str]]]) -> str:
         tables: each with its columns.
     """
     names = {name: None for table, columns in tables for column in columns for name in names_of(table, column)}
-    found = difflib.get_close_matches(text[:200], names, n=5, cutoff=0.5)
+    found = nearest(text, names, 5, 0.5)
     printable = [name[:100].encode("unicode_escape").decode() for name in found]
     return f"near it: {', '.join(printable)}" if printable else "docs/metrics.md has all of them"

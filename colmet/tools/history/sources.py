@@ -19,13 +19,13 @@ def add_options(parser: cli.Options) -> None:
     Args:
         parser: of the command.
     """
-    group = parser.add_argument_group("where the rows are (by default where the collector's --config file says)")
+    group = parser.add_argument_group("store (default: that of the collector's configuration)")
     group.add_argument(
         "--hdf5",
         metavar="PATH",
         action="append",
         default=[],
-        help="HDF5 file of the collector, or its --hdf5-filepath: all PATH.<10 digits>.hdf5 (repeatable)",
+        help="HDF5 file, or the collector's --hdf5-filepath; that is all PATH.<10 digits>.hdf5; repeatable",
     )
     elastic.add_options(group, "read from")
     group.add_argument(

@@ -1,7 +1,7 @@
-"""Show the memory that jobs reserved and used, by host: as a bar for each host, and for each job.
+"""Show the memory that jobs reserved and used, by host and by job.
 
-Asks the JSON interface of a collector (--http-listen), or a server of QmemTools. A collector tells what Grid Engine
-says where it is set up to, and otherwise what Colmet has measured of OAR's or Slurm's jobs.
+The figures come from the JSON interface of a collector (--http-listen), which has them from Grid Engine if it runs with
+--gridengine, else from the nodes of OAR and Slurm; or from a server of QmemTools.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import time
 from collections.abc import Sequence
 
 from colmet.common import cli
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.suggestions import did_you_mean
 from colmet.tools.mem import server, text
 from colmet.tools.mem.model import Memory, Wanted, count
 from colmet.tools.mem.server import Fetched, Server
@@ -24,45 +26,39 @@ CONFIG = "/etc/colmet/collector.toml"
 EPILOG = """\
 examples:
   colmet mem https://head:8080            each host: used, reserved and available memory
-  colmet mem head:8080 -u -h node-17      one host, with each of its jobs
-  colmet mem head:8080 -o alice           where alice's jobs are, and what they use of what they reserved
+  colmet mem head:8080 -d --host node-17  one host, with each of its jobs
+  colmet mem head:8080 -u alice           where alice's jobs are, and what they use of what they reserved
   colmet mem head:8080 | cut -f 1,7       host and available memory: in a pipe, columns have tabs between them
 
-exit status: 0; 1 where the server does not answer, or has no data; 2 where the command line cannot be used.
+exit status: 0; 1 where the server does not answer, or has no data; 2 where the command line is wrong.
 """
 
 
 def add_options(parser: cli.Parser) -> None:
     """Declare the server, and what is to be shown."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument(
         "url",
         metavar="URL",
         nargs="?",
-        help="of the server, or HOST:PORT (default: the collector of this machine, where --config says)",
+        help="URL of the server, or HOST:PORT (default: that of this machine's collector, as --config has it)",
     )
-    add_choice(parser)
+    group = parser.add_argument_group("what is shown")
+    group.add_argument("--host", metavar="HOST", dest="hostname", default="", help="only this host")
+    group.add_argument(
+        "-j", "--job", metavar="JOB", dest="jobid", default="", help="only this job, or this task of an array (17.3)"
+    )
+    group.add_argument("-u", "--user", metavar="USER", dest="owner", default="", help="only the jobs of this user")
+    group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host, as -j and -u do")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.add_argument("--no-color", action="store_true", help="no colours, as with NO_COLOR in the environment")
+    parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
     parser.add_argument(
-        "--watch", metavar="S", type=cli.positive_seconds, help="ask again after so many seconds, until Ctrl-C"
+        "--interval", metavar="S", type=cli.positive_seconds, help="refresh every S seconds, until Ctrl-C"
     )
     parser.add_argument(
         "--config", metavar="FILE", default=CONFIG, help="configuration of the collector (default: %(default)s)"
     )
     server.add_options(parser)
-
-
-def add_choice(parser: cli.Parser) -> None:
-    """Declare which hosts and jobs are shown: the options of QmemTools' viewer."""
-    parser.conflict_handler = "resolve"  # -h is no help here: it was a host before Colmet had this
-    group = parser.add_argument_group("what is shown")
-    group.add_argument("-h", "--hostname", metavar="HOST", default="", help="only this host (help is --help alone)")
-    group.add_argument(
-        "-j", "--jobid", metavar="ID", default="", help="only this job, or this task of an array (17.3), with details"
-    )
-    group.add_argument("-o", "--owner", metavar="USER", default="", help="only the jobs of this user, with details")
-    group.add_argument("-u", "--details", action="store_true", help="below each host its jobs")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,11 +70,11 @@ def run(options: argparse.Namespace) -> int:
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
     asked = Server.from_options(url, options)
     printing = Printing(options, text.SHORT_TITLES, "colmet mem")
-    if options.watch is None:
+    if options.interval is None:
         return printing.once(asked.fetch())
     if options.json or not sys.stdout.isatty():
-        raise ConfigError("--watch is for a terminal; without it, a script gets one answer")
-    return printing.watch(asked, options.watch)
+        raise ConfigError("--interval requires a terminal, and excludes --json")
+    return printing.watch(asked, options.interval)
 
 
 def configured_url(path: str) -> str:
@@ -108,24 +104,20 @@ def configured_url(path: str) -> str:
 
 
 class Printing:
-    """Prints what a server told, as the options say.
+    """Prints the answer of a server, as the options say.
 
     Args:
-        options: of `add_options`; some may be missing.
+        options: of the command line; some may be missing.
         titles: of the columns on a terminal.
-        program: that what is said on standard error begins with.
-        only_with_jobs: leave out hosts without a job that is to be shown, where only some are.
+        program: name at the start of lines on standard error.
     """
 
-    def __init__(
-        self, options: argparse.Namespace, titles: Sequence[str], program: str, only_with_jobs: bool = True
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, titles: Sequence[str], program: str) -> None:
         self._options = options
         self._titles = titles
         self._program = program
         self._details = options.details or bool(options.jobid or options.owner)
-        leaves_out = only_with_jobs and bool(options.owner)
-        self._wanted = Wanted(options.hostname, options.jobid, options.owner, leaves_out)
+        self._wanted = Wanted(options.hostname, options.jobid, options.owner)
 
     def once(self, fetched: Fetched) -> int:
         """Print it; the exit status."""
@@ -133,7 +125,7 @@ class Printing:
         if self._options.json:
             print(json.dumps(text.document_of(memory, self._details), allow_nan=False))
         elif not self._on_terminal(memory):
-            for line in text.plain(memory, self._details):
+            for line in text.plain(memory, self._details, self._titles):
                 print(line)
         sys.stdout.flush()
         for note in self._notes(fetched, memory):
@@ -151,12 +143,12 @@ class Printing:
             notes = [trouble] if trouble else self._notes(fetched, self._count(fetched))
             stamp = f"{time.strftime('%H:%M:%S')}, every {period_s:g} s (Ctrl-C ends)"
             if not self._on_terminal(self._count(fetched), [stamp, *notes]):
-                raise ConfigError("--watch takes the Python module rich: pip install 'colmet[tools]'")
+                raise ConfigError(f"--interval requires the Python module rich: {how_to_install('rich')}")
             time.sleep(period_s)
             try:
                 fetched, trouble = asked.fetch(), ""
             except ColmetError as err:
-                trouble = f"{err}; this is of before"
+                trouble = f"{err}; these are the figures of before"
 
     def _count(self, fetched: Fetched) -> Memory:
         return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
@@ -173,16 +165,21 @@ class Printing:
         return True
 
     def _notes(self, fetched: Fetched, memory: Memory) -> list[str]:
-        """What has to be said of the numbers."""
-        notes = []
-        if self._wanted.host and self._wanted.host not in fetched.hosts:
-            notes.append(f"there is no host {clean(self._wanted.host)}; without -h it shows which there are")
+        """Return what the figures leave out, and what was not found."""
+        wanted, notes = self._wanted, []
+        if wanted.host and wanted.host not in fetched.hosts:
+            notes.append(f"there is no host {clean(wanted.host)}{clean(did_you_mean(wanted.host, fetched.hosts))}")
+        elif not any(host.jobs for host in memory.hosts):
+            where = f" on {clean(wanted.host)}" if wanted.host else ""
+            if wanted.job:
+                notes.append(f"there is no job {clean(wanted.job)}{where}, or you may not see it")
+            elif wanted.owner:
+                notes.append(f"user {clean(wanted.owner)} has no job{where}, or you may not see it")
         if not fetched.knows_all:
-            notes.append("these are your own jobs: what is available, with those of others, is not known")
+            notes.append("you see your own jobs only: the available memory depends on all jobs and is not shown")
         if memory.untold:
-            notes.append(
-                f"jobs of which it is not known what they use on a host, so that sums lack it: {memory.untold}"
-            )
+            them = "1 job: its" if memory.untold == 1 else f"{memory.untold} jobs: their"
+            notes.append(f"{them} memory use on some host is not known; sums leave it out")
         if memory.unread:
-            notes.append(f"sizes that are no numbers, and count as not known: {memory.unread}")
+            notes.append(f"{memory.unread} size{'s' * (memory.unread > 1)} of the answer not understood, and left out")
         return notes

@@ -28,19 +28,17 @@ _PART = re.compile(r"(\d+)", re.ASCII)
 
 
 class Wanted(NamedTuple):
-    """What is to be shown.
+    """What is to be shown. Hosts without a job or user that is named are not.
 
     Attributes:
         host: only this one; "" for all.
         job: only this one, or such a task of it (17.3); "" for all.
         owner: only this user's jobs; "" for all.
-        only_with_jobs: leave out the hosts that have none of these jobs.
     """
 
     host: str = ""
     job: str = ""
     owner: str = ""
-    only_with_jobs: bool = False
 
 
 class JobMemory(NamedTuple):
@@ -177,7 +175,7 @@ def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) 
     for name in sorted(hosts, key=natural):
         if wanted.host in ("", name):
             host = counting.host(name, hosts[name], wanted, knows_all)
-            if host.jobs or not (wanted.job or wanted.only_with_jobs):
+            if host.jobs or not (wanted.job or wanted.owner):
                 found.append(host)
     return Memory(found, sum([job.used is None for host in found for job in host.jobs]), counting.unread)
 

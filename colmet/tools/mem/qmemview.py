@@ -13,7 +13,7 @@ from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.tools.colmet import INTERRUPTED, PIPE_ENDED
 from colmet.tools.mem import server, text
-from colmet.tools.mem.command import Printing, add_choice
+from colmet.tools.mem.command import Printing
 from colmet.tools.mem.server import Server
 
 FAILED = 1
@@ -22,10 +22,17 @@ FAILED = 1
 def build_parser() -> cli.Parser:
     """The command line."""
     parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip())
-    parser.add_argument("place", metavar="HOST:PORT", help="of the server; or a URL, for one with TLS")
-    add_choice(parser)
+    parser.add_argument("place", metavar="HOST:PORT", help="address of the server, or a URL for one with TLS")
+    parser.conflict_handler = "resolve"  # -h was a host before Colmet had this program
+    group = parser.add_argument_group("what is shown")
+    group.add_argument("-h", "--hostname", metavar="HOST", default="", help="only this host; help is --help alone")
+    group.add_argument(
+        "-j", "--jobid", metavar="ID", default="", help="only this job, or this task of an array (17.3), with details"
+    )
+    group.add_argument("-o", "--owner", metavar="USER", default="", help="only the jobs of this user, with details")
+    group.add_argument("-u", "--details", action="store_true", help="show the jobs of each host")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.add_argument("--no-color", action="store_true", help="no colours, as with NO_COLOR in the environment")
+    parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     server.add_options(parser)
     return parser
@@ -50,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"qmemview: {err}", file=sys.stderr)
         return FAILED
     try:
-        return Printing(options, text.TITLES, "qmemview", only_with_jobs=False).once(
-            Server.from_options(url, options).fetch()
-        )
+        return Printing(options, text.TITLES, "qmemview").once(Server.from_options(url, options).fetch())
     except ColmetError as err:
         print(f"qmemview: {err}", file=sys.stderr)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else FAILED

@@ -66,25 +66,25 @@ class Fetched(NamedTuple):
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare how the server is asked, and who asks."""
-    group = parser.add_argument_group("the server")
+    """Declare the connection to the server, and the login."""
+    group = parser.add_argument_group("server and login")
     group.add_argument(
         "--timeout",
         metavar="S",
         type=cli.positive_seconds,
         default=30.0,
-        help="seconds that an answer may take (default: %(default)g)",
+        help="wait at most S seconds for an answer (default: %(default)g)",
     )
     group.add_argument(
-        "--ca-file", metavar="FILE", help="certificates (PEM) of those that may vouch for an https server"
+        "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
     )
     group.add_argument(
-        "--token-file", metavar="FILE", help=f"file with one line, a token (default: {TOKEN} of the environment)"
+        "--token-file", metavar="FILE", help=f"file with one line, a token (default: ${TOKEN} of the environment)"
     )
     group.add_argument(
-        "--user", metavar="NAME", help="who asks; the password is asked for on the terminal, or in --password-file"
+        "--login", metavar="NAME", help="log in with this name; the password is in --password-file, or typed"
     )
-    group.add_argument("--password-file", metavar="FILE", help="file with one line, the password of --user")
+    group.add_argument("--password-file", metavar="FILE", help="file with one line, the password of --login")
 
 
 def checked_address(text: str) -> str:
@@ -102,7 +102,7 @@ def checked_address(text: str) -> str:
             raise ConfigError(f"{text!r:.200} is neither HOST:PORT nor a URL such as https://head.example.org:8080")
         return f"http://{text}"
     if "@" in text:
-        raise ConfigError("user and password do not belong into the URL; give --user")
+        raise ConfigError("give no user and password in the URL; give --login NAME")
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -231,14 +231,14 @@ class Server:
             return ""
         if status == 401:
             if "Authorization" in self._headers:
-                return "it does not know this name with this password, or this token"
-            return f"it wants to know who asks: give --user, --token-file, or {TOKEN} in the environment"
+                return "it refused the login: wrong name, password or token"
+            return f"it requires a login: give --login, --token-file, or {TOKEN} in the environment"
         if status == NOT_FOUND:
             return "there is no such page; does a collector with --http-listen, or QmemTools' server, listen there?"
         if status == 429:
-            return f"too many ask; try again in {clean(headers.get('Retry-After', 'a few')[:20])} s"
+            return f"too many requests; try again in {clean(headers.get('Retry-After', 'a few')[:20])} s"
         if 300 <= status < 400:
-            return f"status {status}, points to {headers.get('Location', '')[:MAX_TEXT]!r}; give that"
+            return f"status {status}: the server is at {headers.get('Location', '')[:MAX_TEXT]!r}; give that address"
         return f"status {status}"
 
     def _connected(self) -> socket.socket:
@@ -318,15 +318,15 @@ def _authorization(options: argparse.Namespace) -> str:
     Raises:
         ConfigError: what is given does not go together, or cannot be used.
     """
-    if options.password_file and not options.user:
-        raise ConfigError("--password-file: whose? give --user, too")
-    if options.user and options.token_file:
-        raise ConfigError("--user and --token-file: give one of them")
-    if options.user:
-        if ":" in options.user or not options.user.isprintable():
-            raise ConfigError(f"--user {options.user!r:.100}: not the name of a user")
+    if options.password_file and not options.login:
+        raise ConfigError("--password-file requires --login")
+    if options.login and options.token_file:
+        raise ConfigError("--login and --token-file: give one of them")
+    if options.login:
+        if ":" in options.login or not options.login.isprintable():
+            raise ConfigError(f"--login {options.login!r:.100}: not the name of a user")
         password = read_line("--password-file", options.password_file) if options.password_file else _asked()
-        return "Basic " + base64.b64encode(f"{options.user}:{password}".encode(errors="surrogateescape")).decode()
+        return "Basic " + base64.b64encode(f"{options.login}:{password}".encode(errors="surrogateescape")).decode()
     origin, token = f"{TOKEN} of the environment", os.environ.get(TOKEN, "")
     if options.token_file:
         origin, token = f"--token-file {options.token_file}", read_line("--token-file", options.token_file)
@@ -338,8 +338,8 @@ def _authorization(options: argparse.Namespace) -> str:
 def _asked() -> str:
     """The password, from the terminal."""
     if not sys.stdin.isatty():
-        raise ConfigError("--user: here is no terminal to ask for the password; give --password-file")
+        raise ConfigError("--login: no terminal to read the password from; give --password-file")
     try:
         return getpass.getpass("password: ")
     except EOFError:
-        raise ConfigError("--user: no password was given") from None
+        raise ConfigError("--login: no password was typed") from None

@@ -106,23 +106,24 @@ def legend(memory: Memory) -> list[Kind]:
     return [USED, RESERVED, *([OTHERS] if hides else []), AVAILABLE if knows_all else HIDDEN]
 
 
-def plain(memory: Memory, details: bool) -> Iterator[str]:
-    """Lines of columns with tabs between them, as QmemTools' viewer prints them.
+def plain(memory: Memory, details: bool, titles: Sequence[str]) -> Iterator[str]:
+    """Yield lines of columns with tabs between them, as QmemTools' viewer prints them.
 
     Args:
         memory: what is shown.
         details: whether each job has a line below its host, with dashes and titles around each host.
+        titles: of the columns.
     """
-    titles = "\t".join(TITLES)
+    head = "\t".join(titles)
     if not details:
-        yield titles
+        yield head
     for host in memory.hosts:
         usage = "".join([kind.sign * length for kind, length in bar(host)]).strip() or UNKNOWN
         line = "\t".join([clean(host.host), usage, *_host_cells(host)])
         if not details:
             yield line
             continue
-        yield from (titles, DASHES, line, DASHES)
+        yield from (head, DASHES, line, DASHES)
         for job in host.jobs:
             master = MASTER if job.master else ""
             who = [master, clean(job.job), clean(job.owner), clean(job.name)[:NAME]]

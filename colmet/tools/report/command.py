@@ -1,8 +1,4 @@
-"""What a job did: CPU, memory, I/O, GPUs and energy of what it was given, where its time went, and what to do better.
-
-Reads what the collector has stored. Exit status: 0, 1 where there is nothing of the job or the store cannot be read, 2
-where the command line or the configuration is wrong.
-"""
+"""Report what a job used of what it was given, where its time went, and what to do better, from the stored rows."""
 
 from __future__ import annotations
 
@@ -17,8 +13,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from colmet.common import cli
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.tools.completeness import moment, shown
+from colmet.tools import selection
+from colmet.tools.completeness import shown
 from colmet.tools.history.series import NODE, History
 from colmet.tools.history.sources import add_options as add_source_options
 from colmet.tools.history.sources import open_history
@@ -26,23 +24,24 @@ from colmet.tools.report.figures import Asked
 from colmet.tools.report.gathering import gather
 from colmet.tools.report.model import Report
 
-DEBIAN = {"rich": "python3-rich", "matplotlib": "python3-matplotlib"}
-
 
 def add_options(parser: cli.Parser) -> None:
     """Declare the job, the interval, and what is wanted of it."""
-    parser.epilog = "example: colmet report 4242 --hdf5 /var/lib/colmet/cluster --html job-4242.html"
-    parser.add_argument("job", metavar="JOB", type=cli.whole_number(1, (1 << 63) - 1), help="its number")
-    for name, text in (("since", "from this time on"), ("until", "up to this time")):
-        parser.add_argument(
-            f"--{name}",
-            metavar="TIME",
-            type=moment,
-            help=f"only {text}: seconds since 1970, or UTC as 2026-11-21T12:00:00",
-        )
+    parser.epilog = """\
+examples:
+  colmet report 4242
+  colmet report -j 4242 --since yesterday --html job-4242.html
+  colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
+
+exit status: 0; 1 where nothing is stored of the job, or the store cannot be read; 2 where the command line or the
+configuration is wrong."""
+    parser.usage = f"{parser.prog} [OPTION ...] JOB"
+    parser.add_argument("words", metavar="JOB", nargs="*", help="the job, unless --job names it")
+    selection.add_job(parser, "report on this job")
+    selection.add_interval(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", metavar="FILE", help="write a page with charts, one file")
-    parser.add_argument("--png", metavar="FILE", help="write a picture with charts")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
+    parser.add_argument("--png", metavar="FILE", help="write a picture with charts to this file")
     add_source_options(parser)
 
 
@@ -74,9 +73,13 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ColmetError: there is nothing of it, it cannot be read or written, or a library is missing.
     """
+    options.job = selection.job_of(options, options.words)
+    if options.words:
+        raise ConfigError(f"unexpected argument {options.words[0]!r:.100}: a report is of one job")
+    if not options.job:
+        raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
+    selection.check_interval(options)
     asked = Asked(options.job, options.since, options.until)
-    if options.since is not None and options.until is not None and options.since > options.until:
-        raise ConfigError("--since is later than --until")
     try:
         with open_history(options) as history:
             report = gather(history, asked, time.time())
@@ -93,10 +96,7 @@ def run(options: argparse.Namespace) -> int:
             _print(lambda: show(report, sys.stdout))
     except ModuleNotFoundError as err:
         name = str(err.name).partition(".")[0]
-        debian = f", or the Debian package {DEBIAN[name]}" if name in DEBIAN else ""
-        raise ConfigError(
-            f"it takes the Python module {name}, which is not installed: pip install 'colmet[tools]'{debian}"
-        ) from err
+        raise ConfigError(f"it requires the Python module {name}: {how_to_install(name)}") from err
     return 0
 
 
@@ -111,7 +111,7 @@ def nothing_of(history: History, asked: Asked) -> str:
         when = [
             f"{word} {shown(time_s)}" for word, time_s in (("since", asked.since), ("until", asked.until)) if time_s
         ]
-        return f"job {asked.job} has no rows {' and '.join(when)} (UTC); leave out --since and --until to see all of it"
+        return f"job {asked.job} has no rows {' and '.join(when)}; leave out --since and --until to see all of it"
     tables = sorted(history.tables(NODE))
     if not tables:
         return f"nothing is stored of job {asked.job}, nor of any node: is this the right store?"

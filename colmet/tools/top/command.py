@@ -1,7 +1,7 @@
-"""Show live what jobs and nodes use now, as the collector knows it, or on a compute node the node's own daemon.
+"""Show live what jobs and nodes use: from the collector, or on a compute node from its own daemon.
 
-To be run as root, or as the user of the daemon. That keeps the latest rows only while somebody looks: the first rates
-come with the second sample.
+Run it as root or as the daemon's user. The daemon keeps rows for it only while it runs: rates come with the second
+sample.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import Any, Callable
 
 from colmet.common import cli
 from colmet.common.control import add_client_options, ask, client_of
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.top import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
+from colmet.tools import selection
 from colmet.tools.top import view
 
 EPILOG = """\
 examples:
   colmet top                              what all jobs use, live; ? shows the keys
-  colmet top --job 4242                   one job, on each of its nodes
+  colmet top -j 4242                      one job, on each of its nodes
   colmet top --nodes --once --sort cpu    the busiest nodes, as text
-  colmet top --json --user bob | jq '.rows[] | {job, cpu, cpus}'
+  colmet top --json -u bob | jq '.rows[] | {job, cpu, cpus}'
 
-exit status: 0; 1 where no daemon answers, or it refuses; 2 where the command line cannot be used.
+exit status: 0; 1 where no daemon answers, or it refuses; 2 where the command line is wrong.
 """
 ASK_S = 15.0  # for an answer: a daemon rests nine times as long as it answers, and others may ask, too
 LOOK_S = 0.5  # between two looks whether all nodes have two samples
@@ -54,54 +56,54 @@ def words(text: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
     parser.add_argument(
         "daemon",
         nargs="?",
         choices=("node", "collector"),
-        help="which of them to ask (default: the collector, or the node's where no collector runs)",
+        help="ask this daemon (default: the collector, else the node)",
     )
     add_client_options(parser)
     parser.add_argument("--nodes", action="store_true", help="show the nodes, not the jobs")
-    parser.add_argument(
-        "--job", metavar="ID", type=cli.whole_number(0, (1 << 63) - 1), help="show this job, on each of its nodes"
-    )
-    parser.add_argument("--user", metavar="NAME", type=words, default="", help="only the jobs of this user")
+    selection.add_job(parser, "show this job, on each of its nodes")
+    selection.add_user(parser, "only the jobs of this user", words)
     parser.add_argument(
         "--text",
         metavar="TEXT",
         type=words,
         default="",
-        help="only what has this in the user's or in a node's name, or a job's number that begins with it",
+        help="only rows with this text in the user's or a node's name, or at the start of the job's number",
     )
     parser.add_argument(
         "--sort",
         metavar="KEY",
         help=f"of jobs: {', '.join(JOB_KEYS)} (default: cpu); of nodes: {', '.join(NODE_KEYS)} (default: node)",
     )
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument("--reverse", action="store_true", help="sort in reverse order")
     parser.add_argument(
         "--interval",
         metavar="S",
         type=interval,
         default=2.0,
-        help="seconds from one answer to the next, 0.2 to 30 (default: %(default)g)",
+        help="refresh every S seconds, from 0.2 to 30 (default: %(default)g)",
     )
-    parser.add_argument("--once", action="store_true", help="print one table, without a terminal, and exit")
+    parser.add_argument("--once", action="store_true", help="print one table and exit; works without a terminal")
     parser.add_argument("--json", action="store_true", help="print one answer as JSON, and exit")
     parser.add_argument(
         "--limit",
         metavar="N",
         type=cli.whole_number(1, MAX_ROWS),
         default=ROWS,
-        help="rows that --once and --json print at most (default: %(default)s)",
+        help="print at most N rows with --once and --json (default: %(default)s)",
     )
     parser.add_argument(
         "--wait",
         metavar="S",
         type=cli.positive_seconds,
         default=15.0,
-        help="seconds that --once and --json wait for each node's second sample, at most (default: %(default)g)",
+        help=cli.Rare(
+            "wait at most S seconds for each node's second sample with --once and --json (default: %(default)g)"
+        ),
     )
 
 
@@ -113,13 +115,12 @@ def run(options: argparse.Namespace) -> int:
         answer = settled(asked, {**request, "limit": options.limit}, options.wait)
         return _print(json.dumps(answer, indent=2) if options.json else "\n".join(text(answer, request, _width())))
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("", "dumb"):
-        raise ConfigError("here is no terminal to show it on; --once prints a table, --json all values")
+        raise ConfigError("standard output is no terminal: give --once for a table, --json for all values")
     try:
         from colmet.tools.top import screen
     except ModuleNotFoundError as err:
         raise ConfigError(
-            f"it takes the Python module {err.name}: apt-get install python3-rich, or pip install 'colmet[tools]'; "
-            "--once and --json do without"
+            f"it requires the Python module rich: {how_to_install('rich')}; --once and --json do without it"
         ) from err
     asked(request)  # where there is no daemon, that is said before the screen is taken
     return screen.show(asked, request, options.interval)

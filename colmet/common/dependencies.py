@@ -1,0 +1,24 @@
+"""How to install the Python modules that only some commands require."""
+
+from __future__ import annotations
+
+# By the name that is imported: the package of the Python index, and that of Debian where it has another name than
+# python3-<module>; "" where Debian has none.
+_PACKAGES = {
+    "pyarrow": ("pyarrow", ""),
+    "pynvml": ("nvidia-ml-py", ""),
+    "zmq": ("pyzmq", "python3-zmq"),
+}
+
+
+def how_to_install(*modules: str) -> str:
+    """Return the commands that install modules: ``apt-get install python3-rich, or pip install rich``.
+
+    Args:
+        modules: as they are imported.
+    """
+    names = list(dict.fromkeys(name.partition(".")[0] for name in modules))
+    packages = [_PACKAGES.get(name, (name, f"python3-{name}")) for name in names]
+    pip = f"pip install {' '.join(name for name, _ in packages)}"
+    debian = [name for _, name in packages if name]
+    return f"apt-get install {' '.join(debian)}, or {pip}" if len(debian) == len(packages) else pip

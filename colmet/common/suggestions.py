@@ -1,0 +1,35 @@
+"""What a misspelt word may have been meant to be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+MAX_WORD = 100  # characters that are compared
+
+
+def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known words most like a word, the best first; case, dashes and underscores count for nothing.
+
+    Args:
+        word: as it was given.
+        known: words that would have been right.
+        count: how many to return at most.
+        cutoff: how alike they must be, from 0 to 1.
+    """
+    forms = {_form(one): one for one in known}
+    form = _form(word[:MAX_WORD])
+    begins = [one for one in forms if len(form) > 2 and one.startswith(form)]
+    like = difflib.get_close_matches(form, forms, n=count, cutoff=cutoff)
+    best = like if like and like[0] == form else [*begins, *like]
+    return [forms[one] for one in dict.fromkeys(best)][:count]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message, ``; did you mean ...?``, or nothing where no known word is near."""
+    found = near(word, known)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _form(word: str) -> str:
+    return word.lower().replace("_", "-").lstrip("-")

@@ -1,0 +1,83 @@
+"""Times as people type them: of a clock, of a day, or some time ago. Without a zone they are local time."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from datetime import datetime, timedelta, timezone
+
+EXAMPLES = "such as 2h, yesterday, 20:33 or 2026-11-21T12:00:00"
+FORMS = (
+    "2h, yesterday, 20:33, 2026-11-21T12:00:00; also '30 min ago', 'yesterday 20:33', 2026-11-21, or "
+    "seconds since 1970; local time unless it ends in Z or an offset such as +01:00"
+)
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86400),
+}
+_AGO = re.compile(r"-?((?:\d{1,9}(?:\.\d{1,3})? ?[a-z]+ ?)+?)( ago)?", re.ASCII)
+_PART = re.compile(r"([\d.]+) ?([a-z]+)", re.ASCII)
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
+_DAYS = {"today": 0, "yesterday": 1}
+
+
+def moment(text: str, now: float | None = None) -> int:
+    """Return the time that a text names, in seconds since 1970: an option type.
+
+    - ``1795262400``: seconds since 1970.
+    - ``2h``, ``-90min``, ``1h30m``, ``3 days ago``: so long before now; a day has 24 hours.
+    - ``now``, ``today``, ``yesterday``: now, or the beginning of the day.
+    - ``20:33``, ``20:33:07``: the last time that the clock showed this; after a day (``yesterday 20:33``): then.
+    - ``2026-11-21``, ``2026-11-21 20:33``, ``2026-11-21T20:33:07+01:00``, ``...Z``: a date of ISO 8601.
+
+    A time that the clock shows twice, at the end of summer time, is the first of the two; one that it skips is an hour
+    later.
+
+    Args:
+        text: as it was typed.
+        now: seconds since 1970; the clock's by default.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no time.
+    """
+    now = time.time() if now is None else now
+    try:
+        found = int(_moment(" ".join(text.split()), now))
+        if found < 0:
+            raise ValueError(text)
+    except (KeyError, ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(f"{text!r:.100} is not a time, {EXAMPLES}") from None
+    return found
+
+
+def _moment(text: str, now: float) -> float:
+    if re.fullmatch(r"\d{1,12}", text, re.ASCII):
+        return int(text)
+    if text == "now":
+        return now
+    local = datetime.fromtimestamp(now)  # noqa: DTZ006 - the clock of this machine is meant
+    midnight = local.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    day, _, clock = text.partition(" ")
+    if day in _DAYS:
+        midnight -= timedelta(days=_DAYS[day])
+        return (_at(midnight, clock) if clock else midnight).timestamp()
+    if _CLOCK.fullmatch(text):
+        of_today = _at(midnight, text).timestamp()
+        return of_today if of_today <= now else _at(midnight - timedelta(days=1), text).timestamp()
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return now - sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(ago[1]))
+    if text.endswith(("Z", "z")):  # Python's own does this since 3.11
+        return datetime.fromisoformat(text[:-1].rstrip()).replace(tzinfo=timezone.utc).timestamp()
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _at(midnight: datetime, clock: str) -> datetime:
+    match = _CLOCK.fullmatch(clock)
+    if match is None:
+        raise ValueError(clock)
+    return midnight.replace(hour=int(match[1]), minute=int(match[2]), second=int(match[3] or 0))
