@@ -23,6 +23,8 @@ for daemon in node collector; do
     cp "packaging/tmpfiles/colmet-$daemon.conf" "$tree/debian/colmet-$daemon.tmpfiles"
     cp "packaging/default/colmet-$daemon" "$tree/debian/colmet-$daemon.default"
 done
+cp packaging/sysusers/colmet-node.conf "$tree/debian/colmet-node.sysusers"
+cp packaging/udev/colmet-node.rules "$tree/debian/colmet-node.udev"
 cp packaging/systemd/colmet-facility.service "$tree/debian/"
 cp packaging/default/colmet-facility "$tree/debian/colmet-facility.default"
 for package in collector facility; do

@@ -151,7 +151,9 @@ def test_a_unit_is_read_with_its_drop_ins(unit_of_collector):
         "STATE_DIRECTORY": "/var/lib/colmet:/var/lib/more",
         "RUNTIME_DIRECTORY": "/run/colmet/collector",
     }
-    assert found == unit.Unit("colmet-collector.service", "nobody", "", ("daemon",), "/nowhere", environment)
+    assert found == unit.Unit(
+        "colmet-collector.service", "nobody", "", ("daemon",), frozenset(), "/nowhere", environment
+    )
     assert unit.find("colmet-node") is None
 
 
@@ -189,6 +191,23 @@ def test_root_checks_as_the_unit_s_user(unit_of_collector, root, tmp_path, capfd
     assert in_child(lambda: collector_main.main([*argv, "--journal-dir", "/root-only"])) == 2
     assert "journal /root-only: Permission denied" in capfd.readouterr().err
     assert os.geteuid() == 0
+
+
+def test_root_checks_with_the_rights_of_the_unit_s_user(unit_of_collector, root, tmp_path, capfd):
+    """As the node's unit gives them: root's own secret can be read."""
+    (secret := tmp_path / "secret").write_text("")
+    secret.chmod(0o600)
+    drop_in = unit_of_collector[0] / "colmet-collector.service.d" / "20.conf"
+    drop_in.write_text("[Service]\nAmbientCapabilities=CAP_DAC_READ_SEARCH CAP_NEW\n")
+
+    def work():
+        unit.find("colmet-collector").enter()
+        secret.read_text()
+        with pytest.raises(PermissionError):
+            secret.write_text("x")
+        return 0
+
+    assert in_child(work) == 0, capfd.readouterr().err
 
 
 def test_a_user_whom_nobody_has_made_is_named(unit_of_collector, root, capfd, monkeypatch):

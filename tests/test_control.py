@@ -310,9 +310,18 @@ def test_a_second_daemon_goes_on_without_the_default_socket(served, tmp_path, mo
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
     first = served(None)
     second = served(None)
-    assert "another daemon listens there" in caplog.text
+    assert f"another daemon listens on {tmp_path}/node.sock" in caplog.text
     ask(None, "node", {"command": "hello"})
     assert (first.counters()["requests"], second.counters()["requests"]) == (1, 0)
+
+
+def test_a_daemon_of_the_unit_is_found_and_a_second_one_by_hand_goes_on_without(served, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
+    unit = served(str(tmp_path / "node" / "node.sock"))
+    by_hand = served(None)
+    assert "another daemon listens on" in caplog.text and not (tmp_path / "node.sock").exists()
+    ask(None, "node", {"command": "hello"})
+    assert (unit.counters()["requests"], by_hand.counters()["requests"]) == (1, 0)
 
 
 def test_a_file_system_that_is_read_only_is_told_from_a_missing_right(tmp_path, monkeypatch):

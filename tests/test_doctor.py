@@ -558,6 +558,28 @@ def test_the_unit_is_told(machine, unit, level, remedy):
     assert told.level == level and remedy in told.remedy
 
 
+def test_directories_of_a_unit_with_a_user_of_its_own_are_looked_at(machine, root):
+    """Those that the unit's user has, the agent uses by default; one that systemd makes may be missing."""
+    unit = {"LoadState": "loaded", "RuntimeDirectory": "colmet/node"}
+    os.chown(machine.path / "var/spool/colmet", 12345, 12345)
+    patient = machine.patient("node", unit=unit, user=SOMEBODY)
+    assert [place.path for place in storage.places(patient)] == ["/var/spool/colmet"]
+    machine.mkdir("/run/colmet/node")
+    assert [place.path for place in storage.places(patient)] == ["/var/spool/colmet", "/run/colmet/node"]
+    assert "/run/colmet" in [place.path for place in storage.places(machine.patient("node", user=SOMEBODY))]
+
+
+def test_rights_of_the_agents_unit_count_for_what_it_reads(machine, tmp_path):
+    (secret := tmp_path / "node.secret").write_text("")
+    secret.chmod(0o600)
+    status = "Name:\tcolmet-node\nUid:\t12345\t12345\t12345\t12345\nCapEff:\t%016x\n"
+    for held, missing in ((0, str(secret)), (1 << 2, "")):
+        machine.write("/proc/9/status", status % held)
+        user = machine.patient("node", status={"pid": 9}).user
+        assert user.uid == 12345 and storage.missing_right(str(secret), user, os.R_OK, str(tmp_path)) == missing
+        assert storage.missing_right(str(secret), user, os.W_OK, str(tmp_path)) == str(secret)
+
+
 def test_a_backend_that_is_off_and_an_output_that_is_away_are_told(machine):
     off = changed(changed(NODE, "backends.0.on", False), "backends.0.why", "no right")
     told = find(daemon.check_health, machine.patient("node", status=off))

@@ -13,17 +13,14 @@ import pytest
 from perfjobs import hierarchy
 from test_daemons import Daemon, free_port
 
+from colmet.common.capabilities import NUMBERS, bits
 from colmet.common.cli import load
 from colmet.node.backends import NAMES
-from colmet.node.privileges import CORE, NUMBERS, choose, drop
+from colmet.node.privileges import CORE, choose, drop
 
 NOBODY = 65534
 PERF = ("--enable-perfhw", "--perfhw-list", "page_faults", "task_clock")  # counted on every machine
 ALL = sum(1 << number for number in range(41))
-
-
-def bits(names):
-    return sum(1 << NUMBERS[name] for name in names)
 
 
 def test_what_is_not_held_cannot_be_kept():
@@ -68,6 +65,32 @@ def test_a_refusal_is_told_and_nothing_ends(monkeypatch, caplog):
     monkeypatch.setattr("ctypes.get_errno", lambda: 1)
     drop(["CAP_NET_ADMIN"])
     assert "cannot drop privileges, the agent keeps what it has: [Errno 1]" in caplog.text
+
+
+def as_the_unit():
+    """Return the command that gives another one the user and rights of the node's unit."""
+    unit = (Path(__file__).parents[1] / "packaging/systemd/colmet-node.service").read_text()
+    names = re.findall(r"^AmbientCapabilities=(.+)$", unit, re.M)[0].lower().replace("cap_", "+").split()
+    kinds = (f"--{kind}={','.join(['-all', *names])}" for kind in ("inh-caps", "bounding-set", "ambient-caps"))
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", *kinds]
+
+
+def test_the_units_user_keeps_what_is_needed_and_its_programs_get_nothing(root):
+    code = """if True:
+        import subprocess
+        from colmet.node.privileges import drop
+        drop(["CAP_NET_ADMIN"])
+        print(open("/proc/self/status").read(), flush=True)
+        subprocess.run(["cat", "/proc/self/status"], check=True)
+    """
+    command = [*as_the_unit(), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    held = [
+        {int(value, 16) for value in re.findall(rf"^Cap{kind}:\t(\w+)$", done.stdout, re.M)} for kind in ("Inh", "Amb")
+    ]
+    assert held == [{0}, {0}]
+    agent, program = (int(value, 16) for value in re.findall(r"^CapEff:\t(\w+)$", done.stdout, re.M))
+    assert (agent, program) == (bits(CORE | {"CAP_NET_ADMIN"}), 0)
 
 
 @pytest.fixture
@@ -121,9 +144,9 @@ def test_all_rights_are_kept_where_that_is_asked_for(node):
     assert {status["CapEff"] for status in statuses(daemon.process.pid)} == {own}
 
 
-def once(*options):
+def once(*options, prefix=()):
     """For each column of the job, whether it is known."""
-    command = [sys.executable, "-m", "colmet.node.main", "--once", "--disable-agent-stats", "--enable-jobproc"]
+    command = [*prefix, sys.executable, "-m", "colmet.node.main", "--once", "--disable-agent-stats", "--enable-jobproc"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, timeout=60)
     return {
         (match[1], match[2] == "-")
@@ -136,9 +159,9 @@ def once(*options):
 def test_as_much_is_measured_of_another_users_job_as_with_all_rights(cgroups):
     job = cgroups.job("bob_42", ("memory",))
     job.start("setpriv", f"--reuid={NOBODY}", "--clear-groups", "sleep", "60")
-    options = ("--cpuset_rootpath", str(cgroups.path))
+    options = ("--cpuset_rootpath", str(cgroups.path), *PERF)
     kept = once(*options)
-    assert kept == once(*options, "--keep-privileges")
+    assert kept == once(*options, "--keep-privileges") == once(*options, prefix=as_the_unit())
     assert {("read_bytes", False), ("cpu_total", False), ("VmRSS", False)} <= kept
 
 

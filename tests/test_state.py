@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from colmet.node.host import Host
-from colmet.node.state import BOOT_ID, HEADER_BYTES, StateFile
+from colmet.node.state import BOOT_ID, HEADER_BYTES, StateFile, default_directory
 
 BOOT = "0c8f5a2e-4b0d-4c53-9a63-5a1b8f0f3f10\n"
 OTHER_BOOT = "9c8f5a2e-4b0d-4c53-9a63-5a1b8f0f3f10\n"
@@ -47,6 +47,10 @@ def path_of(machine, name="taskstats.state"):
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_unit_has_its_state_in_its_runtime_directory():
+    assert default_directory("/run/colmet/node") == "/run/colmet/node" and default_directory("") == "/run/colmet"
 
 
 def test_what_was_saved_last_is_loaded_by_the_next_start(make, machine):

@@ -19,7 +19,7 @@ from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
 from colmet.common.keys import KnownKeys, read_pair, read_public
-from colmet.common.transport import Busy, Client, ControlClient, ControlServer, Door, check_control, serve_control
+from colmet.common.transport import Client, ControlClient, ControlServer, Door, check_control, knock, serve_control
 from colmet.common.transport.curve import check_pair
 from colmet.common.transport.door import Keys
 from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
@@ -123,9 +123,9 @@ def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | Non
 
 def default_paths(daemon: str) -> list[str]:
     """Where a daemon's socket is if nobody says, the best place first."""
-    # the second is a unit's RuntimeDirectory=, where its user has no right to write in the first
+    # the second is the RuntimeDirectory= of the daemon's unit, whose user may not write in the first
     runtime = [os.environ.get("RUNTIME_DIRECTORY", ""), os.path.join(os.environ.get("XDG_RUNTIME_DIR", ""), "colmet")]
-    directories = [DIRECTORY, *filter(os.path.isabs, runtime)]
+    directories = dict.fromkeys([DIRECTORY, os.path.join(DIRECTORY, daemon), *filter(os.path.isabs, runtime)])
     return [os.path.join(directory, f"{daemon}.sock") for directory in directories]
 
 
@@ -279,17 +279,26 @@ def listen(place: str | None, daemon: str, control: Control, keys: Keys | None =
         if place:
             control.start(serve_control(uri_of(place), Door(*keys) if keys is not None else None))
         return
-    why = ""
-    for path in default_paths(daemon):
+    paths = default_paths(daemon)
+    why = next(
+        (f"another daemon listens on {path}; stop it, or give another path" for path in paths if _is_in_use(path)), ""
+    )
+    for path in () if why else paths:
         try:
             control.start(serve_control(uri_of(path)))
         except ConfigError as err:
             why = str(err)
-            if isinstance(err, Busy):
-                break
         else:
             return
     log.warning("no control socket, `colmet status` cannot ask this daemon: %s", why)
+
+
+def _is_in_use(path: str) -> bool:
+    try:
+        knock(path)
+    except Unreachable:
+        return False
+    return True
 
 
 def ask(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from grp import getgrnam
 from typing import NamedTuple
 
+from colmet.common import capabilities
 from colmet.common.errors import ConfigError
 
 # Of two files of one name the one in the first folder counts.
@@ -36,6 +37,7 @@ class Unit(NamedTuple):
         user: whose rights it has.
         group: its first group; "" for the user's own.
         groups: names of more groups.
+        rights: capabilities that its user has (AmbientCapabilities=).
         directory: in which it works.
         environment: what the unit adds to it.
     """
@@ -44,6 +46,7 @@ class Unit(NamedTuple):
     user: str
     group: str
     groups: tuple[str, ...]
+    rights: frozenset[str]
     directory: str
     environment: Mapping[str, str]
 
@@ -66,7 +69,8 @@ class Unit(NamedTuple):
             raise ConfigError(f"{self.name}: {err.args[0]}; `systemd-sysusers` makes the users of packages") from err
         os.setgroups([*os.getgrouplist(self.user, group), *more])
         os.setgid(group)
-        os.setuid(entry.pw_uid)
+        if entry.pw_uid:
+            capabilities.become(entry.pw_uid, capabilities.bits(self.rights))
 
 
 def find(program: str) -> Unit | None:
@@ -94,7 +98,8 @@ def find(program: str) -> Unit | None:
         name,
         last("User", "root"),
         last("Group"),
-        tuple([word for line in settings.get("SupplementaryGroups", []) for word in line.split()]),
+        tuple(_list(settings, "SupplementaryGroups")),
+        frozenset(_list(settings, "AmbientCapabilities")) & capabilities.NUMBERS.keys(),
         last("WorkingDirectory", "/").lstrip("-"),
         environment,
     )
@@ -123,6 +128,10 @@ def _parse(texts: list[str]) -> dict[str, list[str]]:
                 else:
                     found.pop(key, None)
     return found
+
+
+def _list(settings: Mapping[str, list[str]], key: str) -> list[str]:
+    return [word for line in settings.get(key, []) for word in line.split()]
 
 
 def _words(line: str) -> list[str]:

@@ -24,7 +24,7 @@ from colmet.node.spoolfiles import LOCK, SpoolFiles
 log = logging.getLogger(__name__)
 
 DEFAULT_URI = "tcp://127.0.0.1:5556"
-DEFAULT_DIRECTORY = "/var/spool/colmet"
+SPOOL_DIRECTORY = "/var/spool/colmet"
 TOKEN_BYTES = 32 << 10  # what a batch may have to count as one at the bounded rate
 Key = tuple[int, int]
 
@@ -53,7 +53,7 @@ def add_options(parser: cli.Options) -> None:
         metavar="DIR",
         help=cli.Rare(
             "keep batches in this directory until the collector acknowledges them; '': in memory only (default: "
-            f"{DEFAULT_DIRECTORY} as root, else memory)"
+            f"{SPOOL_DIRECTORY} as root or where it is this user's, else memory)"
         ),
     )
     parser.add_argument(
@@ -81,14 +81,21 @@ def add_options(parser: cli.Options) -> None:
     )
 
 
+def default_directory(host: Host, uid: int) -> str:
+    """Return where an agent of this user keeps batches if no option names a place; "" for memory."""
+    try:
+        is_own = host.owner(SPOOL_DIRECTORY) == uid
+    except OSError:
+        is_own = False
+    return SPOOL_DIRECTORY if is_own or uid == 0 else ""
+
+
 def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
     """What holds batches until they are acknowledged, with the directory that the options name.
 
     A directory that cannot be used is told of, and memory is used in its place.
     """
-    directory = options.spool_dir
-    if directory is None:
-        directory = DEFAULT_DIRECTORY if os.geteuid() == 0 else ""
+    directory = default_directory(host, os.geteuid()) if options.spool_dir is None else options.spool_dir
     max_age_s = options.spool_age * 86400.0
     now_ns = time.time_ns()
     if not directory:

@@ -17,13 +17,23 @@ from colmet.node.host import Host, PrivateDirectory
 
 log = logging.getLogger(__name__)
 
-DEFAULT_DIRECTORY = "/run/colmet"
+DIRECTORY = "/run/colmet"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MAGIC = b"colmet1\n"
 _HEAD = struct.Struct("<8s16sQ")  # magic, boot id, payload bytes
 _SUM = struct.Struct("<I")  # CRC-32 of the head and the payload; the payload follows
 HEADER_BYTES = _HEAD.size + _SUM.size
 _LOSS = "a restart of the agent will lose what ended tasks used"
+
+
+def default_directory(runtime_directory: str) -> str:
+    """Return where state is kept if no option names a place.
+
+    Args:
+        runtime_directory: of the agent's unit ($RUNTIME_DIRECTORY), the one place in /run that its user may write in;
+            "" without a unit.
+    """
+    return runtime_directory or DIRECTORY
 
 
 def _pack(boot: bytes, payload: bytes) -> bytes:
@@ -70,7 +80,7 @@ class StateFile:
     def __init__(
         self,
         host: Host,
-        directory: str = DEFAULT_DIRECTORY,
+        directory: str = DIRECTORY,
         name: str = "taskstats.state",
         max_bytes: int = 8 << 20,
     ) -> None:

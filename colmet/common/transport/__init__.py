@@ -3,7 +3,7 @@
 Nothing here blocks longer than the caller says.
 """
 
-from colmet.common.transport.control import Busy, ControlClient, ControlServer, check_control, serve_control
+from colmet.common.transport.control import ControlClient, ControlServer, check_control, knock, serve_control
 from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
 from colmet.common.transport.door import Door
@@ -13,7 +13,6 @@ from colmet.common.transport.waiting import Socket, wait
 
 __all__ = [
     "MAX_RECEIVED_BYTES",
-    "Busy",
     "Called",
     "Client",
     "ControlClient",
@@ -27,6 +26,7 @@ __all__ = [
     "Socket",
     "check_control",
     "check_uri",
+    "knock",
     "link_uri",
     "new_pair",
     "serve_control",

@@ -33,10 +33,6 @@ REMEDY = "give --control-curve-keys and --zeromq-curve-secret, or a path"
 MAX_PATH = 107  # bytes of a Unix socket's path
 
 
-class Busy(ConfigError):
-    """Another daemon serves this socket."""
-
-
 def check_control(uri: str, has_keys: bool) -> None:
     """See that a control socket could be served, short of making it.
 
@@ -61,7 +57,7 @@ def check_path(path: str) -> None:
         ConfigError: somebody can, or it cannot be made.
     """
     if path.startswith("@") or path == "*":  # for libzmq a name without a file, and so without permissions; any name
-        raise ConfigError(f"{OPTION} ipc://{path}: not the path of a file; whoever knows the name could ask")
+        raise ConfigError(f"{OPTION} ipc://{path}: not the path of a file; any client that knows the name could ask")
     directory = os.path.dirname(os.path.abspath(path))
     if len(os.fsencode(path)) > MAX_PATH:
         raise ConfigError(f"{OPTION} {path}: longer than the {MAX_PATH} bytes that the path of a socket may have")
@@ -85,8 +81,7 @@ def _check_silent(path: str) -> None:
     """See that no daemon listens on a Unix socket.
 
     Raises:
-        Busy: one does.
-        ConfigError: that cannot be found out.
+        ConfigError: one does, or that cannot be found out.
     """
     try:
         knock(path)
@@ -94,7 +89,7 @@ def _check_silent(path: str) -> None:
         if err.why != "absent":  # a stale one is replaced
             raise ConfigError(f"{OPTION} {path}: {err}") from err
     else:
-        raise Busy(f"{OPTION} {path}: another daemon listens there; stop it, or give another path")
+        raise ConfigError(f"{OPTION} {path}: another daemon listens there; stop it, or give another path")
 
 
 def knock(path: str) -> None:
@@ -124,8 +119,7 @@ def serve_control(uri: str, door: Door | None = None) -> ControlServer:
         door: that clients come through, which is closed with it; for TCP alone.
 
     Raises:
-        ConfigError: the URI cannot be bound.
-        Busy: another daemon has it.
+        ConfigError: the URI cannot be bound, or another daemon has it.
     """
     check_control(uri, door is not None and door.locked)
     if door is not None and uri.startswith("tcp:"):

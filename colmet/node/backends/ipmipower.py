@@ -190,12 +190,13 @@ def secrets(words: Sequence[str]) -> set[str]:
 
 # What helps, by what the tools say when it goes wrong; the first that fits.
 _REMEDIES = {
+    r"permission": "start colmet-node as root; in its unit install ipmitool, or set User=root (`systemctl edit "
+    "colmet-node`), as freeipmi's programs refuse other users",
     r"password|username|user name|privilege|authentication|cipher|RAKP": "give user and password in a file that "
     "--config-file (freeipmi) or -f (ipmitool) names, in --ipmipower-freeipmi or --ipmipower-ipmitool, and let that "
     "user log in over the network",
-    r"inband|in-band|/dev/ipmi|driver": "load the kernel's driver (`modprobe -a ipmi_si ipmi_devintf`); if this node "
-    "has no BMC, leave out --enable-ipmipower",
-    r"permission": "start colmet-node as root",
+    r"inband|in-band|/dev/ipmi|driver": "load the kernel's driver (`modprobe -a ipmi_si ipmi_devintf`) and let the "
+    "agent's user open /dev/ipmi0; if this node has no BMC, leave out --enable-ipmipower",
     r"timeout|did not end|unable to establish|hostname|connect": "see that the BMC answers at its address, to "
     "that user and password; --ipmipower-timeout gives it longer",
     r"no such program": "install freeipmi-tools (freeipmi) or ipmitool",

@@ -34,7 +34,7 @@ from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.procstat import Stat, ask_stats
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
 from colmet.node.processes import NoAnswer
-from colmet.node.state import StateFile
+from colmet.node.state import DIRECTORY, StateFile, default_directory
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +195,10 @@ class TaskstatsBackend(InputBackend):
         parser.add_argument(
             "--state-dir",
             metavar="DIR",
-            default="/run/colmet",
-            help=Rare("keep the jobs' totals here across a restart of colmet-node; '': nowhere (default: %(default)s)"),
+            help=Rare(
+                "keep the jobs' totals here across a restart of colmet-node; '': nowhere (default: the unit's "
+                f"RuntimeDirectory=, else {DIRECTORY})"
+            ),
         )
         parser.add_argument(
             "--exit-buffer",
@@ -217,7 +219,10 @@ class TaskstatsBackend(InputBackend):
     def from_options(cls, options: argparse.Namespace, host: Host) -> TaskstatsBackend:
         """Always on."""
         buffer = None if options.exit_buffer is None else options.exit_buffer * 1024
-        return cls(host, options.state_dir, buffer, not options.no_fork_events)
+        state_dir = options.state_dir
+        if state_dir is None:
+            state_dir = default_directory(os.environ.get("RUNTIME_DIRECTORY", ""))
+        return cls(host, state_dir, buffer, not options.no_fork_events)
 
     def open(self) -> None:
         """Connect to the kernel and ask for one task, so that what is missing shows now; read what was kept.

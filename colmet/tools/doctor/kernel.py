@@ -219,7 +219,7 @@ def check_perf(patient: Patient) -> Iterator[Finding]:
 
 def _held(pid: int, host: Host) -> set[str]:
     """Rights of a process, of this command where it is 0 or has ended."""
-    from colmet.node.privileges import NUMBERS
+    from colmet.common.capabilities import NUMBERS
 
     for place in (pid or "self", "self"):
         try:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from colmet.common.capabilities import bits
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Unchecked
@@ -22,24 +23,34 @@ MAX_FILE_BYTES = 64 << 10
 ASK_S = 10.0  # its main thread has half of it to answer
 ALL = -1  # of the senders: one whose clock is ahead, or whose version is another, is none of the worst
 COMMAND_S = 5.0
-_UNIT_PROPERTIES = "LoadState,UnitFileState,ActiveState,SubState,Result,NRestarts,User"
+_UNIT_PROPERTIES = (
+    "LoadState,UnitFileState,ActiveState,SubState,Result,NRestarts,User,RuntimeDirectory,AmbientCapabilities"
+)
 
 
 class User(NamedTuple):
-    """Whose rights a daemon has."""
+    """Whose rights a daemon has.
+
+    Attributes:
+        name: of the user.
+        uid: its number.
+        groups: numbers of all its groups.
+        reads_all: whether it may read every file (CAP_DAC_READ_SEARCH), as the node's unit has it.
+    """
 
     name: str
     uid: int
     groups: frozenset[int]
+    reads_all: bool = False
 
     @classmethod
-    def of(cls, uid: int) -> User:
+    def of(cls, uid: int, reads_all: bool = False) -> User:
         """The user of this number, with all groups."""
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
-            return cls(str(uid), uid, frozenset())
-        return cls(entry.pw_name, uid, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+            return cls(str(uid), uid, frozenset(), reads_all)
+        return cls(entry.pw_name, uid, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)), reads_all)
 
 
 class Patient:
@@ -258,16 +269,25 @@ class Patient:
         """Whose rights the daemon has, or would have if it was started."""
         if self.pid:
             try:
-                for line in self.host.read(f"/proc/{self.pid}/status").decode("ascii", "replace").splitlines():
-                    if line.startswith("Uid:"):
-                        return User.of(int(line.split()[2]))
-            except OSError:
+                text = self.host.read(f"/proc/{self.pid}/status").decode("ascii", "replace")
+                status = dict([line.partition(":")[::2] for line in text.splitlines()])
+                held = int(status.get("CapEff", "0"), 16)
+                return User.of(int(status["Uid"].split()[1]), bool(held & bits(["CAP_DAC_READ_SEARCH"])))
+            except (OSError, KeyError):
                 pass  # it has just ended
         if self.unit.get("LoadState") == "loaded":
             name = self.unit.get("User") or "root"
             with contextlib.suppress(KeyError):
-                return User.of(pwd.getpwnam(name).pw_uid)
+                ambient = self.unit.get("AmbientCapabilities", "")
+                return User.of(pwd.getpwnam(name).pw_uid, "cap_dac_read_search" in ambient.split())
         return User.of(0 if self.denied else os.geteuid())
+
+    @cached_property
+    def runtime_directory(self) -> str:
+        """The directory in /run that the daemon's unit makes for it, "" without one."""
+        if self.pid or not self.unit.get("RuntimeDirectory"):
+            return self.environment("RUNTIME_DIRECTORY")
+        return f"/run/{self.unit['RuntimeDirectory']}"
 
     def environment(self, name: str) -> str:
         """A variable of the environment of the daemon where it runs and may be looked at, else of this command."""
@@ -315,7 +335,7 @@ def find_sides(host: Host) -> list[str]:
     """The daemons that are configured or run on this machine."""
     found = []
     for side in SIDES:
-        places = (f"/etc/colmet/{side}.toml", f"/run/colmet/{side}.sock")
+        places = (f"/etc/colmet/{side}.toml", f"/run/colmet/{side}.sock", f"/run/colmet/{side}/{side}.sock")
         if any(os.path.exists(host.path(place)) for place in places):
             found.append(side)
     return found

@@ -51,7 +51,8 @@ def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
     real = os.path.realpath(path)
     above: list[tuple[str, int]] = []
     while os.path.dirname(real) != real and real != top:
-        above.append((real, os.X_OK if above else wanted))
+        right = os.X_OK if above else wanted
+        above.append((real, right & os.W_OK if user.reads_all else right))
         real = os.path.dirname(real)
     for one, right in reversed(above):
         status = os.stat(one)
@@ -66,13 +67,16 @@ def places(patient: Patient) -> list[Place]:
     options = patient.options
     found = []
     if patient.side == "node":
-        from colmet.node.link import DEFAULT_DIRECTORY
+        from colmet.node import link, state
 
-        spool = options.spool_dir
+        spool, kept = options.spool_dir, options.state_dir
         if spool is None:
-            spool = DEFAULT_DIRECTORY if patient.user.uid == 0 else ""
+            spool = link.default_directory(patient.host, patient.user.uid)
+        if kept is None:
+            kept = state.default_directory(patient.runtime_directory)
         found.append(Place("--spool-dir", spool, options.spool_size, private=True))
-        found.append(Place("--state-dir", options.state_dir, 0, private=True, lasting=False))
+        if kept != patient.runtime_directory or patient.host.is_directory(kept):  # else systemd makes it at the start
+            found.append(Place("--state-dir", kept, 0, private=True, lasting=False))
     else:
         journal = options.journal_dir
         if journal is None:

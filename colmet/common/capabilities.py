@@ -1,0 +1,95 @@
+"""Rights of root's, one by one: which this process has, and giving up the others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+
+# include/uapi/linux/capability.h
+NUMBERS = {
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_RAWIO": 17,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+}
+_VERSION_3 = 0x20080522  # two words for each set
+_PR_SET_KEEPCAPS = 8
+_PR_CAPBSET_READ = 23
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+
+def bits(names: Iterable[str]) -> int:
+    """Return a set of capabilities as the kernel has it, a bit for each."""
+    return sum({1 << NUMBERS[name] for name in names})
+
+
+def held() -> int:
+    """Return what this thread may use, a bit for each."""
+    _, words = _read(ctypes.CDLL(None, use_errno=True))
+    return int(words[1] | words[4] << 32)
+
+
+def keep(kept: int) -> None:
+    """Give up, for good, all rights of this thread but these. Programs that it starts get no more than these.
+
+    Args:
+        kept: a bit for each; all of them held.
+
+    Raises:
+        OSError: the system refuses; some may be gone.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
+    _limit_programs(libc, kept)
+    header, words = _read(libc)
+    for at in (0, 3):
+        word = kept >> 32 if at else kept & 0xFFFFFFFF
+        words[at : at + 3] = [word, word, 0]
+    _check(libc.capset(header, words))
+
+
+def become(uid: int, kept: int) -> None:
+    """Change root into another user who keeps some rights, for good.
+
+    Args:
+        uid: of the user.
+        kept: a bit for each; those that are not held are not kept.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    kept &= held()
+    _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+    os.setuid(uid)
+    keep(kept)
+
+
+def _read(libc: ctypes.CDLL) -> tuple[ctypes.Array[ctypes.c_uint32], ctypes.Array[ctypes.c_uint32]]:
+    """Return what capset(2) needs: the header; the effective, permitted and inheritable of 0 to 31, and of 32 to 63."""
+    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    words = (ctypes.c_uint32 * 6)()
+    _check(libc.capget(header, words))
+    return header, words
+
+
+def _limit_programs(libc: ctypes.CDLL, kept: int) -> None:
+    """Remove the rest from the bounding set, too, where this is permitted: systemd's units have done it before."""
+    number = 0
+    while libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:  # fails beyond the last one that the kernel knows
+        if not kept >> number & 1 and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            return
+        number += 1
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
