@@ -58,13 +58,13 @@ REFUSED = [
     ("collector", "--enable-stdout-backend --gridengine", "--gridengine has no effect without --http-listen"),
     ("collector", "--hdf5-filepath {tmp}/x --hdf5-rotate 1d --hdf5-rotate 2d", "give one period, one size"),
     ("collector", "--hdf5-filepath {tmp}/x.hdf5 --hdf5-rotate 1d", "so it is the one file"),
-    ("collector", "--hdf5-filepath {tmp}/no/x", "directory {tmp}/no does not exist"),
+    ("collector", "--hdf5-filepath {tmp}/text.hdf5/x", "Not a directory"),
     ("collector", "--hdf5-filepath {tmp}/", "names a directory"),
     ("collector", "--hdf5-filepath {tmp}/text.hdf5", "exists and is not an HDF5 file"),
     (
         "collector",
-        "--enable-stdout-backend --journal-dir {tmp}/no/folder/journal",
-        "No such file or directory; give --jo",
+        "--enable-stdout-backend --journal-dir {tmp}/text.hdf5/journal",
+        "Not a directory; give --journal-dir",
     ),
     ("collector", "--enable-stdout-backend --journal-dir {tmp}/text.hdf5", "Not a directory; give --journal-dir"),
     ("collector", "--enable-stdout-backend --zeromq-bind-uri tcp://here", "give tcp://HOST:PORT"),
@@ -100,7 +100,9 @@ def test_what_a_start_refuses_the_check_refuses_in_the_same_words(daemon, line, 
     assert [path.name for path in tmp_path.iterdir()] == ["text.hdf5"]
 
 
-def test_a_check_beside_a_running_collector_opens_nothing_and_writes_nothing(tmp_path, capsys):
+@pytest.mark.parametrize("path", ["x", "none/deeper/x", "none/x.hdf5"])
+def test_a_check_beside_a_running_collector_opens_nothing_and_writes_nothing(path, tmp_path, capsys):
+    """A directory that does not exist is made at the start, as Colmet 0.6 did."""
     running = Pull("tcp://127.0.0.1:*", 10)
     argv = [
         "--zeromq-bind-uri",
@@ -108,7 +110,7 @@ def test_a_check_beside_a_running_collector_opens_nothing_and_writes_nothing(tmp
         "--control-socket",
         str(tmp_path / "s"),
         "--hdf5-filepath",
-        f"{tmp_path}/x",
+        f"{tmp_path}/{path}",
     ]
     assert collector_main.main([*argv, "--check-config"]) == 0
     running.close()

@@ -124,7 +124,7 @@ def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
         ([], "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://here"], "--zeromq-bind-uri"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://192.0.2.1:5556"], "Cannot assign requested address"),
-        (["--hdf5-filepath", "/no/such/folder/x", "--zeromq-bind-uri", "tcp://127.0.0.1:*"], "/no/such/folder"),
+        (["--hdf5-filepath", "/proc/1/folder/x", "--zeromq-bind-uri", "tcp://127.0.0.1:*"], "/proc/1/folder"),
     ],
 )
 def test_the_collector_does_not_start_on_what_cannot_be_done(arguments, said, caplog):

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ from conftest import cannot_run
 from colmet.collector import journal as module
 from colmet.collector import segments
 from colmet.collector.journal import Cursor, Journal
+from colmet.common import directories
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
@@ -569,17 +571,16 @@ def test_segments_of_other_journals_are_not_cut(rig, tmp_path):
 
 def test_a_new_directory_survives_a_power_failure(rig, monkeypatch):
     synced = []
-    monkeypatch.setattr(module, "sync_directory", synced.append)
+    monkeypatch.setattr(directories, "sync_directory", synced.append)
     rig.open()
     assert synced[0] == os.path.dirname(rig.directory)
 
 
 def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="No such file or directory"):
-        Journal(str(tmp_path / "no" / "such"), MUCH)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file"):
-        Journal(str(tmp_path / "file"), MUCH)
+    for path in ("file", "file/below"):
+        with pytest.raises(ConfigError, match="Not a directory; give --journal-dir"):
+            Journal(str(tmp_path / path), MUCH)
 
 
 def test_in_memory_it_is_visible_at_once_and_bounded(monkeypatch):
@@ -731,3 +732,19 @@ def test_an_account_is_there_until_the_next_one_is(rig, tmp_path, monkeypatch, s
             accounts.append(one.account()[0])
     assert accounts
     assert set(accounts) <= {b'{"h": 1}', b'{"h": 2}'}
+
+
+def test_directories_that_do_not_exist_are_made_the_journals_own_for_its_user_alone(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    directory = tmp_path / "data" / "cluster.journal"
+    Journal(str(directory), MUCH, lambda records: None).close()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o777 & ~umask()
+    made = [record.getMessage() for record in caplog.records if "directory made" in record.getMessage()]
+    assert made == [f"directory made, as it did not exist: path={path}" for path in (directory.parent, directory)]
+
+
+def umask():
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -39,9 +39,9 @@ from colmet.collector.hdf5library import (
 )
 from colmet.collector.hdf5library import tables as tables  # others take it from here, too
 from colmet.collector.joined import Joined
-from colmet.collector.state import sync_directory
 from colmet.collector.tails import KeptTails, TailWriter, remove_tails
 from colmet.common import declared
+from colmet.common.directories import sync_directory
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
 from colmet.common.schema import Schema
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from colmet.collector import segments
 from colmet.collector.backend import Record
 from colmet.collector.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
-from colmet.collector.state import MAX_BYTES, State, parse, replace, sync_directory
+from colmet.collector.state import MAX_BYTES, State, parse, replace
 from colmet.common.cli import powers_of_ten
-from colmet.common.directories import check_writable
+from colmet.common.directories import check_writable, make, sync_directory
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoder
@@ -136,7 +136,7 @@ def check_directory(directory: str) -> None:
     if not directory:
         return
     try:
-        check_writable(directory)
+        check_writable(directory, parents=True)
         read_name(directory)
     except OSError as err:
         raise _unusable(directory, err) from err
@@ -223,9 +223,7 @@ class Journal:
 
     def _open(self) -> int:
         """Lock the directory and look through it; the number of the next record."""
-        if not os.path.isdir(self.directory):
-            os.mkdir(self.directory, 0o700)
-            sync_directory(os.path.dirname(os.path.abspath(self.directory)))
+        make(self.directory, 0o700)
         self._lock = os.open(os.path.join(self.directory, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

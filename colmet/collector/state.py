@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from colmet.common.directories import sync_directory
 from colmet.common.errors import OutputUnavailable
 
 log = logging.getLogger(__name__)
@@ -127,12 +128,3 @@ def replace(path: str, content: bytes) -> None:
         os.close(descriptor)
     os.replace(temporary, path)
     sync_directory(os.path.dirname(path))
-
-
-def sync_directory(path: str) -> None:
-    """Make what was created, renamed and removed in a directory survive a power failure."""
-    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

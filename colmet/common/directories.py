@@ -1,10 +1,13 @@
-"""Whether a directory can be written to, seen without writing: for checks before anything is opened."""
+"""Directories that a daemon writes to: made where they are missing, and checked before anything is opened."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
+
+log = logging.getLogger(__name__)
 
 # Where systemd names the directories that it makes for a service at each start.
 _MADE = ("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "CACHE_DIRECTORY", "LOGS_DIRECTORY")
@@ -16,8 +19,42 @@ def is_made(path: str) -> bool:
     return os.path.abspath(path) in made
 
 
-def check_writable(path: str) -> None:
+def make(path: str, mode: int = 0o777) -> None:
+    """Make a directory, with those above it, where it does not exist.
+
+    Args:
+        path: of it.
+        mode: permissions of the directory itself, less the umask; those above it have the umask's.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    here = os.path.abspath(path)
+    missing = []
+    while not os.path.lexists(here):
+        missing.append(here)
+        here = os.path.dirname(here)
+    for one in reversed(missing):
+        os.makedirs(one, mode if one == missing[0] else 0o777, exist_ok=True)
+        sync_directory(os.path.dirname(one))
+        log.info("directory made, as it did not exist: path=%s", one)
+
+
+def sync_directory(path: str) -> None:
+    """Make what was created, renamed and removed in a directory survive a power failure."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_writable(path: str, *, parents: bool = False) -> None:
     """See that this process could make files in a directory, or the directory itself in the one above it.
+
+    Args:
+        path: of the directory.
+        parents: whether those above it would be made, too.
 
     Raises:
         OSError: why not, as making them would raise it.
@@ -29,6 +66,9 @@ def check_writable(path: str) -> None:
         above = os.path.dirname(here)
         if is_made(here) or is_made(above):
             return
+        if parents:
+            while not os.path.lexists(above):
+                above = os.path.dirname(above)
         here, mode = above, os.stat(above).st_mode
     if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)

@@ -25,10 +25,10 @@ from colmet.collector.hdf5file import (
 )
 from colmet.collector.hdf5library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.joined import join
-from colmet.collector.state import MAX_BYTES, State, parse, sync_directory
+from colmet.collector.state import MAX_BYTES, State, parse
 from colmet.common import cli
 from colmet.common.cli import Options
-from colmet.common.directories import check_writable, is_made
+from colmet.common.directories import check_writable, make, sync_directory
 from colmet.common.errors import ConfigError, OutputUnavailable
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,14 @@ def rotation(text: str) -> tuple[str, int]:
         )
     count, unit = int(found.group(1)), found.group(2)
     return ("s", count * _PERIODS_S[unit]) if unit in _PERIODS_S else ("bytes", count * _SIZES[unit])
+
+
+def complib(text: str) -> str:
+    """Return the name of a compression library: an option type."""
+    if text in COMPLIBS or text in tables.filters.all_complibs:
+        return text
+    codecs = [name for name in tables.filters.all_complibs if ":" in name]
+    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join([*COMPLIBS, *codecs])}")
 
 
 def boot_id() -> str:
@@ -119,7 +127,7 @@ class Hdf5Output(OutputBackend):
         path: the file, where it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named by the
             time from which they hold what comes in.
         complevel: compression level of tables that are created, 0 for none.
-        complib: compression library, one of `COMPLIBS`.
+        complib: compression library, as `complib` returns it.
         checksums: whether tables that are created have checksums.
         rotate_s: begin a file at each multiple of so many seconds since the epoch; 0 for never.
         rotate_bytes: begin a file when one has so many bytes; 0 for never.
@@ -197,9 +205,13 @@ class Hdf5Output(OutputBackend):
         )
         parser.add_argument(
             "--hdf5-complib",
-            choices=COMPLIBS,
+            metavar="LIBRARY",
+            type=complib,
             default="zlib",
-            help=cli.Rare("compression library; h5py needs plug-ins for others than zlib (default: %(default)s)"),
+            help=cli.Rare(
+                f"compression library: {', '.join(COMPLIBS)}, or one with a codec, as PyTables names it (blosc:lz4); "
+                "h5py needs plug-ins for others than zlib (default: %(default)s)"
+            ),
         )
         parser.add_argument(
             "--hdf5-checksums",
@@ -225,7 +237,7 @@ class Hdf5Output(OutputBackend):
             return None
         if not path:
             raise ConfigError("--hdf5-filepath is empty; give a path, e.g. /var/lib/colmet/cluster")
-        if tables.which_lib_version(options.hdf5_complib) is None:
+        if tables.which_lib_version(options.hdf5_complib.partition(":")[0]) is None:
             there = ", ".join([lib for lib in COMPLIBS if tables.which_lib_version(lib) is not None])
             raise ConfigError(
                 f"--hdf5-complib {options.hdf5_complib}: the PyTables installed here lacks it; it has {there}"
@@ -266,19 +278,15 @@ class Hdf5Output(OutputBackend):
     def check(self, journal_dir: str) -> None:
         """See that the file could be opened or made, and that it is none of another kind."""
         path = self._path_at(int(time.time()))
-        _check_directory(path)
         try:
             if not os.path.lexists(path):
-                check_writable(os.path.dirname(path))
+                check_writable(os.path.dirname(path), parents=True)
             elif not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             elif path != _remembered(journal_dir) and not (os.path.isfile(path) and tables.is_hdf5_file(path)):
                 raise ConfigError(f"{path}: exists and is not an HDF5 file; move it or change --hdf5-filepath")
         except OSError as err:
-            raise ConfigError(
-                f"{path}: cannot be opened for writing: {cause(err)}; check its owner, rights and disk, or change "
-                "--hdf5-filepath"
-            ) from err
+            raise _not_writable(path, err) from err
 
     def open(self, state: State) -> None:
         """See that the path can be written, and open or create the file unless it has to be looked at first.
@@ -290,7 +298,10 @@ class Hdf5Output(OutputBackend):
         self._state = state
         notes = self._notes()
         new = self._path_at(int(time.time()))
-        _check_directory(new)
+        try:
+            make(os.path.dirname(new))
+        except OSError as err:
+            raise _not_writable(new, err) from err
         self.path, self._first = new, None
         self._burst, self._next = None, None
         under_way = bool(notes.undo or notes.plan or (notes.boot and notes.boot != self._boot))
@@ -321,7 +332,7 @@ class Hdf5Output(OutputBackend):
         except OutputUnavailable as err:  # it is remembered before anything is written
             log.warning("%s", err)
         except OSError as err:
-            raise ConfigError(f"{self.path}: cannot be opened for writing: {cause(err)}") from err
+            raise _not_writable(self.path, err) from err
 
     def recover(self) -> None:
         """Take back a burst that was killed; replace the file where it does not bear it, or cannot be opened.
@@ -754,11 +765,11 @@ class Hdf5Output(OutputBackend):
         self._save(self._state.position, Notes(path))
 
 
-def _check_directory(path: str) -> None:
-    """See that files can be made beside a path, or raise ConfigError."""
-    directory = os.path.dirname(path)
-    if not os.path.isdir(directory) and not is_made(directory):
-        raise ConfigError(f"{path}: directory {directory} does not exist; create it or change --hdf5-filepath")
+def _not_writable(path: str, err: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path}: cannot be opened for writing: {cause(err)}; check its owner, rights and disk, or change "
+        "--hdf5-filepath"
+    )
 
 
 def _remembered(journal_dir: str) -> str:

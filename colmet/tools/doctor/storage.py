@@ -27,6 +27,7 @@ class Place(NamedTuple):
         private: whether nobody else may write there.
         lasting: whether it is to be there after a boot.
         made: whether the daemon makes it.
+        parents: whether it makes those above it, too.
     """
 
     option: str
@@ -35,6 +36,7 @@ class Place(NamedTuple):
     private: bool = False
     lasting: bool = True
     made: bool = True
+    parents: bool = False
 
 
 def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
@@ -81,10 +83,10 @@ def places(patient: Patient) -> list[Place]:
         journal = options.journal_dir
         if journal is None:
             journal = next((place for output in patient.backends if (place := output.journal_dir())), "")
-        found.append(Place("--journal-dir", journal, options.journal_size))
+        found.append(Place("--journal-dir", journal, options.journal_size, parents=True))
         if options.hdf5_filepath:
             folder = os.path.dirname(os.path.abspath(options.hdf5_filepath))
-            found.append(Place("--hdf5-filepath", folder, 0, made=False))
+            found.append(Place("--hdf5-filepath", folder, 0, parents=True))
         if options.elastic_reject_file:
             folder = os.path.dirname(os.path.abspath(options.elastic_reject_file))
             found.append(Place("--elastic-reject-file", folder, 0, made=False))
@@ -117,7 +119,7 @@ def _check(patient: Patient, place: Place) -> Iterator[Finding]:
     try:
         is_directory = stat.S_ISDIR(host.mode(path))
     except FileNotFoundError:
-        above = os.path.dirname(path)
+        above = _nearest(host, path) if place.parents else os.path.dirname(path)
         if place.made and host.is_directory(above) and not _blocked(host, above, user):
             yield from _check_room(host, place)
             return
@@ -193,7 +195,14 @@ def _check_room(host: Host, place: Place) -> Iterator[Finding]:
 
 def _system(host: Host, path: str) -> os.statvfs_result:
     """The file system of a directory, or of the one that it will be in."""
-    return os.statvfs(host.path(path if host.is_directory(path) else os.path.dirname(path)))
+    return os.statvfs(host.path(_nearest(host, path)))
+
+
+def _nearest(host: Host, path: str) -> str:
+    """Return a directory, or the nearest one above it that exists."""
+    while path != "/" and not host.is_directory(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _mount(host: Host, path: str) -> tuple[str, str]:
