@@ -112,6 +112,7 @@ setup(
             "colmet-facility = colmet.tools.facility.command:main",
             "afmetrics_collector = colmet.tools.facility.afmetrics:main",
             "qmemview = colmet.tools.mem.qmemview:main",
+            "qmemview.py = colmet.tools.mem.qmemview:main",
         ]
     },
     classifiers=[

@@ -150,7 +150,7 @@ def test_help_and_version_are_printed(module):
         assert said in done.stdout and not done.stderr
 
 
-EVERY = {**programs.PROGRAMS, **programs.COMMANDS}
+EVERY = {name: program.build for name, program in {**programs.PROGRAMS, **programs.COMMANDS}.items()}
 
 
 @pytest.mark.parametrize("name", EVERY)

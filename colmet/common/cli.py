@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from colmet import __version__
@@ -79,10 +79,42 @@ class Parser(argparse.ArgumentParser):
     def _refuse_option(self, word: str) -> NoReturn:
         self.error(f"there is no option {word:.100}{did_you_mean(word, self._option_string_actions)}")
 
-    def format_usage(self) -> str:
-        """Return the line of usage: options are not listed, the help has them."""
+    def synopsis(self) -> list[str]:
+        """Return the forms of the command line. Options are not listed, the help has them."""
         forms = [form_of(action) for action in self._get_positional_actions()]
-        return f"usage: {self.usage or ' '.join([self.prog, '[OPTION ...]', *forms])}\n"
+        return (self.usage or " ".join([self.prog, "[OPTION ...]", *forms])).split("\n")
+
+    def sections(self, everything: bool = True) -> Iterator[tuple[str, list[argparse.Action]]]:
+        """Yield the title of each group of options, and the options.
+
+        Args:
+            everything: with those that few need.
+        """
+        for group in self._action_groups:
+            visible = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
+            actions = [action for action in visible if everything or not isinstance(action.help, Rare)]
+            if actions:
+                yield str(group.title), actions
+
+    def help_of(self, action: argparse.Action, everything: bool = True) -> str:
+        """Return the help of an option with its default.
+
+        Args:
+            action: the option.
+            everything: with its details, those behind the first semicolon.
+        """
+        formatter = self._formatter(everything)
+        return formatter._expand_help(action) if action.help else ""
+
+    def _formatter(self, everything: bool) -> _Formatter:
+        formatter = self._get_formatter()
+        assert isinstance(formatter, _Formatter)
+        formatter.is_brief = not everything
+        return formatter
+
+    def format_usage(self) -> str:
+        """Return the lines of usage."""
+        return "usage: " + "\n       ".join(self.synopsis()) + "\n"
 
     def format_help(self, everything: bool = False) -> str:
         """Return the help.
@@ -90,18 +122,13 @@ class Parser(argparse.ArgumentParser):
         Args:
             everything: with the options that few need.
         """
-        formatter = self._get_formatter()
-        assert isinstance(formatter, _Formatter)
-        formatter.is_brief = not everything
+        formatter = self._formatter(everything)
         formatter.add_text(self.description)
-        hidden = 0
-        for group in self._action_groups:
-            shown = [one for one in group._group_actions if everything or not isinstance(one.help, Rare)]
-            hidden += len(group._group_actions) - len(shown)
-            formatter.start_section(group.title)
-            formatter.add_text(group.description)
-            formatter.add_arguments(shown)
+        for title, actions in self.sections(everything):
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
             formatter.end_section()
+        hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self._actions)
         if hidden > 1:  # --help-all itself is one
             formatter.add_text(
                 f"{self.prog} --help-all: {hidden - 1} more option{'s' * (hidden > 2)}, and details of these"
@@ -153,7 +180,7 @@ class _Formatter(argparse.HelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
-            return _name_of(action)
+            return name_of(action)
         names = [name for name in action.option_strings if not name.startswith("--")]
         long = [name for name in action.option_strings if name.startswith("--")]
         names += long[:1] if self.is_brief else long
@@ -162,11 +189,12 @@ class _Formatter(argparse.HelpFormatter):
 
 def form_of(action: argparse.Action) -> str:
     """Return the form of an argument, or of an option's value: ``FILE``, ``[FILE]``, ``FILE [FILE ...]``."""
-    name = _name_of(action)
+    name = name_of(action)
     return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}.get(str(action.nargs), name)
 
 
-def _name_of(action: argparse.Action) -> str:
+def name_of(action: argparse.Action) -> str:
+    """Return the name of an argument, or of an option's value."""
     if action.metavar is None and action.choices is not None:
         return "|".join(map(str, action.choices))
     return str(action.metavar or action.dest)

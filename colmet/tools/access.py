@@ -1,7 +1,7 @@
-"""Write the file of those who may ask the collector's JSON interface (its option --http-users).
+"""Manage the users of the collector's JSON interface and page: the file of its option --http-users.
 
-`add NAME` asks for a password, or with --token makes a token and prints it this once; a name can have one password and
-any number of tokens. A running collector reads the changed file within a second.
+`add NAME` reads a password, or with --token makes a token and prints it once; a name can have one password and any
+number of tokens. A running collector reads the changed file within a second.
 """
 
 from __future__ import annotations
@@ -46,28 +46,35 @@ TAKEN = {
 HEAD = "# Who may ask the collector's JSON interface. Written by colmet access; see its help.\n"
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """The command line of ``colmet access``."""
-    parser.add_argument("file", metavar="FILE", help="the file; add makes it where it is not there")
+    parser.epilog = """\
+examples:
+  colmet access /etc/colmet/users add alice
+  colmet access /etc/colmet/users add grafana --group admin --token dashboards --until 2027-12-31
+  colmet access /etc/colmet/users list
+
+exit status: 0; 2 where an option or the file cannot be used."""
+    parser.add_argument("file", metavar="FILE", help="the file of users; add creates it")
     parser.add_argument("action", choices=("add", "remove", "list"), help="what to do")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="whom: as jobs have their users' names")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the user, by the name that jobs have")
     parser.add_argument(
         "--group",
         metavar="GROUP",
         action="append",
-        help="that the name is in with this password or token; may be given again. Members of the collector's "
-        "--http-admin-group (admin) see everybody's jobs",
+        help="a group of the user with this password or token; repeatable; members of the collector's "
+        "--http-admin-group (admin) see all jobs",
     )
     parser.add_argument(
         "--token",
         metavar="LABEL",
         nargs="?",
         const="",
-        help="add: a token instead of a password, and what it is for; remove: only the token of this label",
+        help="add a token with this label, or remove it; instead of a password",
     )
-    parser.add_argument("--until", metavar="YYYY-MM-DD", help="last day, in UTC, on which the token can be used")
+    parser.add_argument("--until", metavar="YYYY-MM-DD", help="last day (UTC) on which the token is valid")
     parser.add_argument(
-        "--password-stdin", action="store_true", help="the password is the first line of the standard input"
+        "--password-stdin", action="store_true", help="read the password from the first line of standard input"
     )
 
 

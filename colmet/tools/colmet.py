@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
     "access": Command("colmet.tools.access", "manage the users of the JSON interface and the page"),
     "doctor": Command("colmet.tools.doctor", "diagnose a node or a collector, and suggest remedies"),
     "configure": Command("colmet.tools.configure", "change the sample period or perf events of running nodes"),
+    "completion": Command("colmet.tools.completion", "print the completion of these commands for bash, zsh or fish"),
 }
 
 

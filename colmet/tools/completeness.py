@@ -1,7 +1,7 @@
-"""What is complete in HDF5 files, and what is missing, from when to when and why.
+"""Count the samples in HDF5 files and those that are missing, with their times and reasons.
 
-It compares the rows with the ledger of each node, which is in the same files (completeness_default, gaps_default).
-Give all files of the time in question: rows in a file that is not given are missing.
+The rows are compared with the ledger of each node in the same files (completeness_default, gaps_default). Give all
+files of the time in question: rows in other files count as missing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ from colmet.tools.history.rows import Marks, Reader, marks_of
 PART_S = 0.3  # to read at a time: a collector writes every second or two
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """Declare the files, and what of them is asked for."""
+    parser.epilog = """\
+examples:
+  colmet completeness /var/lib/colmet/cluster.*.hdf5 -j 4242
+  colmet completeness /var/lib/colmet/cluster.*.hdf5 --host node-7 --since yesterday
+
+exit status: 0 where nothing is missing; 1 where samples are missing; 2 where a file cannot be read, or has nothing of
+the job or host."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="HDF5 file that colmet-collector wrote or writes")
     selection.add_job(parser, "only this job; 0: the nodes themselves")
     parser.add_argument("--host", metavar="HOST", help="only this host")

@@ -1,6 +1,7 @@
-"""Change the sample period and the perf events of nodes that run: of this one, or of all through the collector.
+"""Change the sample period and the perf events of running nodes: of this one, or of others through the collector.
 
-It lasts until the node's next start, or SIGHUP: what is to last longer belongs in its configuration file, too.
+Run it as root or as the daemon's user. The change lasts until the node's next start or SIGHUP; make it in the node's
+configuration file, too, if it is to last.
 """
 
 from __future__ import annotations
@@ -16,25 +17,30 @@ from colmet.common.errors import ConfigError
 SHOWN = 20  # hosts in a line
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
+    parser.epilog = """\
+examples:
+  colmet configure --sample-period 1
+  colmet configure --all --perf-events instructions cache_misses
+  colmet configure --host node-7 --host node-8 --sample-period 2.5
+
+exit status: 0; 1 where a node did not do it, or no daemon answers; 2 where the command line is wrong."""
     parser.add_argument("--node", action="store_true", help="change the node that this is run on (the default)")
-    parser.add_argument(
-        "--all", action="store_true", help="change all nodes that are connected to the collector that runs here"
-    )
+    parser.add_argument("--all", action="store_true", help="change all nodes of the collector on this machine")
     parser.add_argument(
         "--host",
         metavar="NAME",
         action="append",
-        help="change this node, through the collector that runs here; may be given several times",
+        help="change this node of the collector on this machine; repeatable",
     )
     parser.add_argument("--sample-period", metavar="S", type=cli.positive_seconds, help="seconds between two samples")
     parser.add_argument(
         "--perf-events",
         metavar="NAME",
         nargs="+",
-        help="the perf events that are counted from now on, as --perfhw-list of colmet-node has them: NAME, or "
-        "NAME:PERIOD:JOB for a value every PERIOD seconds only (-1: at every sample), of one job only (-1: of all)",
+        help="count these perf events from now on; as --perfhw-list of colmet-node: NAME, or NAME:PERIOD:JOB for a "
+        "value every PERIOD seconds (-1: at every sample), of one job (-1: of all)",
     )
     add_client_options(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")

@@ -1,9 +1,9 @@
-"""Add nodes to a cluster with keys: a pair for each, whose public key the collector knows from then on.
+"""Add nodes to a cluster with keys: make a key pair for each, and let the collector accept it.
 
-Run it on the collector's machine. What belongs on the node NAME, in /etc/colmet/keys there, is in enrolled/NAME:
-node.secret, and collector.key with the collector's address. --push copies it there by ssh. A node that is enrolled
-stays as it is, so the command can be repeated. NAME is what `hostname` says on the node. The name of this machine is
-for a node agent beside the collector; its files need no copying.
+Run it on the collector's machine. The files for /etc/colmet/keys on the node NAME are in enrolled/NAME: node.secret,
+and collector.key with the collector's address. --push copies them by ssh. An enrolled node keeps its keys, so the
+command can be repeated. NAME is what `hostname` prints on the node. The name of this machine is for a node agent beside
+the collector; its files need no copying.
 """
 
 from __future__ import annotations
@@ -40,36 +40,42 @@ RECEIVE = (
 )
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """The command line of ``colmet enrol``."""
+    parser.epilog = """\
+examples:
+  colmet enrol node-1 node-2 --push
+  colmet enrol --from-file nodes.txt --collector tcp://head:5556
+
+exit status: 0; 1 where a node could not be reached; 2 where a name, an address, the list or a file cannot be used."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes")
-    parser.add_argument("--from-file", metavar="FILE", help="read more names from here, one a line")
+    parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")
     parser.add_argument(
         "--collector",
         metavar="URI",
         action="append",
-        help="where the nodes send to, such as tcp://head:5556; may be given several times. It is remembered in "
-        f"collector.key (default: what is remembered, else port {PORT} of this machine's name)",
+        help="address of the collector for the nodes; such as tcp://head:5556; repeatable; it is kept in collector.key "
+        f"(default: the address that is kept there, else port {PORT} of this machine's name)",
     )
     parser.add_argument(
         "--push",
         action="store_true",
-        help="copy the files of each node to /etc/colmet/keys there, restart colmet-node if it runs, and remove the "
+        help="copy each node's files to /etc/colmet/keys there by ssh; restart colmet-node if it runs, and remove the "
         "node's secret here",
     )
     parser.add_argument(
         "--ssh",
         metavar="COMMAND",
         default=SSH,
-        help="what --push runs, with the name of the node and a shell command behind it (default: '%(default)s')",
+        help="run this for --push, followed by the node's name and a command (default: '%(default)s')",
     )
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="make new keys for these nodes: the old ones are worth nothing from then on",
+        help="make new keys for these nodes; the collector then refuses the old ones",
     )
     parser.add_argument(
-        "--directory", metavar="DIR", default=keys.DIRECTORY, help="folder of keys (default: %(default)s)"
+        "--directory", metavar="DIR", default=keys.DIRECTORY, help="directory of keys (default: %(default)s)"
     )
 
 

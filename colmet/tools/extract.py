@@ -477,8 +477,11 @@ examples:
   colmet extract -j 4242 --metrics cpu_run_real_total,coremem --format csv
   colmet extract -j 4242 --metrics 'taskstats_default.*' --since 2h --json
   colmet extract -j 4242 --format parquet --output job4242.parquet
-  colmet extract /var/lib/colmet/colmet 4242 1700000000 1700003600 coremem | gunzip"""
-        parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n       {parser.prog} {' '.join(ARGUMENTS)}"
+  colmet extract /var/lib/colmet/colmet 4242 1700000000 1700003600 coremem | gunzip
+
+exit status: 0; 1 where nothing is stored of what was asked for, or it cannot be written; 2 where the command line or
+the configuration is wrong, or a file cannot be read. Without --job, that of colmet-extract."""
+        parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n{parser.prog} {' '.join(ARGUMENTS)}"
     parser.add_argument(
         "oar",
         metavar="PREFIX JOB_ID START STOP METRICS",

@@ -1,7 +1,7 @@
-"""Make pairs of keys: NAME.key, which may be shown to everybody, and NAME.secret, which stays on its machine alone.
+"""Make key pairs: NAME.key, which is public, and NAME.secret, which must stay on its machine.
 
-The collector gets one pair, each node its own. The name of a node's files is what `hostname` says there: its key is
-good for the data of that host, and of no other. Nothing is ever overwritten.
+The collector gets one pair, each node its own. A node's files have the name that `hostname` prints there: its key is
+valid for the data of that host alone. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from colmet.common.transport import new_pair
 MAX_LIST_BYTES = 16 << 20
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """The command line of ``colmet keygen``."""
-    parser.add_argument("role", choices=("collector", "node"), help="whose keys")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes; of a collector: any one name")
-    parser.add_argument("--from-file", metavar="FILE", help="read more names from here, one a line")
+    parser.epilog = """\
+examples:
+  colmet keygen collector
+  colmet keygen node node-1 node-2
+  colmet keygen node --from-file nodes.txt --directory ./keys
+
+exit status: 0; 2 where a name, the list or the directory cannot be used, or a file exists already."""
+    parser.add_argument("role", choices=("collector", "node"), help="the keys' owner")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes, or one name of a collector")
+    parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")
     parser.add_argument(
         "--if-missing",
         action="store_true",
-        help="of the collector: make what is missing of its pair and of the folder for the nodes' keys, and no error "
-        "where both are there",
+        help="make only what is missing of the collector's pair and of the nodes' directory",
     )
     parser.add_argument(
-        "--directory", metavar="DIR", default=keys.DIRECTORY, help="where to write them (default: %(default)s)"
+        "--directory", metavar="DIR", default=keys.DIRECTORY, help="write them to this directory (default: %(default)s)"
     )
 
 

@@ -1,113 +1,130 @@
-"""Write the manual pages: their text from templates, the options from the parsers themselves.
+"""Manual pages: one for each program and command, from its parser and, where it has one, a template.
 
-usage: python -m colmet.tools.manpages TEMPLATES DIRECTORY
+A template is a page in roff, in which comments such as HEAD and OPTIONS stand for what is made here.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from colmet import __version__
-from colmet.collector import backends as outputs
-from colmet.collector import main as collector
-from colmet.common import cli
-from colmet.node import backends as inputs
-from colmet.node import main as node
-from colmet.tools import colmet, extract
-from colmet.tools.facility import options as facility
-from colmet.tools.facility.command import PROGRAM as FACILITY
+from colmet.common.cli import Parser, form_of, name_of
+from colmet.node.kernel.perfevents import NAMES_06
+from colmet.tools.programs import COMMANDS, PROGRAMS, Program
 
 # In a template, a line for itself.
 HEAD = r".\" HEAD"
 OPTIONS = r".\" OPTIONS"
+COMMAND_LIST = r".\" COMMANDS"
+EVENTS = r".\" EVENTS"
+OF_COMMAND = r".\" OPTIONS colmet extract"  # beside those of colmet-extract, in one page
+# Commands that have no page of their own name: that of a program has them, too.
+SHARED = {"colmet extract": "colmet-extract"}
+
+
+def pages() -> Mapping[str, Program]:
+    """Return the program or command of each page, by the page's name, such as ``colmet-report.1``."""
+    found = {name: program for name, program in {**PROGRAMS, **COMMANDS}.items() if name not in SHARED}
+    return {f"{name.replace(' ', '-')}.{program.section}": program for name, program in found.items()}
 
 
 def escape(text: str) -> str:
-    """Text as roff shows it, character by character."""
+    """Return text as roff shows it, character by character."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
     text = text.replace("^", r"\(ha").replace("~", r"\(ti")
     return rf"\&{text}" if text.startswith(".") else text
 
 
 def _tag(action: argparse.Action) -> str:
-    """The names of an option and what it takes, as the first line of its paragraph."""
+    """The names and the value of an option, as the first line of its paragraph."""
     if not action.option_strings:
-        names = action.choices if action.metavar is None else None
-        return rf"\fI{escape('|'.join(names) if names else str(action.metavar or action.dest))}\fR"
+        return rf"\fI{escape(name_of(action))}\fR"
     names = ", ".join([rf"\fB{escape(name)}\fR" for name in action.option_strings])
-    if action.nargs == 0:
-        return names
-    value = escape(str(action.metavar)) if action.metavar else "|".join(map(escape, action.choices or ()))
-    more = rf" [\fI{value}\fR ...]" if action.nargs == "+" else ""
-    return rf"{names} \fI{value}\fR{more}"
+    return names if action.nargs == 0 else rf"{names} \fI{escape(form_of(action))}\fR"
 
 
-def options_of(parser: argparse.ArgumentParser, heading: str = ".SS") -> Iterator[str]:
-    """The lines of roff that describe a parser's options, a part for each of its groups."""
-    formatter = argparse.HelpFormatter(parser.prog)
-    for group in parser._action_groups:
-        actions = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
-        if not actions:
-            continue
-        if group.title and group.title not in ("options", "optional arguments", "positional arguments"):
-            yield f"{heading} {escape(group.title[0].upper() + group.title[1:])}"
+def options_of(parser: Parser) -> Iterator[str]:
+    """Yield the lines of roff that describe a parser's options, a part for each of its groups."""
+    for title, actions in parser.sections():
+        if title not in ("options", "arguments"):
+            yield f".SS {escape(title[:1].upper() + title[1:])}"
         for action in actions:
-            yield ".TP"
-            yield _tag(action)
-            yield escape(formatter._expand_help(action)) if action.help else r"\&"
+            yield from (".TP", _tag(action), escape(parser.help_of(action)))
 
 
-def _commands() -> Iterator[str]:
-    for name, command in colmet.COMMANDS.items():
-        module: Any = importlib.import_module(command.module)
-        parser = cli.Parser(prog=f"colmet {name}")
-        module.add_options(parser)
-        yield f".SS colmet {escape(name)}"
-        for at, paragraph in enumerate((module.__doc__ or command.help).strip().split("\n\n")):
-            if at:
-                yield ".PP"
+def _paragraphs(text: str) -> Iterator[str]:
+    """Text whose paragraphs have empty lines between them; those with indented lines stay as they are."""
+    for at, paragraph in enumerate(text.strip().split("\n\n")):
+        if at:
+            yield ".PP"
+        if "\n  " in f"\n{paragraph}":
+            yield from (".nf", *[escape(line.removeprefix("  ")) for line in paragraph.split("\n")], ".fi")
+        else:
             yield escape(" ".join(paragraph.split()))
-        yield from options_of(parser)
 
 
-PAGES: dict[str, Callable[[], Iterator[str]]] = {
-    "colmet.1": _commands,
-    "colmet-extract.1": lambda: options_of(extract.build_parser()),
-    "colmet-facility.1": lambda: options_of(facility.build_parser(FACILITY)),
-    "colmet-node.8": lambda: options_of(node.build_parser(cli.load(inputs.NAMES))),
-    "colmet-collector.8": lambda: options_of(collector.build_parser(cli.load(outputs.NAMES))),
-}
+def _without_template(title: str, program: Program) -> Iterator[str]:
+    """A page that the parser alone makes. Parts of the epilog that begin with a title and a colon are sections."""
+    parser = program.build()
+    yield HEAD
+    yield ".SH NAME"
+    yield rf"{escape(title)} \- {escape(program.summary)}"
+    yield ".SH SYNOPSIS"
+    yield ".nf"
+    yield from [rf"\fB{escape(line)}\fR" for line in parser.synopsis()]
+    yield ".fi"
+    yield ".SH DESCRIPTION"
+    yield from _paragraphs(parser.description or program.summary)
+    yield ".SH OPTIONS"
+    yield from options_of(parser)
+    for part in (parser.epilog or "").split("\n\n"):
+        section, colon, text = part.partition(":")
+        if colon and section.replace(" ", "").isalpha() and section.islower():
+            yield f".SH {section.upper()}"
+            yield from _paragraphs(text.strip("\n").lstrip(" ") if "\n  " not in text else text.strip("\n"))
+        elif part.strip():
+            yield ".PP"
+            yield from _paragraphs(part)
+    yield ".SH SEE ALSO"
+    yield r".BR colmet (1)"
 
 
-def page(name: str, template: str) -> str:
-    """The page of this name, such as ``colmet-node.8``, from its template."""
+def page(name: str, program: Program, templates: Path) -> str:
+    """Return the page of this name, such as ``colmet-node.8``.
+
+    Args:
+        name: of the page.
+        program: that it describes.
+        templates: directory of the templates.
+    """
     title, _, section = name.rpartition(".")
+    template = templates / name
+    lines = template.read_text("utf-8").splitlines() if template.exists() else list(_without_template(title, program))
     day = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
-    parts = {
-        HEAD: [f'.TH {title.upper()} {section} "{day}" "Colmet {__version__}" "Colmet"', ".nh", ".ad l"],
-        OPTIONS: list(PAGES[name]()),
+    parts: Mapping[str, Callable[[], Iterable[str]]] = {
+        HEAD: lambda: [f'.TH {title.upper()} {section} "{day}" "Colmet {__version__}" "Colmet"', ".nh", ".ad l"],
+        OPTIONS: lambda: options_of(program.build()),
+        OF_COMMAND: lambda: options_of(COMMANDS["colmet extract"].build()),
+        COMMAND_LIST: _command_list,
+        EVENTS: lambda: [escape(f"{', '.join(NAMES_06)};")],
     }
-    return "".join(f"{out}\n" for line in template.splitlines() for out in parts.get(line, [line]))
+    made = [out for line in lines for out in (parts[line]() if line in parts else [line])]
+    return "\n".join(made) + "\n"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Write all pages; the exit status."""
-    if len(argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    templates, directory = map(Path, argv)
+def _command_list() -> Iterator[str]:
+    for name, command in COMMANDS.items():
+        yield ".TP"
+        yield rf"\fB{escape(name)}\fR"
+        yield rf"{escape(command.summary)}; see \fB{escape(SHARED.get(name, name.replace(' ', '-')))}\fR(1)"
+
+
+def write(templates: Path, directory: Path) -> None:
+    """Write all pages into a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name in PAGES:
-        (directory / name).write_text(page(name, (templates / name).read_text(encoding="utf-8")), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for name, program in pages().items():
+        (directory / name).write_text(page(name, program, templates), encoding="utf-8")

@@ -41,7 +41,10 @@ def add_options(parser: cli.Parser) -> None:
     parser.epilog = """\
 examples:
   colmet plot 4242 cpu_usage memory
-  colmet plot -j 4242 memory --since yesterday --output job.svg"""
+  colmet plot -j 4242 memory --since yesterday --output job.svg
+
+exit status: 0; 1 where nothing is stored that could be drawn, or the picture cannot be written; 2 where the command
+line or the configuration is wrong."""
     parser.usage = f"{parser.prog} [OPTION ...] JOB METRIC ..."
     parser.add_argument(
         "metrics",

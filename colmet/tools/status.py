@@ -19,8 +19,15 @@ WORST = 10
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
+    parser.epilog = """\
+examples:
+  colmet status collector --all
+  colmet status node --check --max-age 120
+
+exit status: 0; 1 where no daemon answers; 2 where the command line is wrong. With --check: 0 OK, 1 WARNING, 2 CRITICAL,
+3 UNKNOWN."""
     parser.add_argument("daemon", choices=("node", "collector"), help="which of them to ask")
     add_client_options(parser)
     parser.add_argument("--json", action="store_true", help="print all that it says, as JSON")

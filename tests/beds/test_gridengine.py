@@ -567,12 +567,11 @@ def test_colmet_mem_has_a_line_for_each_host(cell, interface):
     out, said = interface.mem()
     titles, *lines = out.splitlines()
     assert titles.split("\t") == [
-        *("HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY NEEDED", "MEMORY USED"),
-        *("TOTAL MEMORY", "AVAILABLE MEM", "SLOTS"),
+        *("HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AVAILABLE", "SLOTS"),
     ]
     assert lines[-1] == "Used (#)\tReserved (=)\tAvailable (.)"
     # no process of that job is on its second host
-    assert said == "colmet mem: jobs of which it is not known what they use on a host, so that sums lack it: 1\n"
+    assert said == "colmet mem: 1 job: its memory use on some host is not known; sums leave it out\n"
     assert [row[0] for row in rows(out)] == ["node1", "node2"]
     for host, bar, percentage, used, reserved, total, available, slots in rows(out):
         processors, memory = hand.hosts[host]
@@ -619,10 +618,10 @@ def told(out):
 
 def test_colmet_mem_has_a_line_for_each_job(cell, interface):
     hand = ByHand(cell)
-    out, _ = interface.mem("-u")
+    out, _ = interface.mem("-d")
     found, used = told(out)
     assert found == details(hand)
-    assert interface.qmemview("-u")[0] == out
+    assert rows(interface.qmemview("-u")[0]) == rows(out)
     for host, job, task in hand.slots:
         name = f"{job}.{task}" if task else str(job)
         if (job, host) not in hand.used:
@@ -636,17 +635,17 @@ def test_colmet_mem_has_a_line_for_each_job(cell, interface):
 def test_colmet_mem_shows_a_host_a_job_or_an_owner(cell, interface):
     hand = ByHand(cell)
     across, array, guest = (cell.jobs[name] for name in ("across", "array", "guest"))
-    out, _ = interface.mem("-h", "node2")
+    out, _ = interface.mem("--host", "node2")
     assert [row[0] for row in rows(out)] == ["node2"]
     out, _ = interface.mem("-j", str(across))
     assert told(out)[0] == details(hand, lambda job, task: job == across)
     out, _ = interface.mem("-j", f"{array}.2")
     assert told(out)[0] == details(hand, lambda job, task: (job, task) == (array, "2"))
-    out, _ = interface.mem("-o", GUEST)
+    out, _ = interface.mem("-u", GUEST)
     assert told(out)[0] == details(hand, lambda job, task: job == guest)
-    out, _ = interface.mem("-o", USER, "-h", "node1")
+    out, _ = interface.mem("-u", USER, "--host", "node1")
     assert told(out)[0] == {"node1": details(hand, lambda job, task: job != guest)["node1"]}
-    (line,) = [row for row in rows(interface.mem("-j", str(across), "-h", "node1")[0]) if row[0] == "node1"]
+    (line,) = [row for row in rows(interface.mem("-j", str(across), "--host", "node1")[0]) if row[0] == "node1"]
     # sums of this job alone; what is available is not what others reserved
     assert line[4] == gigabytes(hand.reserved("node1", {across}))
     assert line[6] == gigabytes(size(hand.hosts["node1"][1]) - hand.reserved("node1"))

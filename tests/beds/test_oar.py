@@ -428,7 +428,7 @@ def test_colmet_mem_shows_the_jobs_that_run_by_what_their_cgroups_say(site, queu
         cpus = len(cpus_of(cpusets[job].read_text()))
         on = {"jobcount": cpus, "master": True, "taskid": [], "owner": "colmet-oar", "jobname": "-"}
         assert host["jobs"][job] == on
-    (told,) = json.loads(site.interface.mem("--json", "-u", "-o", "colmet-oar")[0])["hosts"]
+    (told,) = json.loads(site.interface.mem("--json", "-d", "-u", "colmet-oar")[0])["hosts"]
     told = {job["job"]: job for job in told["jobs"] if job["job"] in running}
     assert told.keys() == running
     # no cgroup of memory, so that what their processes use counts; nothing is reserved

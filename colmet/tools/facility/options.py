@@ -15,6 +15,7 @@ from colmet.tools.facility import collector_output, sender
 from colmet.tools.facility.machine import DISKS
 
 TOKEN_VARIABLE = "COLMET_FACILITY_TOKEN"
+EPILOG = "exit status: 0; 1 where a source did not answer, or a document is not delivered; 2 where options are wrong."
 
 
 class Program(NamedTuple):
@@ -62,7 +63,7 @@ def interval(text: str) -> float:
 
 def build_parser(program: Program) -> cli.Parser:
     """The options of a program."""
-    parser = cli.Parser(prog=program.name, description=program.description)
+    parser = cli.Parser(prog=program.name, description=program.description, epilog=EPILOG)
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )

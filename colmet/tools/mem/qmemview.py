@@ -1,4 +1,4 @@
-"""Show the memory that jobs reserved and used, by host, as QmemTools' viewer of this name did."""
+"""Show the memory that jobs reserved and used, by host, as QmemTools' viewer of this name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,19 @@ from colmet.tools.mem.command import Printing
 from colmet.tools.mem.server import Server
 
 FAILED = 1
+EPILOG = """\
+examples:
+  qmemview head:8080                      each host
+  qmemview head:8080 -u -h node-17        one host, with each of its jobs
+  qmemview head:8080 -o alice             the hosts with a job of alice, and her jobs
+  qmemview head:8080 -j 4242              the hosts with this job, and its memory
+
+exit status: 0; 1 where the server does not answer, or its address is wrong; 2 where the command line is wrong."""
 
 
 def build_parser() -> cli.Parser:
     """The command line."""
-    parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip())
+    parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip(), epilog=EPILOG)
     parser.add_argument("place", metavar="HOST:PORT", help="address of the server, or a URL for one with TLS")
     parser.conflict_handler = "resolve"  # -h was a host before Colmet had this program
     group = parser.add_argument_group("what is shown")
