@@ -214,6 +214,14 @@ def cgroups(root):
         yield made
 
 
+@pytest.fixture
+def public():
+    """A directory that all users may pass; pytest's own are its user's alone, again with each session that starts."""
+    with tempfile.TemporaryDirectory(prefix="colmet-test-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
 @pytest.fixture(autouse=True)
 def no_units(monkeypatch):
     """No unit of this machine: as root, --check-config takes the rights of the user whom it names."""

@@ -175,10 +175,8 @@ def in_child(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_root_checks_as_the_unit_s_user(unit_of_collector, root, tmp_path, capfd):
-    for path in [tmp_path, *tmp_path.parents[:3]]:
-        path.chmod(0o755)
-    config = tmp_path / "collector.toml"
+def test_root_checks_as_the_unit_s_user(unit_of_collector, root, public, capfd):
+    config = public / "collector.toml"
     config.write_text("enable-stdout-backend = true\n")
     config.chmod(0o600)
     argv = ["--config", str(config), "--check-config"]

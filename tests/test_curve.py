@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -130,6 +131,25 @@ def test_a_client_without_keys_is_not_heard_on_either_socket(site, caplog):
     assert site.nothing_comes()
     assert not link.send(b"plain") and site.link.receive() is None
     assert "it has no key" in caplog.text
+
+
+def test_a_connection_without_a_key_is_told_with_its_address(site, caplog):
+    """libzmq reports the failure without an address, and then the end of the connection."""
+    events = [(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 1), (zmq.EVENT_DISCONNECTED, 7), (zmq.EVENT_DISCONNECTED, 8)]
+
+    def next_event(_):
+        if not events:
+            raise zmq.Again
+        return [door_module._EVENT.pack(*events.pop(0)), b"tcp://0.0.0.0:5556"]
+
+    known = connections.Connections(connections.Readings())
+    for descriptor, peer in ((7, "10.0.0.7"), (8, "10.0.0.8")):
+        known.known[descriptor] = connections.Connection(descriptor, peer, 0)
+        known._unheard[peer] += 1
+    monitor = SimpleNamespace(recv_multipart=next_event)
+    site.door._note(SimpleNamespace(monitor=monitor, connections=known, failed=False))
+    assert "no key, or another key for this collector from=[10.0.0.7] refused=1" in caplog.text
+    assert "10.0.0.8" not in caplog.text and not known.known
 
 
 def test_old_versions_of_zmtp_have_no_keys_and_are_not_heard(site):

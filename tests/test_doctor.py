@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import zmtp
+from test_check_config import in_child
 from test_daemons import Daemon, free_port
 from test_status import COLLECTOR, NODE, changed
 
@@ -267,6 +269,16 @@ BROKEN = {
         },
         *(WARN, "the memory controller is in no cgroup that is mounted", "boot with cgroup v2"),
     ),
+    "only cgroup v1 is mounted, and the kernel has no cpuset there": (
+        kernel.check_controllers,
+        (),
+        {
+            **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
+            "/proc/self/mounts": "c /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct,memory,blkio,pids 0 0\n",
+            "/proc/sys/kernel/osrelease": "6.12.95-amd64\n",
+        },
+        *(WARN, "no hierarchy of cgroup v1 has cpuset", "CONFIG_CPUSETS_V1=y"),
+    ),
     "it is in a container": (
         *(kernel.check_container, (), {"/proc/self/ns/pid": "-> pid:[4026532001]"}),
         *(FAIL, "its pid namespace is not the machine's", "--pid=host"),
@@ -275,18 +287,15 @@ BROKEN = {
         *(kernel.check_container, (), {"/proc/self/status": "Seccomp:\t2\n"}),
         *(WARN, "seccomp", "seccomp=unconfined"),
     ),
-    "0.6 starts with the machine": (
-        *(daemon.check_leftovers, (), {"/etc/init.d/colmet-node": "#!/bin/sh\n"}),
-        *(WARN, "/etc/init.d/colmet-node", "update-rc.d colmet-node remove"),
+    "no directory matches the expression": (
+        kernel.check_jobs,
+        ("--cpuset_rootpath", "/dev/jobs", "--regex_job_id", "job([0-9]+)"),
+        {"/dev/jobs/bob_55/x": "", "/dev/jobs/eve_7/x": ""},
+        *(WARN, "no directory in /dev/jobs matches --regex_job_id: 2 directories, such as", r"'_(\d+)$', the default"),
     ),
-    "two daemons run": (
-        daemon.check_leftovers,
-        (),
-        {
-            "/proc/77/cmdline": "/usr/bin/python2\0/usr/local/bin/colmet-node\0-vv\0",
-            "/proc/78/cmdline": "/usr/bin/python3\0-m\0colmet.node.main\0",
-        },
-        *(WARN, "process 77 78", "`kill 77 78`"),
+    "no directory matches the default expression": (
+        *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/jobs"), {"/dev/jobs/x55x/x": ""}),
+        *(WARN, "1 directory, such as x55x", "first group of the expression match the job id"),
     ),
     "the spool's directory is missing, and the one above it": (
         *(storage.check_disk, ("--spool-dir", "/data/colmet/spool"), {}),
@@ -445,7 +454,7 @@ def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root)
 
 # -- disk --
 
-SOMEBODY = User("somebody", 12345, frozenset((12345,)))
+SOMEBODY = User("somebody", 12345, 12345, frozenset((12345,)))
 LITTLE = SimpleNamespace(f_flag=0, f_bavail=10, f_frsize=4096, f_blocks=1 << 20, f_files=1000, f_favail=900)
 
 
@@ -618,7 +627,9 @@ def test_a_collector_that_may_open_few_files_is_told(machine):
         ("node", "sample-perod = 5", ":2: sample-perod: no such option; did you mean sample-period?"),
         ("node", "sample-period = [", ":2: not TOML"),
         ("node", 'enable-perfhw = true\nperfhw-list = ["nonsense::"]', "perfhw-list"),
-        ("collector", "verbose = 2", "no output is chosen"),
+        ("collector", "verbose = 2", "no output chosen"),
+        ("collector", "enable-stdout-backend = true\ngridengine = true", "--gridengine has no effect"),
+        ("node", "zeromq-uri = head", ":2: not TOML: Invalid value; texts are in quotes"),
     ],
 )
 def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, found):
@@ -628,6 +639,34 @@ def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, fo
     told = problem(daemon.check_configuration, patient)
     assert told.level == FAIL and found in told.found and patient.argv == ["--config", str(path)]
     assert find_sides(machine.host) == [side]
+
+
+def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, public):
+    nobody = User.of(pwd.getpwnam("nobody").pw_uid)
+    config = public / "collector.toml"
+    config.write_text("enable-stdout-backend = true\n")
+    config.chmod(0o600)
+    told = problem(daemon.check_configuration, machine.patient("collector", "--config", str(config), user=nobody))
+    assert told.level == FAIL and "user nobody cannot read it: chgrp" in told.found
+    config.chmod(0o644)
+    (told,) = find(daemon.check_configuration, machine.patient("collector", "--config", str(config), user=nobody))
+    assert told == good(f"{config}: in order, for user nobody")
+
+
+def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_path):
+    """It cannot be come back to, once it has been left for the daemon's."""
+
+    def look():
+        (tmp_path / "root's").mkdir(0o700)
+        os.chdir(tmp_path / "root's")
+        os.setuid(65534)
+        patient = machine.patient("node", status={**NODE, "pid": os.getpid()})
+        patient.is_told = False
+        with doctor._in_folder_of(patient):
+            pass
+        return 0
+
+    assert in_child(look) == 0
 
 
 def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch):
@@ -649,6 +688,80 @@ def test_what_the_options_need_is_not_checked_without_them(machine):
 def test_options_of_the_units_environment_file_count(machine):
     machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
     assert Patient("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
+
+
+# -- other daemons of the machine --
+
+
+@pytest.fixture
+def others(machine):
+    """Make other daemons on the machine: `others(77, "unit", *argv)`."""
+
+    def add(pid, group, *argv, side="node", space="pid:[4026531836]", parent=1):
+        line = ["/usr/bin/python3", f"/usr/bin/colmet-{side}", *argv]
+        machine.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in line))
+        machine.write(f"/proc/{pid}/cgroup", f"4:cpu:/\n0::{group}\n")
+        machine.write(f"/proc/{pid}/stat", f"{pid} (colmet (node) S {parent} 0")
+        machine.link(f"/proc/{pid}/ns/pid", space)
+
+    return add
+
+
+URI = ("--zeromq-uri", "tcp://head:5556")
+
+
+def leftovers(machine, side="node", *argv):
+    return find(daemon.check_leftovers, machine.patient(side, *(argv or URI), status={**NODE, "pid": 12}))
+
+
+def test_a_second_node_of_this_machine_is_told_without_a_kill(machine, others):
+    others(77, "/user.slice/user-0.slice/session-3.scope", *URI)
+    others(78, "/system.slice/old-colmet.service", *URI)
+    by_hand, unit = leftovers(machine)
+    assert by_hand.level == unit.level == WARN
+    assert "process 77, started by hand" in by_hand.found and "`ps -fp 77`" in by_hand.remedy
+    assert (
+        "process 78, of old-colmet.service" in unit.found
+        and "`systemctl disable --now old-colmet.service`" in unit.remedy
+    )
+    assert "kill" not in f"{by_hand.remedy} {unit.remedy}"
+
+
+def test_what_may_run_beside_a_node_is_in_order(machine, others):
+    others(70, "/docker/abc", *URI, space="pid:[4026532999]")
+    others(71, "/user.slice/user-0.slice/session-3.scope", "--zeromq-uri", "tcp://trial:5556")
+    others(72, "/system.slice/colmet-node.service", *URI)  # the unit's own, of which the status is not to be had
+    others(73, "/user.slice/x", *URI, parent=71)
+    assert [(one.level, one.found.partition(": ")[2]) for one in leftovers(machine)] == [
+        (PASS, "process 70, in a container, with another host name or another collector"),
+        (PASS, "process 71, started by hand, with another host name or another collector"),
+    ]
+
+
+def test_several_collectors_of_one_machine_are_in_order(machine, others):
+    others(80, "/system.slice/colmet-collector-2.service", "--zeromq-bind-uri", "tcp://0.0.0.0:6556", side="collector")
+    assert leftovers(machine, "collector", "--enable-stdout-backend") == [
+        good("another colmet-collector runs: process 80, of colmet-collector-2.service, on tcp://0.0.0.0:6556")
+    ]
+
+
+def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
+    others(81, "/user.slice/x", *URI)
+    assert find(daemon.check_leftovers, machine.patient("node", *URI)) == [good("nothing")]
+
+
+@pytest.mark.parametrize(
+    ("script", "unit", "level"),
+    [
+        ("colmet-node-06", {"UnitFileState": "enabled"}, WARN),
+        ("colmet-node", {"UnitFileState": "enabled"}, PASS),  # systemd takes the unit of this name
+        ("colmet-node-06", {"UnitFileState": "disabled"}, PASS),  # it is what the site starts
+    ],
+)
+def test_a_start_script_beside_the_unit_is_told(machine, script, unit, level):
+    machine.write(f"/etc/init.d/{script}", "#!/bin/sh\n")
+    (told,) = find(daemon.check_leftovers, machine.patient("node", unit={"LoadState": "loaded", **unit}))
+    assert told.level == level and ("update-rc.d colmet-node-06 disable" in told.remedy or level == PASS)
 
 
 def test_the_command_line_of_a_running_daemon_counts(machine):
@@ -873,10 +986,12 @@ def keys(tmp_path):
     folder = tmp_path / "nodes"
     folder.mkdir()
     pair, secrets = new_pair(), {}
-    secrets["node"] = write_pair(str(tmp_path), "node-1", pair)[1]
+    host = socket.gethostname()
+    secrets["node"] = write_pair(str(tmp_path), host, pair)[1]
     public, secrets["collector"] = write_pair(str(tmp_path), "collector", new_pair())
-    (folder / "node-1.key").write_bytes((tmp_path / "node-1.key").read_bytes())
+    (folder / f"{host}.key").write_bytes((tmp_path / f"{host}.key").read_bytes())
     return SimpleNamespace(
+        host=host,
         folder=folder,
         secrets={side: Path(path) for side, path in secrets.items()},
         node=("--zeromq-curve-secret", secrets["node"], "--zeromq-curve-collector", public),
@@ -912,7 +1027,7 @@ def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, k
     found = find(network.check_keys, machine.patient("collector", *keys.collector, user=SOMEBODY))
     assert [one.level for one in found] == [PASS, PASS], found
     told = problem(
-        network.check_keys, machine.patient("collector", *keys.collector, user=User("other", 12346, frozenset()))
+        network.check_keys, machine.patient("collector", *keys.collector, user=User("other", 12346, 12346, frozenset()))
     )
     assert told.level == FAIL and f"belongs to another user (uid {SOMEBODY.uid})" in told.found
     assert "chown it to the daemon's user" in f"{told.found} {told.remedy}"
@@ -951,12 +1066,59 @@ def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
     assert f"`colmet enrol --replace {socket.gethostname()}`" in told.remedy
 
 
-def test_nodes_whose_keys_the_collector_does_not_know(machine, keys):
-    status = {**COLLECTOR, "connections": {"unknown_key": 3}}
-    told = problem(network.check_keys, machine.patient("collector", *keys.collector, status=status, user=User.of(0)))
-    assert (
-        told.level == WARN and "3 connections" in told.found and "-g why=unknown_key` tells from where" in told.remedy
-    )
+def test_a_node_that_is_about_to_be_let_in_is_said_to_wait(machine, keys):
+    with listener(zmtp.greeting(b"CURVE")) as port:
+        status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.since_s", 5.0)
+        status = changed(status, "collectors.0.state", "not heard of yet")
+        told = problem(
+            network.check_keys, machine.patient("node", *keys.node, status=status, user=User.of(os.geteuid()))
+        )
+    assert told.level == WARN and "has not let this node in yet" in told.found and "in a minute" in told.remedy
+
+
+def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
+    told = problem(network.check_keys, machine.patient("node", *keys.node))
+    assert told.level == FAIL and f"was made for {keys.host}, and this host is node-7" in told.found
+    assert "`colmet enrol node-7`" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found", "remedy"),
+    [
+        ("connections", {"unknown_key": 3}, "3 connections with a key that nobody has", "why=unknown_key"),
+        ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` tells from where"),
+        ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
+        ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "sends as n1: they are stored as n1, n1~2", "hostnamectl"),
+    ],
+)
+def test_what_the_collector_knows_of_its_nodes_is_told_with_the_remedy(machine, path, value, found, remedy):
+    told = problem(network.check_senders, machine.patient("collector", status=changed(COLLECTOR, path, value)))
+    assert told.level == WARN and found in told.found and remedy in told.remedy
+
+
+def test_a_collector_of_whose_nodes_all_is_well(machine):
+    status = changed(COLLECTOR, "connections", {"handshake_failed": 2})  # of a doctor on a node
+    assert find(network.check_senders, machine.patient("collector", status=status)) == [
+        good("nothing is wrong with them")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("index blocked by: [TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark", "free disk space on"),
+        ("SSLError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "speaks http, not https"),
+        ("No space left on device", "see under disk"),
+        ("something else", "`colmet status collector`"),
+    ],
+)
+def test_the_remedy_of_an_output_that_is_away_is_by_what_it_says(machine, why, remedy):
+    status = COLLECTOR
+    for path, value in (("available", False), ("away_s", 500.0), ("why", why)):
+        status = changed(status, f"outputs.0.{path}", value)
+    told = problem(daemon.check_health, machine.patient("collector", status=status))
+    assert told.level == FAIL and remedy in told.remedy
 
 
 def test_half_of_the_keys(machine, keys, as_root):

@@ -106,7 +106,8 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
     except (ValueError, RecursionError) as err:
         said = _PLACE.search(str(err))
         line = f":{said[1] or len(text.splitlines())}" if said else ""
-        raise ConfigError(f"{path}{line}: not TOML: {_PLACE.sub('', str(err))}") from err
+        hint = "; texts are in quotes" if "Invalid value" in str(err) else ""
+        raise ConfigError(f"{path}{line}: not TOML: {_PLACE.sub('', str(err))}{hint}") from err
     actions = _by_name(parser)
     values: dict[str, Any] = {}
     for key, value in found.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -47,9 +48,12 @@ def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
         try:
             pattern = re.compile(text)
         except re.error as err:
-            raise ConfigError(f"--regex_job_id {text!r}: not a regular expression: {err}") from err
+            raise ConfigError(f"--regex_job_id {shlex.quote(text)}: not a regular expression: {err}") from err
         if not pattern.groups:
-            raise ConfigError(f"--regex_job_id {text!r}: put the job id in parentheses, as in {DEFAULT_PATTERN!r}")
+            raise ConfigError(
+                f"--regex_job_id {shlex.quote(text)}: put the job id in parentheses, as in "
+                f"{shlex.quote(DEFAULT_PATTERN)}"
+            )
         compiled.append(pattern)
     return compiled
 
@@ -338,12 +342,14 @@ class State(NamedTuple):
         help: one line on the layout.
         path: where it was looked for.
         state: what is there, for people.
+        unmatched: names of some directories that no expression matches.
     """
 
     name: str
     help: str
     path: str
     state: str
+    unmatched: tuple[str, ...] = ()
 
 
 class JobSource:
@@ -468,7 +474,13 @@ class JobSource:
             sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
             if sluid and self._finder.sluids.waiting:
                 state += f", {len(self._finder.sluids.waiting)} whose job id cannot be told"
-            states.append(State(place.name, place.help, place.path, state))
+            if place.unmatched:
+                several = len(place.unmatched) != 1
+                state += (
+                    f"; {len(place.unmatched)} director{'ies do' if several else 'y does'} not match --regex_job_id, "
+                    f"{'such as' if several else 'it is'} {place.unmatched[0]}"
+                )
+            states.append(State(place.name, place.help, place.path, state, place.unmatched))
         if not states:
             states.append(State("none", "every layout", "/proc/self/mounts", "no cgroup is mounted"))
         return states

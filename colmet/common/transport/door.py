@@ -54,6 +54,7 @@ class Guarded:
         monitor: reports its connections.
         readings: to be told of each message that is read.
         connections: those to it; none is known where it does not listen on TCP.
+        failed: whether the connection that ends next does so because it has no key that fits.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], unheard: Counter[str]) -> None:
@@ -61,6 +62,7 @@ class Guarded:
         self.monitor = monitor
         self.readings = Readings()
         self.connections = Connections(self.readings, unheard)
+        self.failed = False
 
 
 class Door:
@@ -268,7 +270,12 @@ class Door:
             if (why, address) not in self._refused and len(self._refused) >= MAX_ADDRESSES:
                 address = "(others)"
             count = self._refused[why, address] = self._refused.get((why, address), 0) + 1
-        if powers_of_ten(count):
+        if powers_of_ten(count) and why == "handshake_failed":
+            log.warning(
+                "connection refused, it has no key, or another key for this collector from=[%s] refused=%d",
+                *(address or "unknown", count),
+            )
+        elif powers_of_ten(count):
             log.warning("connection refused why=%s from=[%s] refused=%d key=%s", why, address, count, key or "-")
 
     def _note(self, guarded: Guarded) -> None:
@@ -286,20 +293,13 @@ class Door:
             elif kind == zmq.EVENT_ACCEPTED:
                 guarded.connections.accepted(value)
             elif kind == zmq.EVENT_DISCONNECTED:
+                ended = guarded.connections.known.get(value)
                 guarded.connections.gone(value)
-            else:
-                self._count_failure(endpoint)
-
-    def _count_failure(self, endpoint: bytes) -> None:
-        if self._pair is None:
-            return
-        self._counts["handshake_failed"] += 1
-        if powers_of_ten(self._counts["handshake_failed"]):
-            log.warning(
-                "connection refused, it has no key, or another key for this collector to=%s refused=%d",
-                endpoint.decode("utf-8", "replace"),
-                self._counts["handshake_failed"],
-            )
+                if guarded.failed and self._pair is not None:
+                    self._refuse("handshake_failed", ended.peer if ended is not None else "")
+                guarded.failed = False
+            else:  # the event of the same connection's end comes next
+                guarded.failed = True
 
 
 def add_options(parser: cli.Options) -> None:

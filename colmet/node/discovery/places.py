@@ -30,6 +30,7 @@ class Place(ABC):
         layout: None for a root that is named.
         watched: whether an earlier walk had it in view, so that what comes now has come since.
         here: whether the last walk found it.
+        unmatched: names of directories that the last walk found there and that are no job's, at most 1,000.
     """
 
     def __init__(self, name: str, text: str, path: str, layout: Layout | None) -> None:
@@ -39,6 +40,7 @@ class Place(ABC):
         self.layout = layout
         self.watched = False
         self.here = False
+        self.unmatched: tuple[str, ...] = ()
 
     @abstractmethod
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
@@ -116,13 +118,15 @@ class NamedRoot(Place):
         if self._waiting:
             self._waiting = False
             log.info("found the jobs' cgroups path=%s", self.path)
-        for name in names:
-            claim = self._parse(name)
+        claims = [(name, self._parse(name)) for name in names]
+        self.unmatched = tuple([name for name, claim in claims if claim is None][:_MOST_NAMES_TOLD])
+        for name, claim in claims:
             if claim is not None:
                 yield f"{real.rstrip('/')}/{name}", claim
 
     def _absent(self, err: OSError) -> None:
         self._real = ""
+        self.unmatched = ()
         if not self._waiting:
             self._waiting = True
             if isinstance(err, PermissionError):

@@ -107,16 +107,17 @@ def examine_all(patient: Patient, checks: Sequence[Check] = CHECKS) -> list[Resu
 @contextlib.contextmanager
 def _in_folder_of(patient: Patient) -> Iterator[None]:
     """Meanwhile in the working directory of the running daemon, which its relative paths begin at."""
-    before = os.getcwd()
-    try:
-        if patient.pid and not patient.is_told:
-            os.chdir(f"/proc/{patient.pid}/cwd")
-    except OSError:
-        pass  # another user's: absolute paths, as the units have them, are right anywhere
-    try:
+    with contextlib.ExitStack() as stack:
+        # another user's, be it the daemon's or that of this command: absolute paths, as the units have them, are right
+        # anywhere
+        with contextlib.suppress(OSError):
+            before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, before)
+            os.fchdir(before)  # whether it can be come back to
+            if patient.pid and not patient.is_told:
+                os.chdir(f"/proc/{patient.pid}/cwd")
+                stack.callback(os.fchdir, before)
         yield
-    finally:
-        os.chdir(before)
 
 
 # -- what is printed --

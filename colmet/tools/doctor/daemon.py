@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from colmet import __version__
-from colmet.common.errors import ConfigError
-from colmet.tools.doctor.findings import Finding, Level, fail, good, warn
+from colmet.common.errors import ColmetError
+from colmet.node.host import Host
+from colmet.tools.doctor.findings import Finding, Level, Unchecked, fail, good, warn
 from colmet.tools.doctor.patient import Patient, arguments
 
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
 MAX_TOLD = 5
+# what an output says while it is away, and what to do then
+_REMEDIES = (
+    (
+        r"read-only|read_only|flood.stage",
+        (
+            "free disk space on the database's machines: the database then lifts the block by itself; if it does not, "
+            "`curl -X PUT -H 'Content-Type: application/json' HOST/_all/_settings -d "
+            "'{\"index.blocks.read_only_allow_delete\": null}'`"
+        ),
+    ),
+    (r"WRONG_VERSION_NUMBER|wrong version number", "the database speaks http, not https: correct elastic-host"),
+    (
+        r"status 40[13]|security_exception",
+        "give it the right user and password (-P) or API key, with the rights to write",
+    ),
+    (r"No space left", "make room: see under disk"),
+)
 MIN_OPEN_FILES = 4096  # below it the collector warns at its start
 
 
 def check_configuration(patient: Patient) -> Iterator[Finding]:
-    """The daemon's own parser, and what its backends and outputs say of their options."""
+    """All that a start checks before it opens anything (--check-config), as the daemon's own user."""
     path = patient.config
     if patient.damage:
         yield warn(f"could not be checked: {patient.problem}", "see under libraries")
@@ -24,26 +44,13 @@ def check_configuration(patient: Patient) -> Iterator[Finding]:
     if patient.problem and os.geteuid() != 0 and os.path.exists(path) and not os.access(path, os.R_OK):
         yield warn(f"could not be checked: {patient.problem}", f"`sudo colmet doctor --{patient.side}`")
         return
-    if patient.problem:
+    problem = patient.problem or patient.refusal()
+    if problem:
         command = f"{patient.program} --check-config{f' --config {path}' if path else ''}"
-        yield fail(patient.problem, f"correct it; `{command}` checks it again")
+        mine = os.geteuid() in (0, patient.user.uid)
+        yield (fail if mine or patient.problem else warn)(problem, f"correct it; `{command}` checks it again")
         return
-    options = patient.options
-    try:
-        if patient.side == "node":
-            from colmet.node.main import find_jobs
-
-            find_jobs(options, patient.host).close()
-        if not patient.backends and patient.side == "collector":
-            yield fail(
-                "no output is chosen, it does not start",
-                'hdf5-filepath = "/var/lib/colmet/colmet" in /etc/colmet/collector.toml, or elastic-host',
-            )
-            return
-    except ConfigError as err:
-        yield fail(str(err), f"correct it, then `systemctl restart {patient.program}`")
-        return
-    yield good(f"{path} can be used" if path else "no file; the options can be used")
+    yield good(f"{path or 'no file; the options'}: in order, for user {patient.user.name}")
 
 
 def check_running(patient: Patient) -> Iterator[Finding]:
@@ -83,9 +90,11 @@ def check_health(patient: Patient) -> Iterator[Finding]:
     if verdict.level == OK:
         yield good("; ".join(verdict.texts))
         return
-    remedy = f"`colmet status {patient.side}` and `journalctl -u {patient.program} -n 50` tell more"
-    level = Level.FAIL if verdict.level == CRITICAL else Level.WARN
-    yield Finding(level, "; ".join(verdict.texts), remedy)
+    found = "; ".join(verdict.texts)
+    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), "") or (
+        f"`colmet status {patient.side}` and `journalctl -u {patient.program} -n 50` tell more"
+    )
+    yield Finding(Level.FAIL if verdict.level == CRITICAL else Level.WARN, found, remedy)
     for backend in patient.status.get("backends", ()):
         if backend["why"]:
             yield warn(f"{backend['name']} is off: {backend['why']}", "see under measured here")
@@ -158,27 +167,102 @@ def check_leftovers(patient: Patient) -> Iterator[Finding]:
     except OSError:
         scripts = []
     for script in scripts:
+        # one of the unit's own name is none to systemd, and without a unit it is what starts the daemon
+        if patient.unit.get("UnitFileState", "").startswith("enabled") and script != patient.program:
+            fine = False
+            yield warn(
+                f"/etc/init.d/{script} starts another Colmet beside {patient.unit_name}",
+                f"`/etc/init.d/{script} stop; update-rc.d {script} disable`",
+            )
+    for other in _others(patient):
         fine = False
-        yield warn(
-            f"/etc/init.d/{script} starts another Colmet beside the unit",
-            f"`/etc/init.d/{script} stop; update-rc.d {script} remove; rm /etc/init.d/{script}`",
-        )
-    numbers = [int(name) for name in patient.host.names("/proc") if name.isdigit()]
-    others = [pid for pid in numbers if pid != patient.pid and _has(patient, pid)]
-    if others and (patient.pid or len(others) > 1):
-        fine = False
-        shown = " ".join(map(str, sorted(others)[:MAX_TOLD]))
-        yield warn(
-            f"another {patient.program} runs, one of Colmet 0.6 or one that was started by hand: process {shown}",
-            f"see what it is, `ps -fp {shown.replace(' ', ',')}`, and end it: `kill {shown}`",
-        )
+        yield _judge_other(patient, other)
     if fine:
         yield good("nothing")
 
 
-def _has(patient: Patient, pid: int) -> bool:
-    """Whether a process is a daemon of this side."""
-    return arguments(patient.host, pid, patient.side) is not None
+class Other(NamedTuple):
+    """Another daemon of the same side on this machine.
+
+    Attributes:
+        pid: of its process.
+        unit: that started it; "" for none.
+        is_contained: whether it is in a container.
+        places: where a node sends, or a collector listens; empty where its options cannot be read.
+    """
+
+    pid: int
+    unit: str
+    is_contained: bool
+    places: frozenset[str]
+
+
+def _others(patient: Patient) -> list[Other]:
+    host, found = patient.host, []
+    numbers = [int(name) for name in host.names("/proc") if name.isdigit()]
+    lines = {pid: argv for pid in numbers if (argv := arguments(host, pid, patient.side)) is not None}
+    for pid, argv in sorted(lines.items()):
+        unit = _unit_of(host, pid)
+        if pid != patient.pid and unit != patient.unit_name and _parent(host, pid) not in lines:
+            found.append(Other(pid, unit, _is_contained(host, pid), _places(Patient(patient.side, host, argv))))
+    # the only one may be the one that cannot be asked
+    return found if patient.pid or len(found) > 1 or patient.unit.get("ActiveState") == "active" else []
+
+
+def _judge_other(patient: Patient, other: Other) -> Finding:
+    where = "in a container" if other.is_contained else f"of {other.unit}" if other.unit else "started by hand"
+    text = f"another {patient.program} runs: process {other.pid}, {where}"
+    mine = _places(patient)
+    if patient.side == "collector":
+        return good(f"{text}, on {', '.join(other.places)}" if other.places else text)
+    if other.is_contained or (mine and other.places and not mine & other.places):
+        return good(f"{text}, with another host name or another collector")
+    return warn(
+        f"{text}. Both measure this machine: what it sends is stored under a name of its own, {os.uname().nodename}~2",
+        f"if it is left over, one of Colmet 0.6 perhaps: `systemctl disable --now {other.unit}`"
+        if other.unit
+        else f"see what it is: `ps -fp {other.pid}`; if it is left over, one of Colmet 0.6 perhaps, stop it",
+    )
+
+
+def _places(daemon: Patient) -> frozenset[str]:
+    """Where a node sends, or a collector listens."""
+    try:
+        if daemon.side == "collector":
+            return frozenset([daemon.options.zeromq_bind_uri])
+        from colmet.node.link import collectors
+
+        return frozenset(collectors(daemon.options))
+    except (ColmetError, Unchecked):
+        return frozenset()
+
+
+def _unit_of(host: Host, pid: int) -> str:
+    """Return the service of systemd that a process is of; "" for none, as of a session."""
+    try:
+        text = host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    match = re.search(
+        r"^(?:0:|\d+:name=systemd):/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)", text, re.MULTILINE
+    )
+    return match[1] if match else ""
+
+
+def _parent(host: Host, pid: int) -> int:
+    try:
+        fields = host.read_start(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
+        return int(fields[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _is_contained(host: Host, pid: int) -> bool:
+    """Whether a process has a PID namespace of its own: where that cannot be seen, it has none."""
+    try:
+        return host.link(f"/proc/{pid}/ns/pid") != host.link("/proc/self/ns/pid")
+    except OSError:
+        return False
 
 
 def check_open_files(patient: Patient) -> Iterator[Finding]:

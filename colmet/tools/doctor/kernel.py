@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from colmet.node.host import Host
 from colmet.tools.doctor import waits
 from colmet.tools.doctor.findings import Finding, Unchecked, fail, good, severe, warn
 from colmet.tools.doctor.patient import Patient
+from colmet.tools.units import counted
 
 if TYPE_CHECKING:
     from colmet.node.discovery.mounts import Mounts
@@ -30,6 +32,7 @@ _KEEP = (
 )
 _MIN_WATCHES, _MIN_INSTANCES = 16384, 64
 _WAITS_IN, _WAITS_S = "/var/tmp", 1.5
+_CPUSET_OPTIONAL = (6, 12)  # CONFIG_CPUSETS_V1
 _OAR_LINKS = "/dev/oar_cgroups_links"
 
 
@@ -269,7 +272,7 @@ def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
 
 def check_jobs(patient: Patient) -> Iterator[Finding]:
     """Where jobs' cgroups are looked for, and what is there now."""
-    from colmet.node.jobs import ABSENT
+    from colmet.node.jobs import ABSENT, DEFAULT_PATTERN, NODE_JOB
     from colmet.node.main import find_jobs
 
     try:
@@ -300,7 +303,17 @@ def check_jobs(patient: Patient) -> Iterator[Finding]:
             "--cpuset_rootpath",
         )
     else:
-        yield good(f"{', '.join(f'{state.name} in {state.path}' for state in here)}: {len(jobs)} jobs now")
+        yield good(f"{', '.join(f'{state.name} in {state.path}' for state in here)}: {counted(len(jobs), 'jobs')} now")
+    for state in here:
+        if state.unmatched and not any(job.id != NODE_JOB for job in jobs):
+            fits = re.search(DEFAULT_PATTERN, state.unmatched[0])
+            yield warn(
+                f"no directory in {state.path} matches --regex_job_id: {counted(len(state.unmatched), 'directories')}, "
+                f"such as {state.unmatched[0]}",
+                f"--regex_job_id {shlex.quote(DEFAULT_PATTERN)}, the default, matches it"
+                if fits
+                else "have the first group of the expression match the job id in such a name",
+            )
     if os.path.islink(f"{links}/cpuset") and not os.path.exists(f"{links}/cpuset"):
         yield warn(
             f"{_OAR_LINKS}/cpuset leads nowhere",
@@ -356,6 +369,11 @@ def _check_machine(host: Host) -> Iterator[Finding]:
         )
     if not lacks:
         yield good(f"{', '.join(names)} are there, and no job that they could hold")
+    if mounts.v1 and not unified and "cpuset" not in mounts.v1 and _release(host) >= _CPUSET_OPTIONAL:
+        yield warn(
+            "no hierarchy of cgroup v1 has cpuset, in which OAR 2 makes its jobs: kernels since Linux 6.12 may lack it",
+            "boot with cgroup v2, and use OAR 3 or Slurm; or a kernel with CONFIG_CPUSETS_V1=y",
+        )
 
 
 def _mounts(host: Host) -> tuple[Mounts, set[str]]:

@@ -7,8 +7,8 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from colmet.common.errors import ConfigError
@@ -16,13 +16,16 @@ from colmet.node.host import Host
 from colmet.tools.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.tools.doctor.patient import Patient
 from colmet.tools.doctor.storage import missing_right
+from colmet.tools.units import counted
 
 if TYPE_CHECKING:
     from colmet.common.transport import door
 
 INIT = 1  # the service manager's process
 CONNECT_S = 2.0
-SETTLED_S = 10.0  # by when a node that is let in has been
+WAITED_S, SETTLED_S = 3.0, 10.0  # by when a node that is let in mostly has been, and has been in any case
+MAX_PROBES = 10  # connections without a key that are no news: `colmet doctor` on a node makes two
+_MADE_FOR = re.compile(rb"# Colmet: the secret key of ([^\s:]+)\. ")
 _ADDRESS = re.compile(r"tcp://(.+):(\d+|\*)", re.ASCII)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # RFC 23, ZMTP 3.0: a signature, which both ends send at once, and the number of the version; the rest is the peer's.
@@ -323,21 +326,73 @@ def check_keys(patient: Patient) -> Iterator[Finding]:
             )
             return
     yield good(f"the pair in {secret} fits")
-    strangers = ((patient.status or {}).get("connections") or {}).get("unknown_key", 0)
-    if strangers:
-        yield warn(
-            f"{strangers} connections with a key that nobody has were refused since its start",
-            f"`journalctl -u {patient.program} -g why=unknown_key` tells from where; where that is a node, `colmet "
-            "enrol --replace NAME` makes new keys for it",
+    name = made_for(secret) if patient.side == "node" else ""
+    if name not in ("", socket.gethostname()):
+        yield fail(
+            f"{secret} was made for {name}, and this host is {socket.gethostname()}: the collector refuses its data",
+            f"`colmet enrol {socket.gethostname()}` on the collector's machine makes its own, which belong in "
+            "/etc/colmet/keys here",
         )
     for one in patient.collectors:
-        if one["state"] == "away" and one["since_s"] > SETTLED_S and _is_locked(one["uri"]):
-            yield fail(
-                f"{one['uri']} answers, and does not let this node in",
+        waits = one["state"] in ("away", "not heard of yet") and one["since_s"] > WAITED_S
+        if waits and _is_locked(one["uri"]):
+            settled = one["state"] == "away" and one["since_s"] > SETTLED_S
+            yield (fail if settled else warn)(
+                f"{one['uri']} answers, and {'does not let' if settled else 'has not let'} this node in"
+                f"{'' if settled else ' yet'}",
                 f"`colmet enrol --replace {socket.gethostname()}` there makes new keys, which belong in "
                 "/etc/colmet/keys here; and compare --zeromq-curve-collector with the collector's. Where that has just "
                 "started, look again in a minute",
             )
+
+
+def made_for(secret: str) -> str:
+    """Return the host that Colmet made a pair for, as the first line of its file says; "" where it does not say."""
+    try:
+        with open(secret, "rb") as file:
+            match = _MADE_FOR.match(file.read(400))
+    except OSError:
+        return ""
+    return match[1].decode("ascii", "replace") if match else ""
+
+
+def check_senders(patient: Patient) -> Iterator[Finding]:
+    """What the running collector knows of its nodes: two of one name, keys of other hosts, refused connections."""
+    if patient.status is None:
+        yield good("it does not answer, there is nothing to ask")
+        return
+    wrong = list(_judge_senders(patient, patient.status))
+    yield from wrong or [good("nothing is wrong with them")]
+
+
+def _judge_senders(patient: Patient, status: Mapping[str, Any]) -> Iterator[Finding]:
+    log = f"journalctl -u {patient.program} -g"
+    for host, names in status["senders"].get("shared_names", {}).items():
+        yield warn(
+            f"more than one agent sends as {host}: they are stored as {', '.join(names)}",
+            "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
+            f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both",
+        )
+    for one in patient.senders:
+        if one["foreign"]:
+            yield warn(
+                f"{counted(one['foreign'], 'messages')} with the key of {one['name']} refused: data of another host",
+                f"that host has the key of {one['name']}, `{log} 'key of another host'` names it; `colmet enrol NAME` "
+                "makes its own",
+            )
+    counts = status.get("connections") or {}
+    if counts.get("unknown_key"):
+        yield warn(
+            f"{counted(counts['unknown_key'], 'connections')} with a key that nobody has refused since its start",
+            f"`{log} why=unknown_key` tells from where; where that is a node, `colmet enrol --replace NAME` makes new "
+            "keys for it",
+        )
+    if counts.get("handshake_failed", 0) > MAX_PROBES:
+        yield warn(
+            f"{counted(counts['handshake_failed'], 'connections')} without a key, or with one for another collector, "
+            "refused since its start",
+            f"`{log} 'it has no key'` tells from where; where that is a node, `colmet enrol NAME` makes keys for it",
+        )
 
 
 def _is_locked(uri: str) -> bool:

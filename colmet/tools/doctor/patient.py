@@ -6,14 +6,19 @@ import argparse
 import contextlib
 import importlib
 import io
+import json
 import os
 import pwd
+import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from colmet.common.capabilities import bits
+from colmet.common.cli import EXIT_CONFIG
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Unchecked
@@ -23,6 +28,21 @@ MAX_FILE_BYTES = 64 << 10
 ASK_S = 10.0  # its main thread has half of it to answer
 ALL = -1  # of the senders: one whose clock is ahead, or whose version is another, is none of the worst
 COMMAND_S = 5.0
+CHECK_S = 30.0  # for --check-config, which loads all of the daemon
+# the user may not be able to read this Python's modules, where the daemon's are others: they are loaded before
+_CHECK = """
+import json, os, sys
+sys.path[:] = filter(None, sys.path)
+from colmet.common import capabilities, cli
+from colmet.{side} import main
+cli.load(main.NAMES)
+groups, group, uid, rights = json.loads(sys.argv.pop(1))
+os.setgroups(groups)
+os.setgid(group)
+capabilities.become(uid, rights)
+sys.exit(main.main())
+"""
+_LOGGED = re.compile(r"^(\S+ \S+ )?ERROR \S+: ")
 _UNIT_PROPERTIES = (
     "LoadState,UnitFileState,ActiveState,SubState,Result,NRestarts,User,RuntimeDirectory,AmbientCapabilities"
 )
@@ -34,12 +54,14 @@ class User(NamedTuple):
     Attributes:
         name: of the user.
         uid: its number.
-        groups: numbers of all its groups.
+        group: its first group.
+        groups: all of them.
         reads_all: whether it may read every file (CAP_DAC_READ_SEARCH), as the node's unit has it.
     """
 
     name: str
     uid: int
+    group: int
     groups: frozenset[int]
     reads_all: bool = False
 
@@ -49,8 +71,12 @@ class User(NamedTuple):
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
-            return cls(str(uid), uid, frozenset(), reads_all)
-        return cls(entry.pw_name, uid, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)), reads_all)
+            return cls(str(uid), uid, uid, frozenset(), reads_all)
+        return cls(
+            *(entry.pw_name, uid, entry.pw_gid),
+            frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)),
+            reads_all,
+        )
 
 
 class Patient:
@@ -227,6 +253,24 @@ class Patient:
         """What is wrong with the configuration; "" where it can be read."""
         return self._parsed[2]
 
+    def refusal(self) -> str:
+        """Return why the daemon would not start with its options, as its own user; "" where it would.
+
+        Raises:
+            Unchecked: it cannot be found out.
+        """
+        if os.geteuid() == 0 and self.user.uid != 0:
+            return _check_as(self.side, self.argv, self.user)
+        main, classes = self._loaded
+        try:
+            if self.side == "node":
+                main.build(self.options, classes, self.host).source.close()
+            else:
+                main.check(self.options, classes)
+        except ConfigError as err:
+            return str(err)
+        return ""
+
     @cached_property
     def backends(self) -> list[Any]:
         """Those that are asked for, of the side: made, not opened, and to make nothing on the machine.
@@ -301,6 +345,33 @@ class Patient:
             except OSError:
                 pass  # another user's
         return os.environ.get(name, "")
+
+
+def _check_as(side: str, argv: Sequence[str], user: User) -> str:
+    """Have the daemon's --check-config say why it does not start, as that user; "" where it would.
+
+    Raises:
+        Unchecked: it cannot be run.
+    """
+    kept = bits(["CAP_DAC_READ_SEARCH"] if user.reads_all else [])
+    rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CHECK.format(side=side), rights, *argv, "--check-config"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as err:
+        raise Unchecked(f"--check-config as user {user.name}: {err}") from err
+    if done.returncode == 0:
+        return ""
+    last = done.stderr.strip().rpartition("\n")[2]
+    if done.returncode != EXIT_CONFIG:
+        raise Unchecked(f"--check-config as user {user.name}: {last}")
+    return _LOGGED.sub("", last).removeprefix(f"colmet-{side}: error: ")
 
 
 def arguments(host: Host, pid: int, side: str) -> list[str] | None:

@@ -62,6 +62,7 @@ CHECKS = (
     Check("network", "ports", SIDES, network.check_ports),
     Check("network", "databases", _COLLECTOR, network.check_databases, bound_s=30.0),
     Check("network", "keys", SIDES, network.check_keys),
+    Check("network", "nodes", _COLLECTOR, network.check_senders),
     Check("machine", "disk", SIDES, storage.check_disk),
     Check("machine", "clock", SIDES, clock.check_clock),
 )
