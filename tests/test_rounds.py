@@ -20,6 +20,8 @@ SAME = encode({"ok": True, "changed": {}, "unchanged": ["sample_period"]})
 class Link:
     """Nodes that answer as a test says, at once; None: not at all."""
 
+    is_open = True
+
     def __init__(self, answers, rounds):
         self.answers = answers
         self.rounds = rounds

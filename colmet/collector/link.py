@@ -100,6 +100,7 @@ class Link:
         answered: takes the host, number and content of an answer to a request.
 
     Attributes:
+        is_open: whether nodes can call.
         hellos: messages of nodes that were answered.
         refused: messages that could not be read or make no sense, or came with the key of another host.
         limited: messages beyond what is taken from one node, left out.
@@ -115,6 +116,7 @@ class Link:
         answered: Callable[[str, int, bytes], None] = lambda host, number, content: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.is_open = True
         self.hellos = self.refused = self.limited = self.unsent = 0
         self._rates = Rates(RATE, BYTE_RATE, monotonic)
         self._server = server
@@ -128,6 +130,13 @@ class Link:
         self._by_host: dict[str, list[bytes]] = {}  # the same, the one heard last is the last
         self._pending: dict[str, set[tuple[int, int]]] = {}  # by name: has come, is not on disk yet
         self._again: list[Key] = []
+
+    def close(self) -> None:
+        """Answer nobody any more; what comes is still noted, so that `Durable` does not grow."""
+        self.is_open = False
+        self._server.close()
+        self._callers.clear()
+        self._by_host.clear()
 
     @property
     def callers(self) -> Iterable[str]:
@@ -149,7 +158,7 @@ class Link:
     def serve(self) -> None:
         """Acknowledge what is on disk, and answer who has called."""
         self._acknowledge()
-        for _ in range(BURST):
+        for _ in range(BURST if self.is_open else 0):
             called = self._server.receive()
             if called is None:
                 break

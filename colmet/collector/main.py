@@ -20,6 +20,7 @@ from colmet.collector.check import check as check_journal
 from colmet.collector.health import Health
 from colmet.collector.journal import Journal, check_directory
 from colmet.collector.link import Durable, Link
+from colmet.collector.linkport import LinkPort, open_link
 from colmet.collector.memory import tame_malloc
 from colmet.collector.novelty import Novelty
 from colmet.collector.outlet import Outlet
@@ -33,7 +34,7 @@ from colmet.common.latest import Latest
 from colmet.common.readable import readable
 from colmet.common.service import Service
 from colmet.common.settings import Prepare, Settings, at_once
-from colmet.common.transport import LinkServer, Pull, check_uri, door, link_uri
+from colmet.common.transport import Pull, check_uri, door
 from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class Collector:
         reload: reads the configuration again.
         receiver: what knows the senders.
         link: acknowledges; None where nobody does.
+        link_port: of the link, where another collector may have it.
         parts: other parts' counters, by the name of the part.
         interface: the JSON interface, started; None where there is none.
 
@@ -153,6 +155,7 @@ class Collector:
         reload: Callable[[], None] = lambda: None,
         receiver: Receiver | None = None,
         link: Link | None = None,
+        link_port: LinkPort | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
         interface: Web | None = None,
     ) -> None:
@@ -164,6 +167,7 @@ class Collector:
         self._reload = reload
         self._receiver = receiver or Receiver()
         self._link = link
+        self._link_port = link_port
         self._interface = interface
         parts = {**parts, **({} if link is None else {"link": link.counters})}
         if interface is not None:
@@ -199,6 +203,7 @@ class Collector:
                 self._interface.flush()
             if self._link is not None:
                 self._link.serve()
+                self._yield_port()
             signals.drain()
             self._errands.serve()
             if signals.take(signal.SIGHUP):
@@ -231,6 +236,17 @@ class Collector:
         self._report()
         log.info("stopping")
         return not left
+
+    def _yield_port(self) -> None:
+        """Close the link where another collector claims its port."""
+        port = self._link_port
+        if self._link is None or port is None or not port.claims.came():
+            return
+        self._link_port = None
+        self._pull.sleep_on(port.socket)
+        self._pull.sleep_on(port.claims.fd)
+        self._link.close()
+        port.give_up()
 
     def _pause(self, signals: cli.Signals) -> None:
         """Receive nothing for a moment; the nodes keep what they have."""
@@ -312,26 +328,6 @@ def changes(journal: Journal, outlets: Sequence[Outlet], limits: rates.Rates, no
         "max_byte_rate": at_once(lambda per_s: limits.limit(bytes_per_s=per_s)),
         "max_new_tables": at_once(novelty.limit),
     }
-
-
-def open_link(options: argparse.Namespace, pull: Pull, entrance: door.Door) -> LinkServer | None:
-    """Where nodes call, beside the socket for data; None where nobody acknowledges.
-
-    Raises:
-        ConfigError: the address that the options name cannot be bound.
-    """
-    uri = options.zeromq_link_bind_uri
-    if uri == "":
-        log.info("no acknowledgements: what is on its way when the collector stops is lost")
-        return None
-    try:
-        return LinkServer(uri or link_uri(pull.uri), door=entrance)
-    except ConfigError as err:
-        if uri is not None:
-            raise
-        # a site that has always started Colmet like this has something else there
-        log.warning("no acknowledgements: what is on its way when the collector stops is lost: %s", err)
-        return None
 
 
 def open_outlets(outputs: Sequence[OutputBackend], journal: Journal, options: argparse.Namespace) -> list[Outlet]:
@@ -451,7 +447,7 @@ def run(
         limits = rates.from_options(options)
         novelty = Novelty(options.max_new_tables)
         receiver = Receiver(limits, novelty)
-        server = open_link(options, pull, entrance)
+        server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, entrance, directory)
         listeners.close()
         link, rounds = None, Rounds()
         on_disk = stack.enter_context(contextlib.closing(Durable()))
@@ -460,6 +456,9 @@ def run(
             link = Link(server, receiver, on_disk, bool(directory), rounds.answered)
             pull.wake_on(server.socket)
             pull.wake_on(on_disk.fd)
+            if link_port is not None:
+                stack.callback(link_port.claims.close)
+                pull.wake_on(link_port.claims.fd)
         signals = stack.enter_context(cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
         journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
         stack.callback(journal.close)
@@ -497,7 +496,7 @@ def run(
                 interface = Web(settings.argv, receiver.heard, service=page_service)
                 stack.callback(interface.close)
             collector = Collector(
-                *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link),
+                *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link, link_port),
                 parts=parts,
                 interface=interface,
             )

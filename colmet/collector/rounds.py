@@ -24,6 +24,8 @@ MAX_REASON = 1000  # characters
 class Asked(Protocol):
     """What is asked of the link, a `link.Link`."""
 
+    is_open: bool
+
     @property
     def callers(self) -> Iterable[str]: ...  # noqa: D102
 
@@ -127,7 +129,7 @@ def handler(rounds: Rounds, link: Asked | None, errands: Errands, wait_s: float 
     """
 
     def configure(request: Request) -> dict[str, Any]:
-        if link is None:
+        if link is None or not link.is_open:
             raise Refused(
                 "this collector has no port where it speaks with nodes: see its log, and --zeromq-link-bind-uri"
             )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import zmq
 
 from colmet.common.errors import ConfigError
+from colmet.common.transport import claims
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
 from colmet.common.transport.link import Anew, try_again
@@ -132,14 +133,15 @@ class Pull:
         self._poller = zmq.Poller()
         self._is_tcp = uri.startswith("tcp:")
         try:
-            self._door.bind(self._guarded, uri, "--zeromq-bind-uri")
+            claims.bind(lambda: self._door.bind(self._guarded, uri, "--zeromq-bind-uri"), uri)
         except ConfigError:
             self.close()
             raise
         except zmq.ZMQError as err:
             self.close()
             raise ConfigError(
-                f"--zeromq-bind-uri {uri}: {err}; give an address of this machine and a port that nothing else uses"
+                f"--zeromq-bind-uri {uri}: {err}; give an address of this machine and a port that nothing else uses, "
+                "not even colmet-collector.socket or another collector's --zeromq-link-bind-uri"
             ) from err
         self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller.register(self._socket, zmq.POLLIN)
@@ -147,6 +149,10 @@ class Pull:
     def wake_on(self, source: int | Socket) -> None:
         """Have `wait` also return when this descriptor or socket can be read."""
         self._poller.register(source, zmq.POLLIN)
+
+    def sleep_on(self, source: int | Socket) -> None:
+        """Have `wait` not return for this descriptor or socket any more."""
+        self._poller.unregister(source)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether a message is there, after at most `timeout_s`."""

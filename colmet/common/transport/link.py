@@ -181,6 +181,11 @@ class LinkServer:
         """For `wait`."""
         return self._socket
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the service manager holds the port, whatever this process does."""
+        return int(self._socket.getsockopt(zmq.USE_FD)) >= 0
+
     def receive(self) -> Called | None:
         """The next message that is there, or None. Of one in parts, which none of ours is, the first part."""
         while self._skip_rest():

@@ -1,0 +1,116 @@
+"""The port on which the collector acknowledges: which one, and when it is left to another collector of this machine.
+
+The default is the port after that of the data. Where collectors of several clusters have consecutive ports, the next
+one receives data there. It gets the port (`claims`), and a note in the journal's directory keeps this one from taking
+it first after a reboot: a node of Colmet 0.6 that meets a link where it expects its collector never connects again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from typing import NamedTuple
+
+from colmet.common.errors import ConfigError
+from colmet.common.transport import LinkServer, Socket, link_uri
+from colmet.common.transport.claims import Claims
+from colmet.common.transport.door import Door
+
+log = logging.getLogger(__name__)
+
+NOTE = "link-port-given-up"
+WAIT_S = 30.0  # for another collector that had the port before to start
+_PAUSE_S = 0.2
+
+
+class LinkPort(NamedTuple):
+    """The bound port, where nobody named it.
+
+    Attributes:
+        socket: of the link.
+        claims: of other collectors for the port.
+        directory: of the journal; "" without one.
+    """
+
+    socket: Socket
+    claims: Claims
+    directory: str
+
+    def give_up(self) -> None:
+        """Note that another collector has the port; the link is to be closed now."""
+        self.claims.close()
+        _note(self.directory)
+        log.warning(
+            "link given up, as another collector receives data on its port: what is on its way when the collector "
+            "stops is lost; give --zeromq-link-bind-uri another port here, and --zeromq-link-uri to the nodes"
+        )
+
+
+def open_link(
+    uri: str | None, data_uri: str, entrance: Door, directory: str
+) -> tuple[LinkServer | None, LinkPort | None]:
+    """Bind the socket where nodes call; None where nobody acknowledges. With it the port, where it may be given up.
+
+    Args:
+        uri: that an option names, "" for no link, None for the port after that of the data.
+        data_uri: where data is received.
+        entrance: that nodes come through.
+        directory: of the journal; "" without one.
+
+    Raises:
+        ConfigError: the address that an option names cannot be bound.
+    """
+    if uri == "":
+        log.info("no acknowledgements: what is on its way when the collector stops is lost")
+        return None, None
+    if uri is not None:
+        return LinkServer(uri, door=entrance), None
+    uri = link_uri(data_uri)
+    if _noted(directory) and _is_free(uri):
+        log.warning("link waits up to %g s, for another collector that had its port before: uri=%s", WAIT_S, uri)
+        until = time.monotonic() + WAIT_S
+        while _is_free(uri) and time.monotonic() < until:
+            time.sleep(_PAUSE_S)
+    try:
+        server = LinkServer(uri, door=entrance)
+    except ConfigError as err:
+        # a site that has always started Colmet like this has something else there
+        log.warning("no acknowledgements: what is on its way when the collector stops is lost: %s", err)
+        _note(directory)
+        return None, None
+    if directory:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, NOTE))
+    claims = None if server.is_held else Claims(server.uri)
+    return server, LinkPort(server.socket, claims, directory) if claims is not None and claims.fd >= 0 else None
+
+
+def _note(directory: str) -> None:
+    if directory:
+        with contextlib.suppress(OSError), open(os.path.join(directory, NOTE), "wb"):
+            pass
+
+
+def _noted(directory: str) -> bool:
+    return bool(directory) and os.path.exists(os.path.join(directory, NOTE))
+
+
+def _is_free(uri: str) -> bool:
+    """Whether nobody listens at an address, which has numbers only."""
+    host, _, port = uri.removeprefix("tcp://").rpartition(":")
+    if not uri.startswith("tcp://"):
+        return False
+    host = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, int(port)))
+        except OSError as err:
+            return err.errno != errno.EADDRINUSE
+        except OverflowError:  # the port after 65535
+            return False
+    return True
