@@ -19,7 +19,6 @@ from colmet.common.errors import ConfigError
 from colmet.node.discovery.finder import Finder, Found
 from colmet.node.discovery.mounts import Mounts
 from colmet.node.discovery.places import NamedRoot, Place, layout_places
-from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, Kept, is_gone
 from colmet.node.processes import NO_ANSWER, Processes, Question
 
@@ -387,6 +386,9 @@ class JobSource:
             unit.use(self._mounts)
         self._named = [NamedRoot(host, self._mounts, root, patterns) for root in roots]
         self._places: list[Place] = list(self._named)
+        # here, as the collector's machine, whose commands read the backends' schemas, has no pyinotify
+        from colmet.node.discovery.watches import Directories
+
         self._directories = Directories(host)
         self._finder = Finder(host, self._directories)
         self._jobs: dict[int, Job] = {}

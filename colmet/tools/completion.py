@@ -230,12 +230,20 @@ SHELLS: Mapping[str, Callable[[str, Tree], Iterator[str]]] = {"bash": bash, "zsh
 
 
 def trees() -> Mapping[str, Tree]:
-    """Return each program that people run, with its commands."""
+    """Return each program that people run, with its commands, of those whose Python modules are installed."""
     from colmet.tools.programs import COMMANDS, PROGRAMS  # which know this module as a command
 
-    found = {name: {name: program} for name, program in PROGRAMS.items() if name not in NOT_TYPED}
-    found["colmet"].update(COMMANDS)
+    found = {name: {name: one} for name, one in PROGRAMS.items() if name not in NOT_TYPED and _is_installed(one)}
+    found["colmet"].update({name: one for name, one in COMMANDS.items() if _is_installed(one)})
     return found
+
+
+def _is_installed(program: Program) -> bool:
+    try:
+        program.build()
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def script(shell: str, programs: Mapping[str, Tree]) -> str:

@@ -5,18 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from colmet.collector import backends as outputs
-from colmet.collector import main as collector
 from colmet.common import cli
-from colmet.node import backends as inputs
-from colmet.node import main as node
-from colmet.tools import colmet, extract
-from colmet.tools.facility import afmetrics
-from colmet.tools.facility import command as facility
-from colmet.tools.facility.options import build_parser as build_facility_parser
-from colmet.tools.mem import qmemview
+from colmet.tools import colmet
 
 
 class Program(NamedTuple):
@@ -38,23 +30,39 @@ def _build_command(name: str) -> cli.Parser:
     return colmet.build_command_parser(name, command, importlib.import_module(command.module))
 
 
+def _load(module: str) -> Any:
+    """A module of a program: not all programs, and what they require, need be installed."""
+    return importlib.import_module(f"colmet.{module}")
+
+
+def _build_daemon(name: str) -> cli.Parser:
+    main = _load(f"{name}.main")
+    parser: cli.Parser = main.build_parser(cli.load(main.NAMES))
+    return parser
+
+
+def _build_facility(module: str) -> cli.Parser:
+    parser: cli.Parser = _load("tools.facility.options").build_parser(_load(f"tools.facility.{module}").PROGRAM)
+    return parser
+
+
 PROGRAMS: Mapping[str, Program] = {
     "colmet": Program(lambda: colmet.build_parser(colmet.COMMANDS), "query and manage Colmet"),
-    "colmet-node": Program(
-        lambda: node.build_parser(cli.load(inputs.NAMES)), "measure what each job on a compute node uses", 8
+    "colmet-node": Program(partial(_build_daemon, "node"), "measure what each job on a compute node uses", 8),
+    "colmet-collector": Program(partial(_build_daemon, "collector"), "receive what nodes measure, and write it", 8),
+    "colmet-extract": Program(
+        lambda: _load("tools.extract").build_parser(), "extract a job's rows, for OAR's REST API"
     ),
-    "colmet-collector": Program(
-        lambda: collector.build_parser(cli.load(outputs.NAMES)), "receive what nodes measure, and write it", 8
-    ),
-    "colmet-extract": Program(extract.build_parser, "extract a job's rows, for OAR's REST API"),
     "colmet-facility": Program(
-        lambda: build_facility_parser(facility.PROGRAM), "send logins, queues, Jupyter users and hosts as documents"
+        partial(_build_facility, "command"), "send logins, queues, Jupyter users and hosts as documents"
     ),
     "afmetrics_collector": Program(
-        lambda: build_facility_parser(afmetrics.PROGRAM), "colmet-facility with the options of afmetrics_collector"
+        partial(_build_facility, "afmetrics"), "colmet-facility with the options of afmetrics_collector"
     ),
     "colmet-web": Program(lambda: cli.Parser("colmet-web"), "serve the collector's JSON interface and page", 8),
-    "qmemview": Program(qmemview.build_parser, "show memory used and reserved, as QmemTools' viewer"),
+    "qmemview": Program(
+        lambda: _load("tools.mem.qmemview").build_parser(), "show memory used and reserved, as QmemTools' viewer"
+    ),
 }
 COMMANDS: Mapping[str, Program] = {
     f"colmet {name}": Program(partial(_build_command, name), command.help) for name, command in colmet.COMMANDS.items()

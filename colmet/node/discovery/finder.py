@@ -6,13 +6,16 @@ import contextlib
 import functools
 import logging
 from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
 from colmet.common.cli import powers_of_ten
 from colmet.node.discovery.layouts import Claim
 from colmet.node.discovery.places import Place
 from colmet.node.discovery.sluids import Sluids
-from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, is_gone
+
+if TYPE_CHECKING:
+    from colmet.node.discovery.watches import Directories
 
 log = logging.getLogger(__name__)
 

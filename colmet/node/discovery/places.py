@@ -7,11 +7,14 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from colmet.node.discovery.layouts import LAYOUTS, Claim, Layout, job_number
 from colmet.node.discovery.mounts import Mounts
-from colmet.node.discovery.watches import Directories
 from colmet.node.host import Host, is_gone
+
+if TYPE_CHECKING:
+    from colmet.node.discovery.watches import Directories
 
 log = logging.getLogger(__name__)
 
