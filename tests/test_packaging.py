@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import os
@@ -211,3 +212,24 @@ def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, timeout=60)
     stopped = (tmp_path / "done").read_text().replace("stop ", "").split()
     assert stopped == ["colmet-collector.socket", "colmet-collector.service", "colmet-web.socket", "colmet-web.service"]
+
+
+def test_nothing_says_to_install_colmet_by_a_name_that_the_index_has_of_06():
+    root = PACKAGING.parent
+    names = subprocess.run(
+        ["git", "ls-files", "colmet", "docs", "packaging", "*.md", "*.txt"], cwd=root, capture_output=True
+    )
+    for path in map(root.joinpath, names.stdout.decode().split()):
+        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".txt", ".8", ".1", ".html", ".js"):
+            text = path.read_text("utf-8")
+            assert not re.search(r"colmet\[\w+\]|pip install (--\S+ )*colmet\b", text), path
+
+
+def test_the_page_links_all_programs_of_a_pip_installation():
+    text = (PACKAGING.parent / "docs/operations.md").read_text()
+    linked = re.search(r"^ln -sf (.+) /usr/local/bin/$", text, re.M)[1].replace("/opt/colmet/bin/", "").split()
+    programs = re.findall(r'^ +"([\w.-]+) = colmet\.', (PACKAGING.parent / "setup.py").read_text(), re.M)
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in linked) for name in programs)
+    assert "\nfind /usr/local/bin -lname '/opt/colmet/bin/*' -delete\n" in text
+    extras = re.findall(r'^ +"(\w+)": (?:read_requirements|\["nv)', (PACKAGING.parent / "setup.py").read_text(), re.M)
+    assert set(extras) - {"test"} <= set(re.findall(r"^\| `(\w+)` \|", text, re.M))

@@ -69,6 +69,18 @@ def packages(tmp_path_factory):
     return sorted(directory.glob("*.deb"))
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("wheel")
+    assert BLOCKS["wheel"].strip() == "make wheel" and "scripts/build-wheel.sh dist" in (ROOT / "Makefile").read_text()
+    done = subprocess.run(
+        [ROOT / "scripts/build-wheel.sh", directory, "/usr/bin/python3"],
+        capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return next(directory.glob("*.whl"))
+
+
 def assert_measures(machine):
     """Both daemons run from their units, what was measured is stored, and nobody has failed."""
     for unit in ("colmet-node", "colmet-collector"):
@@ -250,7 +262,9 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert machine.run("ls /var/lib/colmet/*.hdf5"), "what was measured is gone"
 
 
-def test_pip_and_the_units_start_both_daemons_and_go_again(machine):
+def test_pip_and_the_units_start_both_daemons_and_go_again(machine, wheel):
+    (machine.root / "root/dist").mkdir(exist_ok=True)
+    shutil.copy(wheel, machine.root / "root/dist")
     machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet", check=False)
     machine.run("journalctl --rotate; journalctl --vacuum-time=1s", check=False)  # what the packages' daemons said
     machine.run(BLOCKS["pip"], fetch=True)
@@ -259,5 +273,8 @@ def test_pip_and_the_units_start_both_daemons_and_go_again(machine):
     machine.run(BLOCKS["first-node"])
     machine.run(BLOCKS["first-check"])
     assert_measures(machine)
+    for command in ("colmet report", "colmet completion bash", "qmemview.py", "colmet-facility", "afmetrics_collector"):
+        machine.run(f"{command} --help")
     machine.run(BLOCKS["pip-remove"])
     assert_gone(machine)
+    assert not machine.run("find /usr/local/bin -name 'colmet*' -o -name 'qmemview*'").strip()

@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from colmet.common.dependencies import how_to_install
 from colmet.common.errors import BackendUnavailable, ColmetError
 from colmet.tools.doctor.findings import Finding, Late, bounded, fail, good, severe, take_warnings, warn
 from colmet.tools.doctor.patient import Patient
@@ -126,9 +127,12 @@ def check_modules(patient: Patient) -> Iterator[Finding]:
         return
     if not wrong:
         yield good(", ".join(fine))
-        tools = [f"{one.name} {version_of(one.name) or 'is not installed'}" for one in known if one.extra == "tools"]
+        tools = {one.name: version_of(one.name) for one in known if one.extra == "tools"}
         if tools:
-            yield good(f"for pictures and Parquet (`pip install 'colmet[tools]'`): {', '.join(tools)}")
+            missing = [name for name, version in tools.items() if version is None]
+            hint = f" ({how_to_install(*missing)})" if missing else ""
+            listed = ", ".join([f"{name} {version or 'is not installed'}" for name, version in tools.items()])
+            yield good(f"for pictures, Parquet and the terminal: {listed}{hint}")
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket) -> None:
     """
     if options.http_listen is None:
         raise ConfigError("the collector's options do not name --http-listen any more")
-    from colmet.tools.web.access import Access  # these take the libraries of colmet[web]
+    from colmet.tools.web.access import Access  # these require fastapi and uvicorn
     from colmet.tools.web.server import Server, Tls
 
     with contextlib.suppress(OSError):  # a unit may not let it
