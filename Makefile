@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-beds c-test fuzz lint format bench docs docs-pictures dashboards deb wheel demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs docs-pictures dashboards deb wheel demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -19,11 +19,14 @@ venv: ## set up .venv with all that the other targets need (they call it themsel
 clibs:
 	@scripts/build-clibs.sh
 
-test: venv clibs ## run the test suite; ARGS goes to pytest
-	@$(PY) -m pytest $(ARGS)
+test: venv clibs ## run the tests but for the slow ones on all CPUs, in five minutes; ARGS goes to pytest, in one process
+	@scripts/test.sh $(PY) $(ARGS)
 
-test-all: clibs ## run it on every Python from 3.9 to 3.15; Debian's packages give missing ones (VERSIONS="3.15 3.9": on these)
+test-all: clibs ## run all of them, on every Python from 3.9 to 3.15; Debian's packages give missing ones (VERSIONS="3.15 3.9": on these)
 	@scripts/test-all.sh $(ARGS)
+
+test-bare: ## make test in a new Debian with git, make and python3 alone; ARGS="trixie nobody" selects another one, and a user; as root
+	@scripts/test-bare.sh $(ARGS)
 
 test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, which this installs with apt; as root
 	@scripts/test-beds.sh $(PY) $(ARGS)

@@ -1,11 +1,13 @@
-# What the scripts that run tests share: several runs of pytest, some at once, and what they came to. Sourced by bash.
+# What the scripts that run tests share: runs of pytest, and what they came to. Sourced by bash.
 #
-# A run has a NAME: what pytest says is in .venvs/NAME.log, its cache in .venvs/NAME.cache.
+# A run has a NAME: the output of pytest is in .venvs/NAME.log, its cache in .venvs/NAME.cache. Tests that failed and
+# passed when they ran again are in .venvs/flaky.
 
 cpus=$(nproc)
-at_once=${AT_ONCE:-$((cpus > 1 ? cpus + 1 : 1))} # one of them waits now and then
+# One process more than CPUs, as a test waits now and then. Each process holds up to 0.8 GB.
+parallel=(-n "${WORKERS:-$((cpus < 8 ? cpus + 1 : 8))}" --dist worksteal)
 limit_s=${TEST_TIMEOUT:-1800}  # for a run: a test that hangs must not hang the CI
-most_again=5                   # so many failures may be the machine's
+most_again=5                   # more failures are not the machine's
 
 mkdir -p .venvs
 
@@ -27,25 +29,20 @@ run_pytest() {
         "$(<".venvs/$name.python")" -m pytest -o cache_dir=".venvs/$name.cache" "$@"
 }
 
-# beside COMMAND...: in the background; waits first where enough is running.
-beside() {
-    while [[ $(jobs -rp | wc -l) -ge $at_once ]]; do wait -n || true; done
-    "$@" &
-}
-
-# again NAME: a few tests that failed, once more, alone, which it says: what goes by a live machine may fail where others
-# use that machine, too. A defect fails twice.
+# again NAME: run a few tests that failed once more, alone, and count those that pass as flaky. A defect fails twice; a
+# flaky test is one, too, that does not stop the others' work.
 again() {
     local name=$1 status failed
     status=$(<".venvs/$name.status")
     [[ $status -eq 1 ]] || return 0 # 1: tests failed
     failed=$("$(<".venvs/$name.python")" -c \
-        'import json, sys; print(len(json.load(open(sys.argv[1]))))' ".venvs/$name.cache/v/cache/lastfailed")
-    [[ $failed -le $most_again ]] || return 0
-    echo "---- $name: $failed of the tests failed, and run once more"
+        'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' ".venvs/$name.cache/v/cache/lastfailed")
+    [[ $(wc -l <<<"$failed") -le $most_again ]] || return 0
+    echo "---- $name: tests failed, and run once more:" $failed
     status=0
     run_pytest "$name" --last-failed "${@:2}" >>".venvs/$name.log" 2>&1 || status=$?
     echo "$status" >".venvs/$name.status"
+    [[ $status -ne 0 ]] || sed "s/^/$name /" <<<"$failed" >>.venvs/flaky
 }
 
 # What pytest says of failures, or the end of what it said where it did not come that far.

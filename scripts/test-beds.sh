@@ -22,9 +22,9 @@ for path in tests/beds/test_*.py; do
     *) waiting+=("$path") ;;
     esac
 done
-beside start computing "$python" -v "${computing[@]}"
-beside start showing "$python" -v "${showing[@]}"
-beside start waiting "$python" -v "${waiting[@]}"
+start computing "$python" -v "${computing[@]}" &
+start showing "$python" -v "${showing[@]}" &
+start waiting "$python" -v "${waiting[@]}" &
 wait
 for name in computing showing waiting; do again "$name" "tests/beds"; done
 sum_up computing showing waiting

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -25,6 +26,8 @@ LIB_RAPL = Path(clib.HERE) / "lib_rapl"
 pytest.register_assert_rewrite("bed")  # what the tests in beds/ share: its assertions tell the values, too
 settings.register_profile("colmet", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("colmet")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of programs are started: each would compile all it imports
+sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
@@ -33,6 +36,14 @@ def cannot_run(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"this has to run in CI: {reason}")
     pytest.skip(reason)
+
+
+def eventually(condition, timeout_s=60):
+    """Wait until a condition holds."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import time
 
 import pytest
 from bulk_server import Database
-from conftest import cannot_run
+from conftest import cannot_run, eventually
 from fleet import Collector, Fleet, assert_each_once, row_of, stored_in_hdf5
 from test_daemons import free_port
 
@@ -232,13 +232,6 @@ def fill(path):
     with open(path, "ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
-
-
-def eventually(condition, timeout_s=60):
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 SECONDS = float(os.environ.get("COLMET_HANG_S", "10"))
 LATE_S = 0.05  # a tick, but for what the load of the machine makes of it
 HANG = [sys.executable, "-S", str(Path(__file__).with_name("fusehang.py"))]
@@ -149,7 +149,7 @@ def test_all_other_jobs_are_measured_on_time(cgroups, hanging, arguments, every_
     print(f"of the job with them, {last[1]['cpu_usage']} ns at the last tick, {at_tick[last[0]]} ns after it")
     print(f"of the hidden one, {rows(batches, 'taskstats_default', 3)[-1][1]['cpu_total']} of {used[3]} ns")
     assert last[1]["cpu_usage"] == pytest.approx(at_tick[last[0]], rel=0.01, abs=LATE_S * 1e9)
-    assert rows(batches, "taskstats_default", 3)[-1][1]["cpu_total"] == pytest.approx(used[3], rel=0.01)
+    assert rows(batches, "taskstats_default", 3)[-1][1]["cpu_total"] == pytest.approx(used[3], rel=0.01, abs=1e7)
     if is_on:
         assert processes.unanswered >= 1
 

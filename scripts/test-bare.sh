@@ -1,0 +1,42 @@
+#!/bin/bash
+# Runs `make test` in a Debian with git, make and python3 alone, as chroot: shows a missing installation step. The root
+# directory is in memory, and removed at the end.
+#
+# usage: test-bare.sh [RELEASE [USER]]    as root; RELEASE: bookworm (default), trixie ...; USER: root (default) or another
+set -euo pipefail
+cd "$(dirname "$0")/.."
+release=${1:-bookworm} user=${2:-root}
+scripts/need.sh mmdebstrap util-linux
+
+# the rest has a mount namespace of its own, so that all mounts end with it
+[[ ${COLMET_BARE:-} ]] || COLMET_BARE=1 exec unshare --mount --propagation private "$0" "$@"
+
+root=$(mktemp -d)
+trap 'umount -R "$root"; rmdir "$root"' EXIT
+mount -t tmpfs -o size=8g,mode=755 colmet-bare "$root"
+
+own=$(. /etc/os-release && echo "$VERSION_CODENAME")
+mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' |
+    awk -v own="$own" -v release="$release" '$2 == own && !seen[$1]++ { print "deb", $1, release, "main" }')
+mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --include=git,make,python3,ca-certificates \
+    "$release" "$root" <<<"$mirrors"
+
+for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
+for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do # a site may have its own
+    [[ ! -e $file ]] || cp -L "$file" "$root$file"
+done
+git clone --quiet --no-hardlinks . "$root/colmet"
+
+# inside COMMAND...
+inside() {
+    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+        CI="${CI:-}" WORKERS="${WORKERS:-}" $(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true) \
+        chroot "$root" "$@"
+}
+
+if [[ $user != root ]]; then # what root installs for all
+    inside useradd --create-home "$user"
+    inside make -C /colmet venv clibs
+    inside chown -R "$user" /colmet
+fi
+inside runuser -u "$user" -- make -C /colmet test
