@@ -34,7 +34,7 @@ def test_the_nodes_defaults_are_those_of_06():
     options = node()
     assert (options.sample_period, options.zeromq_hwm, options.zeromq_linger) == (5.0, 1000, 0)
     assert options.zeromq_uri is None and node_link.DEFAULT_URI == "tcp://127.0.0.1:5556"
-    assert options.wire == "v1"
+    assert options.wire == "auto"
     assert node_main.OAR2_ROOTS[0] == "/dev/oar_cgroups_links/cpuset/oar/"
     assert node_main.DEFAULT_PATTERN == r"_(\d+)$"
     assert not options.disable_procstats and not options.enable_jobproc
@@ -188,7 +188,7 @@ def test_help_shows_what_is_usual_and_help_all_the_rest(capsys):
     [
         (["--enable-rpl"], "there is no option --enable-rpl; did you mean --enable-rapl?"),
         (["--ZEROMQ_URI=x"], "did you mean --zeromq-uri?"),
-        (["--wire", "v2"], "'v2' is none of colmet06, v1"),
+        (["--wire", "v2"], "'v2' is none of auto, v1, colmet06"),
         (["-Z"], "there is no option -Z"),
         (["stray"], "unexpected argument 'stray'"),
         (["--nonsense"], "there is no option --nonsense (try colmet-node --help)"),

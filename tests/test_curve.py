@@ -30,9 +30,9 @@ from colmet.common.transport import (
     crowd,
     curve,
     new_pair,
+    outgoing,
 )
 from colmet.common.transport import door as door_module
-from colmet.common.transport import link as link_module
 from colmet.common.wire import link as wire
 from colmet.common.wire import v1
 
@@ -249,7 +249,7 @@ def test_nobody_is_let_in_where_nobody_says_who_may(tmp_path, site):
 @pytest.mark.slow
 def test_nodes_may_have_their_keys_before_the_collector_has(site, monkeypatch):
     """libzmq gives up where somebody answered who has no keys, and our sockets do not."""
-    monkeypatch.setattr(link_module, "ANEW_S", 0.5)
+    monkeypatch.setattr(outgoing, "ANEW_S", 0.5)
     unlocked = Pull("tcp://127.0.0.1:*", 10), LinkServer("tcp://127.0.0.1:*")
     for server in unlocked:
         site.stack.callback(server.close)

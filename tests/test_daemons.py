@@ -210,7 +210,8 @@ def test_a_second_signal_does_not_end_a_node_before_it_has_sent(start, uri):
     from colmet.common.transport import Pull
 
     pull = Pull(uri, 100)  # it never acknowledges, so the node waits for a while at its end
-    node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none")
+    options = ("--zeromq-uri", uri, "--wire", "v1", "-s", "0.1", "--cpuset_rootpath", "/none")
+    node = start("colmet.node.main", *options)
     assert pull.wait(20)
     node.process.terminate()
     node.said("stopping ticks=")

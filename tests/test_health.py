@@ -109,7 +109,7 @@ def test_the_nodes_status_tells_of_collectors_and_of_what_waits_for_them():
     assert status["collectors"] == [
         {
             **{"uri": "tcp://two:5556", "there": False, "state": "away", "since_s": 1100.0, "version": ""},
-            **{"durable": True, "duplicates": 0},
+            **{"wire": "v1", "durable": True, "duplicates": 0},
         }
     ]
 

@@ -30,6 +30,7 @@ class Clock:
 class FakePush:
     def __init__(self):
         self.connected = True
+        self.connection = 1
         self.sent = []
         self.reopened = 0
         self.socket = None
@@ -51,9 +52,14 @@ class FakeLink(FakePush):
     def __init__(self):
         super().__init__()
         self.inbox = []
+        self.uri, self.problem = "link-uri", "connections are refused"
 
     def receive(self):
         return self.inbox.pop(0) if self.inbox else None
+
+    def reopen(self):
+        super().reopen()
+        self.inbox.clear()
 
     def hellos(self):
         sent, self.sent = self.sent, []
@@ -63,14 +69,14 @@ class FakeLink(FakePush):
 class World:
     """One node, its collectors, and the time."""
 
-    def __init__(self, count=1, linked=True, **options):
+    def __init__(self, count=1, linked=True, wire="v1", **options):
         self.clock = Clock()
         self.new = []
         self.held = Held(EPOCH, max_age_s=9e9)
         self.pushes = [FakePush() for _ in range(count)]
         self.links = [FakeLink() if linked else None for _ in range(count)]
         self.routes = [
-            Route(f"uri-{n}", push, link, TIMES, self.clock.now)
+            Route(f"uri-{n}", push, link, TIMES, self.clock.now, wire)
             for n, (push, link) in enumerate(zip(self.pushes, self.links))
         ]
         self.link = Link("node-1", self.held, self.routes, self._take, -1, monotonic=self.clock, **options)

@@ -137,7 +137,7 @@ def completed(made, words):
         (["colmet", "top", "-j", "7", "c"], {"collector"}),
         (["colmet", "report", "--html", "b"], {"bash"}),
         (["colmet-extract", "--h"], {"--help", "--help-all"}),
-        (["colmet-node", "--wire", ""], {"colmet06", "v1"}),
+        (["colmet-node", "--wire", ""], {"auto", "colmet06", "v1"}),
         (["colmet-node", "--no-a"], {"--no-affinity"}),
         (["colmet-node", "--sample-period", ""], set()),
         (["qmemview", "--own"], {"--owner"}),

@@ -44,13 +44,6 @@ def test_what_is_put_is_taken_in_order_with_its_number(spool):
     assert spool.held.tally.by_table() == {"t_default": {"taken": 3, "sent": 0, "acknowledged": 0, "dropped": 0}}
 
 
-def test_a_batch_for_which_a_dialect_has_no_words_is_not_kept():
-    spool = Spool(lambda batch: b"", Held(1))
-    spool.put(batch(1))
-    assert spool.take() == [] and spool.taken == 0
-    spool.close()
-
-
 def test_putting_calls_nothing_that_could_wait(spool):
     """Of what is called, from first to last; the only system call is a write to a pipe that does not block."""
     called = set()

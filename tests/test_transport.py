@@ -10,6 +10,7 @@ import zmq
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport import LinkClient, LinkServer, Pull, Push, check_uri, wait
+from colmet.common.transport.outgoing import Outgoing
 
 
 @pytest.fixture
@@ -180,3 +181,80 @@ def test_an_address_that_cannot_be_bound_is_refused(pull):
         Pull(pull.uri, 10)
     with pytest.raises(ConfigError, match="--zeromq-bind-uri"):
         Pull("tcp://192.0.2.1:5556", 10)
+
+
+def events(outgoing, *kinds):
+    for kind in kinds:
+        outgoing._note(kind)
+    return outgoing.problem
+
+
+def test_a_connection_is_numbered_and_one_made_anew_has_another_number(pull):
+    push = connected(Push(pull.uri, 100, 0))
+    assert push.connection == 1
+    push.reopen()
+    assert push.connection == 0 or connected(push)
+    assert connected(push).connection == 2
+    uri = pull.uri
+    pull.close()
+    until = time.monotonic() + 10
+    while push.connection:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    again = Pull(uri, 100)
+    assert connected(push).connection == 3
+    again.close()
+    push.close()
+
+
+def test_a_link_opened_anew_has_nothing_of_what_came_before():
+    server = LinkServer("tcp://127.0.0.1:*")
+    client = LinkClient(server.uri)
+    until = time.monotonic() + 10
+    for text in (b"first", b"second"):
+        while not client.send(text):
+            assert time.monotonic() < until
+            wait((), (client.socket,), 0.1)
+        while (called := server.receive()) is None:
+            wait((server.socket,), (), 0.1)
+        assert called.message == text and client.problem == ""
+        server.send(called.caller, b"answer to " + text)
+        wait((client.socket,), (), 5)
+        if text == b"first":
+            client.reopen()
+    assert client.receive() == b"answer to second" and client.receive() is None
+    client.close()
+    server.close()
+
+
+def test_why_there_is_no_connection_is_known(pull):
+    """A port that nobody has, and one that another program has: here the data of a collector."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        clients = [LinkClient(uri) for uri in (f"tcp://127.0.0.1:{nobody.getsockname()[1]}", pull.uri)]
+        until = time.monotonic() + 10
+        while not all(client.problem for client in clients):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert "refused" in clients[0].problem and "something listens there" in clients[1].problem
+        for client in clients:
+            client.close()
+
+
+def test_an_attempt_that_nobody_answers_is_told_from_one_that_is_refused():
+    now = [0.0]
+    context = zmq.Context()
+    sender = context.socket(zmq.PUSH)
+    sender.setsockopt(zmq.LINGER, 0)
+    outgoing = Outgoing(sender, "tcp://127.0.0.1:1", monotonic=lambda: now[0])
+    sender.disable_monitor()  # no others than the test's
+    outgoing.number  # noqa: B018
+    assert "refused" in events(outgoing, zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED)
+    events(outgoing, zmq.EVENT_CONNECT_DELAYED)
+    now[0] += 5.0
+    assert "not answered" in events(outgoing, zmq.EVENT_CLOSED)
+    assert "something listens" in events(outgoing, zmq.EVENT_CONNECTED), "and says nothing"
+    assert events(outgoing, zmq.EVENT_HANDSHAKE_SUCCEEDED) == ""
+    outgoing.close()
+    sender.close()
+    context.term()

@@ -141,6 +141,7 @@ class Health:
                     "state": route.state.value if route.blocked_at is None else "takes no data",
                     "since_s": round(self._monotonic() - (route.blocked_at or route.since), 1),
                     "version": route.version,
+                    "wire": route.sends,
                     "durable": route.durable,
                     "duplicates": route.duplicates,
                 }

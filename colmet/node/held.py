@@ -88,7 +88,7 @@ class Held:
         self._max_age_ns = int(max_age_s * 1e9)
         self._memory: dict[tuple[int, int], Entry] = {}
         self._numbers: dict[int, Ranges] = {}  # by epoch, the oldest first
-        self._sent = Ranges()  # of this epoch
+        self._sent: dict[int, Ranges] = {}  # by this process, by epoch
         self._dropped_ranges: tuple[Dropped, ...] = ()
 
     def __len__(self) -> int:
@@ -172,9 +172,13 @@ class Held:
 
     def sent(self, key: tuple[int, int]) -> None:
         """This batch was sent, for the first time or again."""
-        if key[0] == self.epoch and self._sent.add(key[1], key[1]):
+        if self._sent.setdefault(key[0], Ranges()).add(key[1], key[1]) and key[0] == self.epoch:
             self.sent_batches += 1
             self.tally.count("sent", key[1], key[1])
+
+    def was_sent(self, key: tuple[int, int]) -> bool:
+        """Whether this process has sent this batch."""
+        return key[1] in self._sent.get(key[0], ())
 
     def acknowledge(self, epoch: int, first: int, last: int) -> int:
         """A collector has these for good; how many were held until now."""
@@ -192,7 +196,8 @@ class Held:
         if epoch != self.epoch:
             return 0
         numbers = self._numbers.get(epoch, Ranges())
-        return sum([b - a + 1 - _count(self._sent.within(a, b)) for a, b in numbers.within(first, last)])
+        sent = self._sent.get(epoch, Ranges())
+        return sum([b - a + 1 - _count(sent.within(a, b)) for a, b in numbers.within(first, last)])
 
     def release(self, key: tuple[int, int]) -> None:
         """This batch is held no more: it was sent to a collector that does not acknowledge."""
@@ -266,7 +271,9 @@ class Held:
         if epoch == self.epoch:
             lowest = numbers.first if numbers.count else self.coming
             self.tally.forget(lowest)
-            self._sent.remove(0, lowest - 1)
+            self._sent.get(epoch, Ranges()).remove(0, lowest - 1)
+        elif not numbers.count:
+            self._sent.pop(epoch, None)
         return count
 
     def counters(self) -> dict[str, int]:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 
 from colmet.common import cli
 from colmet.common.cli import powers_of_ten
-from colmet.common.errors import ConfigError
+from colmet.common.errors import ConfigError, WireError
 from colmet.common.keys import read_uris
 from colmet.common.transport import LinkClient, Push, Socket, check_uri, curve, link_uri, wait
+from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
 from colmet.node.held import MAX_AGE_S, Entry, Held
 from colmet.node.host import Host
 from colmet.node.requests import Requests
-from colmet.node.route import Route, State, Times, by_preference, hello
+from colmet.node.route import AUTO, COLMET06, V1, Route, State, Times, by_preference, hello
 from colmet.node.spoolfiles import LOCK, SpoolFiles
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 DEFAULT_URI = "tcp://127.0.0.1:5556"
 SPOOL_DIRECTORY = "/var/spool/colmet"
 TOKEN_BYTES = 32 << 10  # what a batch may have to count as one at the bounded rate
+UNASKED = frozenset({"nvidiastats_default"})  # ends a collector of 0.6.10 that writes HDF5
 Key = tuple[int, int]
 
 
@@ -46,6 +48,15 @@ def add_options(parser: cli.Options) -> None:
         help=cli.Rare(
             "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements, and "
             "batches under way are lost when the collector stops (default: the next port)"
+        ),
+    )
+    parser.add_argument(
+        "--wire",
+        choices=(AUTO, V1, COLMET06),
+        default=AUTO,
+        help=cli.Rare(
+            "send this format: v1 is that of this version, colmet06 that of Colmet 0.6; auto asks the collector first, "
+            "and sends colmet06 to one that takes data and does not answer (default: %(default)s)"
         ),
     )
     parser.add_argument(
@@ -118,8 +129,7 @@ def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
             why,
         )
         return Held(now_ns, None, max_age_s=max_age_s)
-    sender = host_name if options.wire == "v1" else f"{host_name} {options.wire}"
-    files = SpoolFiles(private, sender, epoch, options.spool_size, max_age_s)
+    files = SpoolFiles(private, host_name, epoch, options.spool_size, max_age_s)
     return Held(epoch, files, max_age_s=max_age_s)
 
 
@@ -172,9 +182,22 @@ def open_routes(
         ConfigError: a URI cannot be used, or there are more of one option than of the other.
     """
     by_uri = addresses(options)
-    acknowledged = options.wire == "v1"  # batches of the other dialect have no numbers
+    dialect = options.wire
+    if dialect == AUTO and security is not None:  # no collector of Colmet 0.6 has keys
+        dialect = V1
+    acknowledged = dialect != COLMET06  # batches of that have no numbers
     if not acknowledged or not all(by_uri.values()):
         log.warning("collectors are not asked to acknowledge: what is on its way when one stops is lost")
+    if dialect == AUTO and not all(by_uri.values()):
+        log.warning(
+            "without --zeromq-link-uri a collector cannot be asked what it reads: it is sent the format of Colmet 0.6, "
+            "with the tables of that version alone; give --wire v1 where it is newer"
+        )
+    if options.wire == COLMET06 and getattr(options, "enable_nvidia", False):
+        log.warning(
+            "nvidiastats_default ends a collector of Colmet 0.6.10 that writes HDF5: --wire auto leaves it out, and "
+            "--enable-nvidia is of no use beside --wire colmet06 there"
+        )
     routes: list[Route] = []
     # what is queued for a collector that does not acknowledge is nowhere else
     linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
@@ -186,7 +209,7 @@ def open_routes(
             except BaseException:
                 push.close()
                 raise
-            routes.append(Route(uri, push, link, times, time.monotonic()))
+            routes.append(Route(uri, push, link, times, time.monotonic(), dialect))
     except BaseException:
         for route in routes:
             route.close()
@@ -243,6 +266,8 @@ class Link:
         self._tries: dict[Key, int] = {}  # of what was sent more than once
         self._most_tries = window
         self._cursor: Key | None = (0, 0)  # nothing before it is to be sent; None: nothing at all
+        self._passed: Key | None = None  # the first that was passed over, as it was sent in v1 before
+        self._decoder = Decoder()
         self._tokens = 1.0
         self._tokens_at = monotonic()
         self._looked_at = monotonic()
@@ -361,6 +386,8 @@ class Link:
         if entries:
             self._held.add(entries)
         for route in self._routes:
+            if route.notice(now):
+                self._take_back(route)
             for message in route.receive():
                 self._handle(route, message, now)
         for number, content, route in self._requests.answers():
@@ -440,7 +467,17 @@ class Link:
     def _send(self, key: Key, message: bytes, now: float) -> bool:
         """Send a batch on the way of now; False where nobody takes it."""
         route = self._route
-        if not route.usable(now) or not route.push.send(message):
+        dialect = route.dialect
+        if not dialect or not route.usable(now):
+            return False
+        if dialect == COLMET06:
+            try:
+                (batch,) = self._decoder.decode(message).batches
+            except WireError:  # the disk gave back other bytes, or a defect
+                self._held.drop(*key, key[1], 0, 0, "damage")
+                return True
+            message = colmet06.encode(batch, UNASKED if route.wire == AUTO else ())
+        if message and not route.push.send(message):  # there is nothing that Colmet 0.6 has a table for
             return False
         self._held.sent(key)
         route.sent(*key)
@@ -457,8 +494,8 @@ class Link:
         return max(1, self._window // 2)
 
     def _may_send_again(self) -> bool:
-        """Whether it is known what the collector has: what is not new waits for that."""
-        return self._route.state in (State.THERE, State.MUTE)
+        """Whether it is known what the collector has, and what it reads: what is not new waits for that."""
+        return self._route.state in (State.THERE, State.MUTE) and bool(self._route.dialect)
 
     def _send_held(self, now: float) -> None:
         """Send what is not new, in order, at a bounded rate."""
@@ -466,12 +503,19 @@ class Link:
         self._tokens_at = now
         if not self._may_send_again():
             return
+        is_v1 = self._route.dialect == V1
+        if is_v1 and self._passed is not None:
+            self._set_back(self._passed)
+            self._passed = None
         while self._cursor is not None and self._tokens >= 1 and len(self._outstanding) < self._window_of_old:
             key = self._held.following(self._cursor)
             if key is None:
                 self._cursor = None
                 return
-            if key not in self._outstanding:
+            if not is_v1 and self._held.was_sent(key):
+                # a collector of this version may have it, and would not know it again in the other dialect
+                self._passed = key if self._passed is None else min(key, self._passed)
+            elif key not in self._outstanding:
                 try:
                     message = self._held.message(key)
                 except OSError:  # its file tells of it; in a moment it may be read

@@ -21,7 +21,7 @@ from colmet.common.service import Service
 from colmet.common.settings import Settings, at_once
 from colmet.common.transport import curve, wait
 from colmet.common.transport.door import Keys
-from colmet.common.wire import ENCODERS
+from colmet.common.wire import v1
 from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
@@ -56,12 +56,6 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     once.add_options(parser)
     sending = parser.add_argument_group("where samples are sent")
     link.add_options(sending)
-    sending.add_argument(
-        "--wire",
-        choices=sorted(ENCODERS),
-        default="v1",
-        help=cli.Rare("send in this dialect; colmet06 is that of a Colmet 0.6 collector (default: %(default)s)"),
-    )
     cli.add_queue_options(sending)
     curve.add_options(parser.add_argument_group("keys"))
     jobs = parser.add_argument_group("jobs")
@@ -267,7 +261,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         routes = link.open_routes(options, host_name, times, security)
         for route in routes:
             stack.callback(route.close)
-        spool = Spool(ENCODERS[options.wire], held)
+        spool = Spool(v1.encode, held)
         asked = control.Control({})
         remote = reconfiguration.Remote(asked, is_known=security is not None or options.allow_remote_configure)
         sender = link.Link(

@@ -19,6 +19,7 @@ from colmet.common.wire import link as wire
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 1024  # of numbers that were sent this way, of one epoch
+AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
 
 
 class Times(NamedTuple):
@@ -28,7 +29,8 @@ class Times(NamedTuple):
         ask_s: between two Hellos while an answer is waited for.
         hello_s: between two Hellos else.
         away_s: without an answer, after which a collector is away.
-        mute_s: that a collector takes data and has no link, after which it is one that does not acknowledge.
+        mute_s: that a collector takes data and has no link, after which it is one that does not acknowledge; with
+            `AUTO`, of Colmet 0.6.
         mute_known_s: the same for one that did acknowledge.
         resend_s: after which a batch is sent again, at first; then twice that, and so on.
         resend_most_s: between two of these at most.
@@ -73,14 +75,20 @@ def by_preference(host: str, uris: Sequence[str]) -> list[str]:
 class Route:
     """One of them. For one thread.
 
+    With `AUTO`, v1 goes over a data connection alone on which the collector has answered: a collector of Colmet 0.6
+    ends at the first message of it. One that does not answer is sent colmet06, which both can read.
+
     Args:
         uri: of the collector, for the log.
         push: to it.
         link: to it; None where there are no acknowledgements.
         times: when what is done.
         now: of the clock that all other methods are given.
+        wire: AUTO, or the dialect that batches are sent in: V1 or COLMET06.
 
     Attributes:
+        wire: the same.
+        sends: the dialect as of the latest look, for any thread.
         state: of the collector.
         since: when it came to be in this state.
         blocked_at: since when it takes no data, though it is there; None while it takes them.
@@ -91,8 +99,10 @@ class Route:
         doubted: batches that it acknowledged and that were not sent to it since it was started.
     """
 
-    def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float) -> None:
+    def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float, wire: str = V1) -> None:
         self.uri = uri
+        self.wire = wire
+        self.sends = "" if wire == AUTO else wire
         self.push = push
         self.link = link
         self.state = State.UNKNOWN if link is not None else State.MUTE
@@ -109,6 +119,9 @@ class Route:
         self._connected_at = -math.inf  # when data last could be sent
         self._known = False  # it has acknowledged
         self._was_connected = False
+        self._connection = 0  # the latest data connection that was noticed
+        self._answered = 0  # the data connection on which the collector has answered
+        self._was_mute = False  # the last time that it was known what it is
         self._collector = 0
         self._told_duplicates = 0  # by it, since it was started
         self._sent: dict[int, Ranges] = {}  # to the process that is there now, by epoch
@@ -123,6 +136,40 @@ class Route:
     def is_asked(self) -> bool:
         """Whether an answer is waited for."""
         return self._asked_at < math.inf
+
+    @property
+    def dialect(self) -> str:
+        """What batches are to be sent in now; empty while it is not known what the collector reads."""
+        if self.wire != AUTO:
+            return self.wire
+        if self.state is State.MUTE:
+            return COLMET06
+        is_answered = self.state is State.THERE and self._answered and self._answered == self.push.connection
+        return V1 if is_answered else ""
+
+    def notice(self, now: float) -> bool:
+        """Look whether data goes over another connection than before; with `AUTO` the collector is asked again then.
+
+        It may be another one. The link is opened anew, so that what it answers was said after data was connected.
+        To be called before `receive`.
+
+        Returns:
+            Whether what was sent before may not have come to the collector that is there now.
+        """
+        connection = self.push.connection if self.wire == AUTO and self.link is not None else 0
+        if connection in (0, self._connection):
+            return False
+        self._connection = connection
+        if self.link is None or self.state not in (State.THERE, State.MUTE):
+            return False
+        self.link.reopen()
+        self._was_connected = False
+        self._asked_at = min(self._asked_at, now)
+        self._data_only_since = math.inf
+        if self.state is State.MUTE:
+            self._note_data()
+            self._become(State.UNKNOWN, now)
+        return True
 
     def usable(self, now: float) -> bool:
         """Whether batches are to go this way."""
@@ -211,12 +258,14 @@ class Route:
         self._told_duplicates = ack.duplicates
         self._collector = ack.started
         self._known = True
-        if self.state is State.AWAY:
-            log.warning("collector is there again collector=%s", self.uri)
-        elif self.state is State.MUTE:
+        if self._was_mute:
             log.warning("collector acknowledges collector=%s", self.uri)
+        elif self.state is State.AWAY:
+            log.warning("collector is there again collector=%s", self.uri)
         elif self.state is State.UNKNOWN:
             log.info("collector is there collector=%s version=%s", self.uri, ack.version)
+        self._was_mute = False
+        self._answered = self._connection
         self._become(State.THERE, now)
         return another
 
@@ -226,6 +275,7 @@ class Route:
         if self.push.connected:
             self._connected_at = now
         self._look_at_data(now)
+        self.sends = self.dialect
         if self.link is None:
             return False
         if self.link.connected or now - self._connected_at > self._times.ask_s or not self.is_asked:
@@ -240,22 +290,37 @@ class Route:
             self._go_away(now)
         patience_s = self._times.mute_known_s if self._known else self._times.mute_s
         if self.state is not State.MUTE and now - self._data_only_since > patience_s:
-            self._times_mute += 1
-            if powers_of_ten(self._times_mute):
-                log.warning(
-                    "collector takes data and does not acknowledge: what is on its way when it stops, or when "
-                    "colmet-node ends, is lost; is it of Colmet 0.6, or is the port of its "
-                    "--zeromq-link-bind-uri closed? collector=%s times=%d",
-                    self.uri,
-                    self._times_mute,
-                )
-            self._become(State.MUTE, now)
+            self._become_mute(now)
         return self.state is not before
+
+    def _become_mute(self, now: float) -> None:
+        """It takes data and has no link."""
+        self._become(State.MUTE, now)
+        self._times_mute += 1
+        is_news, self._was_mute = not self._was_mute, True
+        if self.link is None or not (is_news or powers_of_ten(self._times_mute)):
+            return
+        if self.wire == AUTO:
+            log.warning(
+                "collector takes data and does not acknowledge: it is sent the format of Colmet 0.6, with the tables "
+                "of that version alone and nvidiastats_default left out, and what is on its way when it stops is lost; "
+                "upgrade a collector of Colmet 0.6, and open the link port of a newer one to this node: collector=%s "
+                "link=%s: %s times=%d",
+                *(self.uri, self.link.uri, self.link.problem or "not connected", self._times_mute),
+            )
+        else:
+            log.warning(
+                "collector takes data and does not acknowledge: what is on its way when it stops, or when "
+                "colmet-node ends, is lost; is it of Colmet 0.6, or is the port of its "
+                "--zeromq-link-bind-uri closed? collector=%s times=%d",
+                self.uri,
+                self._times_mute,
+            )
 
     def _look_at_data(self, now: float) -> None:
         if self.state not in (State.THERE, State.MUTE) or self.usable(now):
-            if self.blocked_at is not None and self.state in (State.THERE, State.MUTE):
-                log.warning("collector takes data again collector=%s", self.uri)
+            if self.state in (State.THERE, State.MUTE):
+                self._note_data()
             self.blocked_at = None
         elif self.blocked_at is None:
             self.blocked_at = now
@@ -267,6 +332,12 @@ class Route:
                     self.uri,
                     self._times_blocked,
                 )
+
+    def _note_data(self) -> None:
+        """It takes data."""
+        if self.blocked_at is not None:
+            log.warning("collector takes data again collector=%s", self.uri)
+        self.blocked_at = None
 
     def _go_away(self, now: float) -> None:
         self._times_away += 1

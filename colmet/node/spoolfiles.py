@@ -155,7 +155,7 @@ class SpoolFiles:
 
     Args:
         directory: that is locked already.
-        host: name of this host, and of the dialect where it is another; segments of others are left alone.
+        host: name of this host; segments of others are left alone.
         epoch: of this start.
         max_bytes: of all segments.
         max_age_s: of a batch.
@@ -252,7 +252,7 @@ class SpoolFiles:
             else:
                 self._unlink(name)
         if foreign:
-            log.warning("spool: segments=%d are of another host or --wire, and are left alone; remove them", foreign)
+            log.warning("spool: segments=%d are of another host, and are left alone; remove them", foreign)
         if count:
             log.info("spool: batches=%d are still to be sent, from before this start", count)
         return found

@@ -242,7 +242,8 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     one.says(213, 180, 260, 207)
     pull = Pull("tcp://127.0.0.1:*", 1000)
     ticks = Ticks(pull)
-    options = ["--zeromq-uri", pull.uri, "-s", "1", "--agent-stats-period", "1", "--state-dir", "", "--spool-dir", ""]
+    options = ["--zeromq-uri", pull.uri, "--wire", "v1", "-s", "1", "--agent-stats-period", "1"]
+    options += ["--state-dir", "", "--spool-dir", ""]
     options += ["--enable-ipmipower", f"--ipmipower-freeipmi={one.freeipmi}", "--ipmipower-timeout", "10"]
     node = Daemon("colmet.node.main", tmp_path / "node.log", *options)
     try:

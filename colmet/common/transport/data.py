@@ -5,6 +5,7 @@ Nothing here blocks longer than the caller says: `Push.send` never waits, `Pull.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import zmq
@@ -13,7 +14,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.transport import claims
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
-from colmet.common.transport.link import Anew, try_again
+from colmet.common.transport.outgoing import Outgoing, try_again
 from colmet.common.transport.uris import check_uri
 from colmet.common.transport.waiting import Socket
 
@@ -45,6 +46,7 @@ class Push:
         self._linger_ms = linger_ms
         self._context = zmq.Context()
         self._security = security
+        self._numbers = itertools.count(1)
         try:
             self._socket = self._connect()
         except zmq.ZMQError as err:
@@ -63,11 +65,10 @@ class Push:
         if self._security is not None:
             self._security.secure(socket)
         try:
-            socket.connect(self._uri)
+            self._outgoing = Outgoing(socket, self._uri, self._numbers)
         except zmq.ZMQError:
             socket.close(0)
             raise
-        self._anew = Anew(socket, self._uri)
         return socket
 
     @property
@@ -78,7 +79,12 @@ class Push:
     @property
     def connected(self) -> bool:
         """Whether `send` would take a message now; to be asked now and then."""
-        return self._anew.look()
+        return self._outgoing.look()
+
+    @property
+    def connection(self) -> int:
+        """Number of the connection that `send` gives a message to; 0 while there is none."""
+        return self._outgoing.number
 
     def send(self, message: bytes) -> bool:
         """Send a message; False where no collector is connected, or the queue is full as it is too slow."""
@@ -90,11 +96,14 @@ class Push:
 
     def reopen(self) -> None:
         """Connect anew; what is queued is dropped. Where that fails, all is as before."""
-        before, self._socket = self._socket, self._connect()
+        before, outgoing = self._socket, self._outgoing
+        self._socket = self._connect()
+        outgoing.close()
         before.close(0)
 
     def close(self) -> None:
         """Close; also twice."""
+        self._outgoing.close()
         self._socket.close()
         self._context.term()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import time
+import itertools
 from typing import NamedTuple
 
 import zmq
@@ -12,6 +10,7 @@ import zmq
 from colmet.common.errors import ConfigError
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
+from colmet.common.transport.outgoing import Outgoing, try_again
 from colmet.common.transport.uris import check_uri
 from colmet.common.transport.waiting import Socket
 
@@ -19,46 +18,8 @@ from colmet.common.transport.waiting import Socket
 MAX_LINK_BYTES = 1 << 20
 QUEUE = 1000  # messages that wait for one peer
 MAX_SKIPPED = 1000  # parts of a message that are dropped at a time
-ANEW_S = 60.0
 # A peer that vanished without a word is noticed, and its connection made anew.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000
-
-
-def try_again(socket: Socket) -> None:
-    """Have a socket connect anew as often as is good for both sides, at other moments than other nodes."""
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)  # the kernel alone would try for minutes, ever more seldom
-    socket.setsockopt(zmq.RECONNECT_IVL, random.randrange(100, 300))
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randrange(4000, 6000))
-
-
-class Anew:
-    """Connects a socket anew that has not been connected for a minute.
-
-    libzmq tries for ever where nobody answers, but gives up for good where somebody answered and did not speak as it
-    should: a collector that was not given its keys yet, or another program on its port.
-
-    Args:
-        socket: that is connected to one peer.
-        uri: of this peer.
-    """
-
-    def __init__(self, socket: Socket, uri: str) -> None:
-        self._socket = socket
-        self._uri = uri
-        self._connected_at = time.monotonic()
-
-    def look(self) -> bool:
-        """Whether the socket can be written to; where it could not for long, it is connected again."""
-        now = time.monotonic()
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-            self._connected_at = now
-            return True
-        if now - self._connected_at > ANEW_S:
-            self._connected_at = now
-            with contextlib.suppress(zmq.ZMQError):  # given up: there is nothing to disconnect
-                self._socket.disconnect(self._uri)
-            self._socket.connect(self._uri)
-        return False
 
 
 class LinkClient:
@@ -75,35 +36,57 @@ class LinkClient:
 
     def __init__(self, uri: str, option: str = "--zeromq-link-uri", security: Client | None = None) -> None:
         check_uri(uri, option)
+        self.uri = uri
+        self._security = security
+        self._numbers = itertools.count(1)
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        try_again(self._socket)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUE)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # what waited for a collector that is away would be out of date
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
-        if security is not None:
-            security.secure(self._socket)
         try:
-            self._socket.connect(uri)
+            self._socket = self._connect()
         except zmq.ZMQError as err:
-            self.close()
+            self._context.term()
             raise ConfigError(f"{option} {uri}: {err}; give tcp://HOST:PORT of the collector") from err
-        self._anew = Anew(self._socket, uri)
+
+    def _connect(self) -> Socket:
+        socket = self._context.socket(zmq.DEALER)
+        try_again(socket)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.SNDHWM, QUEUE)
+        socket.setsockopt(zmq.RCVHWM, QUEUE)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # what waited for a collector that is away would be out of date
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
+        if self._security is not None:
+            self._security.secure(socket)
+        try:
+            self._outgoing = Outgoing(socket, self.uri, self._numbers)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        return socket
 
     @property
     def socket(self) -> Socket:
-        """For `wait`."""
+        """For `wait`; another one after `reopen`."""
         return self._socket
 
     @property
     def connected(self) -> bool:
         """Whether somebody is there to take a message; to be asked now and then."""
-        return self._anew.look()
+        return self._outgoing.look()
+
+    @property
+    def problem(self) -> str:
+        """Why nobody is there, as far as the last attempt to connect says."""
+        return self._outgoing.problem
+
+    def reopen(self) -> None:
+        """Connect anew; what has come and was not received is dropped. Where that fails, all is as before."""
+        before, outgoing = self._socket, self._outgoing
+        self._socket = self._connect()
+        outgoing.close()
+        before.close(0)
 
     def send(self, message: bytes) -> bool:
         """Send a message; False where nobody is there to take it."""
@@ -123,6 +106,7 @@ class LinkClient:
 
     def close(self) -> None:
         """Close; also twice."""
+        self._outgoing.close()
         self._socket.close()
         self._context.term()
 

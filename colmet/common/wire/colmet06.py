@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -304,15 +304,19 @@ def _pack(record: Record, batch: Batch, table: Table) -> npt.NDArray[Any]:
     return packed
 
 
-def encode(batch: Batch) -> bytes:
+def encode(batch: Batch, left_out: Container[str] = ()) -> bytes:
     """One message for one batch: rows by job, in the order of their first appearance.
 
     An old collector stops at a metric that it does not know, so tables and fields newer than 0.6 are left out.
+
+    Args:
+        batch: to be sent.
+        left_out: names of tables of 0.6 that are left out, too.
     """
     by_job: dict[int, list[bytes]] = {}
     for table in batch.tables:
         record = RECORDS.get(table.schema.name)
-        if record is None:
+        if record is None or table.schema.name in left_out:
             continue
         packed = _pack(record, batch, table)
         for n, job in enumerate(table.rows["job_id"].tolist()):

@@ -99,7 +99,7 @@ def check_collectors(patient: Patient) -> Iterator[Finding]:
     for uri, link in zip(uris, links):
         finding = _reach(uri, locked)
         yield finding
-        if finding.level != Level.FAIL and link and options.wire == "v1":
+        if finding.level != Level.FAIL and link and options.wire != "colmet06":
             second = _reach(link, locked)
             if second.level != Level.PASS:
                 yield warn(
