@@ -77,7 +77,7 @@ def test_each_v_says_more(count, level, monkeypatch):
         (node, ["-s", "-1"]),
         (node, ["-s", "fast"]),
         (node, ["--sample-period", "inf"]),
-        (node, ["--zeromq-hwm", "0"]),
+        (node, ["--zeromq-hwm", "-1"]),
         (node, ["--zeromq-hwm", "many"]),
         (node, ["--zeromq-linger", "-2"]),
         (node, ["-p", "me"]),
@@ -87,7 +87,7 @@ def test_each_v_says_more(count, level, monkeypatch):
         (node, ["--nice", "-1"]),
         (node, ["--cpuset"]),
         (node, ["stray"]),
-        (collector, ["--buffer-size", "0"]),
+        (collector, ["--buffer-size", "-1"]),
         (collector, ["--hdf5-complevel", "10"]),
         (collector, ["--hdf5-complib", "zip"]),
         (collector, ["--stdout-format", "xml"]),
@@ -130,6 +130,18 @@ def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
 def test_the_collector_does_not_start_on_what_cannot_be_done(arguments, said, caplog):
     assert collector_main.main(arguments) == 2
     assert said in caplog.text
+
+
+@pytest.mark.parametrize(("given", "warnings"), [("0", 1), ("1000", 0)])
+def test_no_queue_is_without_a_bound(given, warnings, caplog, tmp_path):
+    """Colmet 0.6 had --zeromq-hwm 0 for no limit."""
+    assert collector_main.main(["--enable-stdout-backend", "--zeromq-hwm", given, "--check-config"]) == 0
+    assert node("--zeromq-hwm", given).zeromq_hwm == 1000
+    assert caplog.text.count("--zeromq-hwm 0: 1000 is used") == warnings
+
+
+def test_a_buffer_for_no_row_is_one_for_one_row():
+    assert collector("--buffer-size", "0").buffer_size == 1
 
 
 def test_a_port_in_use_leaves_the_other_collectors_file_alone(tmp_path, caplog):

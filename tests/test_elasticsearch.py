@@ -645,11 +645,43 @@ def test_addresses_that_cannot(url):
         checked_url(url)
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated(caplog, capsys):
-    arguments = ["--elastic-host", "http://me:geheim@db:9200", "--zeromq-bind-uri", "tcp://127.0.0.1:*"]
-    assert collector_main.main(arguments) == 2
-    said = caplog.text + "".join(capsys.readouterr())
-    assert "-P" in said and "geheim" not in said
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "with `ps`; put them into a file, -P"),
+        (["-P", "{secret}"], "put them into a file, -P, which is used and not these"),
+        (["--elastic-host", "http://me:geheim@other:9200"], "-P"),
+        (["--elastic-host", "http://you:geheim@other:9200"], "different users or passwords"),
+        (["--elastic-host", "http://you:geheim@"], "--elastic-host 'http://': not an address"),
+        (["--elastic-host", "you:geheim@other"], "--elastic-host 'other': not an address"),
+        (["--elastic-host", "http://you:ge/heim#@:x"], "--elastic-host 'http://:x': not an address"),
+    ],
+)
+def test_a_password_in_an_address_is_used_with_a_warning_and_never_repeated(more, said, tmp_path, caplog, capsys):
+    """As in Colmet 0.6, which took it from the command line."""
+    caplog.set_level(logging.DEBUG)
+    more = [word.format(secret=secret(tmp_path, b"user:pass")) for word in more]
+    arguments = ["-vv", "--elastic-host", "http://me:geheim@db:9200", *more, "--check-config"]
+    assert collector_main.main(arguments) == (2 if "not an" in said or "different" in said else 0)
+    everything = caplog.text + "".join(capsys.readouterr())
+    assert said in everything and "heim" not in everything
+
+
+def test_the_user_of_an_address_is_who_writes(elastic):
+    url = elastic.url.replace("http://", "http://user:pa%3Ass@")
+    output = from_options("--elastic-host", url)
+    output.open(State("", JOURNAL, 0, 0))
+    output.write([record(0)])
+    assert {headers.get("Authorization") for _, _, headers, _ in elastic.requests} == {"Basic dXNlcjpwYTpzcw=="}
+    output.close()
+
+
+def test_a_server_without_tls_is_named_as_such(elastic):
+    output = from_options("--elastic-host", elastic.url.replace("http:", "https:"))
+    output.open(State("", JOURNAL, 0, 0))
+    with pytest.raises(OutputUnavailable, match=r"it does not speak TLS, is it http://\?"):
+        output.write([record(0)])
+    output.close()
 
 
 @pytest.mark.parametrize(
@@ -849,6 +881,6 @@ def test_the_help_names_every_option(capsys):
     parser = collector_main.build_parser([ElasticsearchOutput])
     assert isinstance(parser, argparse.ArgumentParser)
     with pytest.raises(SystemExit):
-        parser.parse_args(["--help"])
+        parser.parse_args(["--help-all"])
     said = capsys.readouterr().out
     assert "%Y.%m.%d" in said and "--elastic-reject-file" in said

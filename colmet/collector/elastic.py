@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 import urllib3
@@ -36,6 +36,7 @@ MAX_HOST_REST_S = 300.0
 
 PREFIX = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,63})?", re.ASCII)
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_IS_PLAIN = re.compile("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", re.IGNORECASE)  # of OpenSSL to 3.1, and from 3.2
 API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
 
 
@@ -156,7 +157,8 @@ class Client:
             ) as response:
                 text = response.raw.read(MAX_ANSWER_BYTES + 1, decode_content=False)
         except requests.exceptions.SSLError as err:
-            raise _HostFailedError(f"{_cause(err)}; see --elastic-ca-file") from err
+            hint = "it does not speak TLS, is it http://?" if _IS_PLAIN.search(str(err)) else "see --elastic-ca-file"
+            raise _HostFailedError(f"{_cause(err)}; {hint}") from err
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
             raise _HostFailedError(_cause(err)) from err
         status = response.status_code
@@ -247,7 +249,7 @@ def add_options(parser: Options, purpose: str) -> None:
 
 
 def checked_urls(options: argparse.Namespace) -> list[str]:
-    """The addresses of the command line.
+    """The addresses of the command line, without what they say of a user.
 
     Raises:
         ConfigError: one of them is none.
@@ -271,13 +273,12 @@ def checked_prefix(options: argparse.Namespace) -> str:
 
 
 def checked_url(url: str) -> str:
-    """An address without a slash at its end.
+    """An address without a slash at its end, and without user and password.
 
     Raises:
         ConfigError: it is none; the text does not repeat a password.
     """
-    if "@" in url:
-        raise ConfigError("--elastic-host: user and password do not belong into the address; put them into a file, -P")
+    url, _ = _parted(url)
     try:
         parts = urlsplit(url)
         good = (
@@ -295,6 +296,14 @@ def checked_url(url: str) -> str:
     if not good:
         raise ConfigError(f"--elastic-host {url!r}: not an address such as https://db.example.org:9200")
     return url.rstrip("/")
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """Return an address without user and password, and these as ``user:password``, "" where it has none."""
+    scheme, mark, rest = url.rpartition("://")
+    given, at, host = rest.rpartition("@")
+    user, _, password = given.partition(":")
+    return scheme + mark + host, f"{unquote(user)}:{unquote(password)}" if at else ""
 
 
 def _is_host(name: str) -> bool:
@@ -316,7 +325,7 @@ def open_session(options: argparse.Namespace, urls: Sequence[str]) -> requests.S
     session = requests.Session()
     session.trust_env = False  # no proxy, no ~/.netrc: what is not on the command line
     session.headers["User-Agent"] = f"colmet/{__version__}"
-    authorization = _authorization(options.http_credentials, options.elastic_api_key_file)
+    authorization = _authorization(options)
     if authorization:
         session.headers["Authorization"] = authorization
         for url in urls:
@@ -344,8 +353,16 @@ def _is_here(host: str) -> bool:
         return False
 
 
-def _authorization(credentials: str | None, api_key: str | None) -> str:
+def _authorization(options: argparse.Namespace) -> str:
     """The header that says who we are; empty where nothing does."""
+    credentials, api_key = options.http_credentials, options.elastic_api_key_file
+    in_address = {given for _, given in map(_parted, options.elastic_host) if given}
+    if in_address:
+        log.warning(
+            "--elastic-host: every user of this machine can read the user and password of an address, e.g. with `ps`; "
+            "put them into a file, -P%s",
+            ", which is used and not these" if credentials or api_key else "",
+        )
     if credentials and api_key:
         raise ConfigError("-P and --elastic-api-key-file: choose one")
     if credentials:
@@ -360,7 +377,9 @@ def _authorization(credentials: str | None, api_key: str | None) -> str:
         if not API_KEY.fullmatch(text):
             raise ConfigError(f"--elastic-api-key-file {api_key}: its line is no API key")
         return "ApiKey " + text
-    return ""
+    if len(in_address) > 1:
+        raise ConfigError("--elastic-host: addresses with different users or passwords; put one into a file, -P")
+    return "".join(["Basic " + base64.b64encode(given.encode()).decode() for given in in_address])
 
 
 def _check_certificates(ca_file: str | None, certificate: str | None, key: str | None) -> None:

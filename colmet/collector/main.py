@@ -53,6 +53,11 @@ LAST_WRITE_S = 10.0
 LAST_JOIN_S = 40.0
 
 
+def _rows(text: str) -> int:
+    """An option type: a number of rows; 0 is 1, as in Colmet 0.6."""
+    return max(1, cli.whole_number(0)(text))
+
+
 def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     """The command line of colmet-collector."""
     parser = cli.Parser(
@@ -112,7 +117,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     writing.add_argument(
         "--buffer-size",
         metavar="N",
-        type=cli.whole_number(1),
+        type=_rows,
         default=100,
         help="write rows when N of them wait (default: %(default)s)",
     )

@@ -26,6 +26,7 @@ from colmet.common.suggestions import did_you_mean
 log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
+HWM = 1000  # messages in a queue of ZeroMQ
 
 # What options are added to: a parser, or a group of one.
 Options = argparse._ActionsContainer
@@ -230,6 +231,19 @@ def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     return convert
 
 
+class DefaultBound(int):
+    """The default of an option whose 0 was no bound in Colmet 0.6: nothing here grows without one."""
+
+
+def bound(default: int) -> Callable[[str], int]:
+    """An option type: a whole number; for 0 the default, as a `DefaultBound`."""
+
+    def convert(text: str) -> int:
+        return whole_number(0)(text) or DefaultBound(default)
+
+    return convert
+
+
 def size_bytes(text: str) -> int:
     """An option type: a size such as 500M or 4G (powers of 1024), at least 1 MiB; in bytes."""
     match = re.fullmatch(r"(\d{1,12})([KMGT]?)", text.strip().upper(), re.ASCII)
@@ -259,8 +273,8 @@ def add_queue_options(parser: Options) -> None:
     parser.add_argument(
         "--zeromq-hwm",
         metavar="N",
-        type=whole_number(1),
-        default=1000,
+        type=bound(HWM),
+        default=HWM,
         help=Rare("queue at most N messages between node and collector (default: %(default)s)"),
     )
     parser.add_argument(
@@ -381,6 +395,8 @@ def run_daemon(
         log.error("%s", err)
         return EXIT_CONFIG
     set_up_logging(options.verbose)
+    if isinstance(options.zeromq_hwm, DefaultBound):
+        log.warning("--zeromq-hwm 0: %d is used; no queue is without a bound", options.zeromq_hwm)
     try:
         if read.is_check:
             check(options, classes)
