@@ -13,11 +13,13 @@ from colmet.collector.receiver import MAX_SENDERS, Receiver
 from colmet.common.control import Errands
 from colmet.common.errors import Refused
 from colmet.common.health import Recent
+from colmet.common.latest import Latest
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.health import Health as NodeHealth
 from colmet.node.route import Route, State, Times
+from colmet.tools.status import describe
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
 
@@ -183,6 +185,21 @@ def test_the_worst_senders_come_first_and_only_as_many_as_are_asked_for(served):
     assert len(health.status({"senders": -1})["senders"]["worst"]) == 21
     assert health.status({"max_age_s": 200})["senders"]["silent"] == 0
     assert "18 nodes heard" in health.line() and "2 missing batches, 1 refused messages" in health.line()
+
+
+def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_told(served):
+    health, receiver, *_ = make(served)
+    health._latest = Latest(max_rows=3)
+    table = Table.from_samples(SCHEMA, 1, [Sample(job, {"cpu": 1}) for job in range(5)])
+    health.take([Batch("n1", 1, 1, 1, (), (table,))], "[10.0.0.66]")
+    receiver.forgotten = 12
+    health.note()
+    status = health.status({})
+    assert status["received"]["forgotten"] == status["last_hour"]["forgotten_senders"] == 12
+    assert status["metrics"] == {"rows": 1, "left_out": 4}
+    assert "12 senders forgotten" in "\n".join(describe(status)) and "metrics: rows 1, left out 4" in describe(status)
+    told = {family.name: [value for _, value in family.samples] for family in health.families()}
+    assert told["colmet_collector_forgotten_senders_total"] == [12]
 
 
 def test_what_parts_count_is_read_by_the_thread_that_they_belong_to(served):

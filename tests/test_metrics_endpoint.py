@@ -169,17 +169,30 @@ def test_jobs_without_a_row_for_five_periods_are_left_out():
     clock.now += 1000
     assert not told(latest)
     latest.take([])
-    assert not latest._latest and latest._rows == 0
+    assert not latest._latest and latest._rows.total == 0
 
 
 def test_rows_of_too_many_jobs_are_left_out_and_counted():
     latest = Latest(max_rows=10)
     for n in range(4):
         latest.take([batch(f"n{n}", None, (CPU, [Sample(job, {"x": job}) for job in range(4)]))])
-    assert latest.left_out == 6 and latest._rows == 10
+    assert latest.left_out == 6 and latest._rows.total == 10
     latest.take([batch("n0", None, (CPU, [Sample(job, {"x": job}) for job in range(4)]))])
     assert latest.left_out == 6, "those that are known are still taken"
     assert len(values(latest, "colmet_job_taskstats_x")) == 10
+
+
+def test_made_up_jobs_of_one_sender_leave_room_to_the_jobs_of_others():
+    latest = Latest(max_rows=100)
+    made_up = [Sample(job, {"x": job}) for job in range(1000, 2000)]
+    latest.take([batch("evil", None, (CPU, made_up)), batch("evil2", None, (CPU, made_up))], "[10.0.0.66]")
+    for n in range(20):
+        latest.take([batch(f"n{n}", None, (CPU, [Sample(7, {"x": n})]))], f"[10.0.0.{n}]")
+    found = values(latest, "colmet_job_taskstats_x")
+    assert {(f"n{n}", "7") for n in range(20)} < found.keys() and len(found) == 70
+    assert latest.counters() == {"rows": 70, "left_out": 1950}
+    latest.take([batch("evil", None, (CPU, [Sample(job, {"x": -job}) for job in range(1000, 2000)]))], "[10.0.0.66]")
+    assert values(latest, "colmet_job_taskstats_x")["evil", "1000"] == -1000, "of what it has, the latest"
 
 
 def test_many_rows_of_one_job_cost_little():
@@ -197,11 +210,11 @@ def test_of_names_without_end_no_more_is_kept_than_is_told():
     assert len(latest._latest) == MAX_TABLES and latest.left_out == 10
     for n in range(1000):
         latest.take([batch(f"n{n}", None, (CPU, [Sample(7, {"x": 1})]))])
-    assert len(latest._latest) == 200 == latest._rows
+    assert len(latest._latest) == 200 == latest._rows.total
     latest._sweep_at = 0
     latest._monotonic = lambda: time.monotonic() + 100
     latest.take([])
-    assert not latest._latest and not latest._tables and latest._rows == 0
+    assert not latest._latest and not latest._tables and latest._rows.total == 0
 
 
 def test_tables_of_other_versions_and_of_hostile_nodes_make_one_well_formed_page():

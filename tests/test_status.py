@@ -47,7 +47,7 @@ COLLECTOR = {
     **{"daemon": "collector", "version": "1.0", "host": "head", "pid": 12, "uptime_s": 90000.0},
     "received": {
         **{"batches": 5000, "rows": 9, "missing": 0, "duplicates": 0, "rejects": 0, "skipped": 0, "dialects": {}},
-        **{"foreign": 0, "limited": 0},
+        **{"foreign": 0, "limited": 0, "forgotten": 0},
     },
     "senders": {
         **{"count": 800, "heard": 800, "silent": 0, "gone": 0, "lag_median_s": 0.01, "lag_max_s": 1.0},

@@ -54,7 +54,7 @@ def test_nothing_is_kept_while_nobody_looks(clock):
     assert times(watched) == (15, 70)
     clock.now += LEASE_S
     watched.take([batch((1,), 130)])
-    assert watched.since is None and watched._hosts == {} and watched._bytes == 0
+    assert watched.since is None and watched._hosts == {} and watched._bytes.total == 0
     assert watched.look() == [] and watched.counters() == {"looks": 4, "left_out": 0}
 
 
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
     for at in (5, 10, 15):
         watched.take([batch((1,), at, host=f"n{n}") for n in range(1, 6)])
     kept = dict(watched.look())
-    assert set(kept) == {"n1", "n2", "n3"} and watched._bytes <= 3 * size
+    assert set(kept) == {"n1", "n2", "n3"} and watched._bytes.total <= 3 * size
     assert watched.counters()["left_out"] > 3
     assert [record.args[0] for record in caplog.records] == [1, 10]
     assert watched.left_out == watched.counters()["left_out"]
@@ -135,7 +135,7 @@ def test_jobs_that_are_only_named_take_room_too(clock, monkeypatch):
     watched.look()
     for count in (1000, 1001, 500, 1000, 1000):
         watched.take([Batch(f"n{n}", 1, 1, 5, tuple(range(1, count + 1)), ()) for n in range(5)])
-        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes <= watch.MAX_BYTES
+        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes.total <= watch.MAX_BYTES
     assert watched.left_out > 2
 
 
@@ -143,10 +143,38 @@ def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
     watched = Watch(["t_default"], clock)
     watched.look()
     watched.take([batch((1,), 5, host="gone")])
-    one = watched._bytes
+    one = watched._bytes.total
     for at in range(10, 10 + 2 * int(MOST_S), 30):
         clock.now += 30
         watched.take([batch((1,), at, host="n1")])
         watched.look()
     assert [host for host, _ in watched.look()] == ["n1"]
-    assert watched.since == 1000 and one < watched._bytes < 2 * one
+    assert watched.since == 1000 and one < watched._bytes.total < 2 * one
+
+
+def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch):
+    monkeypatch.setattr(watch, "MAX_HOSTS", 100)
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    watched.take([batch((1,), 5, host=f"made-up-{n}") for n in range(1000)], "[10.0.0.66]")
+    for n in range(20):
+        watched.take([batch((1,), 5, host=f"n{n}")], f"[10.0.0.{n}]")
+    kept = dict(watched.look())
+    assert {f"n{n}" for n in range(20)} < kept.keys() and len(kept) == 70
+    assert watched.left_out == 950
+    clock.now += LEASE_S - 1
+    watched.look()
+    watched.take([batch((1,), 10, host="made-up-1")], "[10.0.0.66]")
+    assert dict(watched.look())["made-up-1"].batches == 2, "of what it has, the latest"
+
+
+def test_one_sender_with_large_tables_leaves_room_to_the_others(clock, monkeypatch):
+    monkeypatch.setattr(watch, "MAX_BYTES", 100_000)
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    for n in range(200):
+        watched.take([batch(tuple(range(1, 50)), 5, host=f"made-up-{n}")], "[10.0.0.66]")
+    assert 40_000 < watched._bytes.total < 50_000
+    for n in range(20):
+        watched.take([batch((1,), 5, host=f"n{n}")], f"[10.0.0.{n}]")
+    assert {f"n{n}" for n in range(20)} < dict(watched.look()).keys()

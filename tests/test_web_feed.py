@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from web_nodes import Cluster
 
 from colmet.collector import web
-from colmet.collector.web import FEED, LENGTH, NOTE, Web
+from colmet.collector.web import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, Web
 from colmet.common.top import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES
 from colmet.tools.web import feed as feed_module
@@ -31,6 +31,7 @@ print("sink: begins", file=out, flush=True)
 while head := stream.read(4):
     (told,) = struct.unpack("<I", head)
     content = stream.read(told & 0x7FFFFFFF)
+    sender, _, content = (b"", b"", content) if told >> 31 else content.partition(b"\\0")
     said = ["note", json.loads(content)] if told >> 31 else ["message", content.decode()]
     print(json.dumps(said), file=out, flush=True)
 print("2026-01-01 10:00:00,000 ERROR x.y: it is over", file=sys.stderr)
@@ -57,7 +58,7 @@ def test_frames_are_whole_wherever_the_stream_is_cut(frames, cuts):
     assert found == frames
 
 
-@pytest.mark.parametrize("length", [MAX_MESSAGE_BYTES + 1, (1 << 31) - 1, 0xFFFFFFFF])
+@pytest.mark.parametrize("length", [MAX_MESSAGE_BYTES + MAX_SENDER_BYTES + 1, (1 << 31) - 1, 0xFFFFFFFF])
 def test_a_length_that_no_frame_has_ends_the_stream(length):
     with pytest.raises(FeedError, match="frame of"):
         list(Frames().add(LENGTH.pack(length) + b"x"))
@@ -72,21 +73,23 @@ def test_without_a_collector_there_is_no_feed(number):
 def test_what_cannot_be_read_is_counted_and_the_rest_goes_on():
     ours, theirs = socket.socketpair()
     (message, *_) = Cluster().messages()
-    taken, notes = [], []
+    taken, notes, senders = [], [], []
 
-    def take(batches):
+    def take(batches, sender):
         if len(taken) == 1:
             taken.append(None)
             raise RuntimeError("a defect")
         taken.extend(batches)
+        senders.append(sender)
 
     reader = Feed(theirs, take, notes.append)
     notes_sent = [frame(text, NOTE) for text in (b"[1]", b"{", b'{"left_out": 3}')]
-    ours.sendall(b"".join([frame(b"garbage"), frame(message), *notes_sent, frame(message), frame(message)]))
+    messages = [frame(b"[10.0.0.1]\0" + message), *notes_sent, frame(b"n1\0" + message), frame(b"\0" + message)]
+    ours.sendall(b"".join([frame(b"garbage"), *messages]))
     ours.close()
     reader.run()
     theirs.close()
-    assert reader.counters() == {"taken": 2, "bad": 3, "failures": 1}
+    assert reader.counters() == {"taken": 2, "bad": 3, "failures": 1} and senders == ["[10.0.0.1]", ""]
     assert [batch and batch.host for batch in taken] == ["n0", None, "n0"] and notes == [{"left_out": 3}]
 
 
@@ -94,7 +97,7 @@ def test_a_connection_that_breaks_ends_the_reading():
     ours, theirs = socket.socketpair()
     ours.sendall(LENGTH.pack(100) + b"half")
     ours.close()
-    reader = Feed(theirs, lambda batches: None, lambda note: None)
+    reader = Feed(theirs, lambda batches, sender: None, lambda note: None)
     reader.run()
     theirs.close()
     assert reader.counters() == {"taken": 0, "bad": 0, "failures": 0}
@@ -169,8 +172,34 @@ def test_every_message_arrives_whole_and_in_order(start):
     assert sent(out)[0] == ["note", {"heard": {"n1": [5, 7]}}]
     assert [text for _, text in sent(out)[1:]] == messages
     assert one.counters() == {
-        **{"running": 1, "restarts": 0, "stuck": 0, "sent": 500, "left_out": 0, "waiting_bytes": 0}
+        **{"running": 1, "restarts": 0, "stuck": 0, "sent": 500, "left_out": 0, "waiting_bytes": 0},
+        **dict.fromkeys(DROPPED, 0),
     }
+
+
+def test_what_the_process_drops_is_counted_by_the_collector():
+    ours, theirs = socket.socketpair()
+    (message, *_) = Cluster().messages()
+    ours.setblocking(False)
+    one = Web([])
+    one._socket = ours
+    one.put(message, "[10.0.0.1]")
+    one.flush()
+    theirs.shutdown(socket.SHUT_RD)
+    senders = []
+    reader = Feed(
+        theirs, lambda batches, sender: senders.append(sender), lambda note: None, lambda: dict(zip(DROPPED, (1, 2, 3)))
+    )
+    reader.run()
+    assert senders == ["[10.0.0.1]"]
+    assert one._hear(ours) and [one.counters()[name] for name in DROPPED] == [1, 2, 3]
+    for line in (b'{"tables_left_out": 9}\n', b"[1]\n", b"nonsense\n", b"x" * 5000 + b"\n"):
+        theirs.sendall(line)
+        assert one._hear(ours) and one._hear(ours)
+    assert [one.counters()[name] for name in DROPPED] == [1, 2, 3], "what is none changes nothing"
+    theirs.close()
+    assert not one._hear(ours)
+    ours.close()
 
 
 def test_who_takes_nothing_makes_nobody_wait_and_what_is_left_out_is_counted_and_told(start, monkeypatch, caplog):

@@ -24,16 +24,17 @@ class Bed:
         self.now = 1000.0
         self.memory = Memory(max_bytes, max_age_s, lambda: self.now, lambda: START + self.now)
 
-    def take(self, *batches, step=0.0):
+    def take(self, *batches, step=0.0, sender=""):
         self.now += step
-        self.memory.take(batches)
+        self.memory.take(batches, sender)
 
-    def gauge(self, host, at, values, jobs=None, schema=GAUGE):
+    def gauge(self, host, at, values, jobs=None, schema=GAUGE, sender=""):
         """A batch with one table: job -> value."""
         packed = schema.empty_rows(len(values))
         packed["job_id"], packed["value"] = list(values), list(values.values())
         table = Table(schema, int((START + at) * NS), packed.tobytes())
-        self.take(Batch(host, 1, 1, int((START + at) * NS), tuple(values) if jobs is None else jobs, (table,)))
+        batch = Batch(host, 1, 1, int((START + at) * NS), tuple(values) if jobs is None else jobs, (table,))
+        self.take(batch, sender=sender)
 
     def read(self, job, host="n1", **limits):
         found = list(self.memory.read(job, "load_default", [host], **limits))
@@ -136,11 +137,12 @@ def test_bytes_that_are_told_are_those_that_are_held(bed):
     assert bed.memory.counters()["bytes"] == 0 and bed.memory.counters()["tables"] == 0
 
 
-def test_too_many_tables_are_left_out_and_counted(bed, monkeypatch, caplog):
+def test_too_many_tables_are_left_out_and_counted(monkeypatch, caplog):
     monkeypatch.setattr(memory_module, "MAX_STRANDS", 2)
+    bed = Bed()
     for host in ("n1", "n2", "n3"):
         bed.gauge(host, 1, {7: 1})
-    assert bed.memory.counters()["left_out"] == 1 and "not kept for curves left_out=1" in caplog.text
+    assert bed.memory.counters()["left_out"] == 1 and "dropped left_out=1 what=tables for curves" in caplog.text
 
 
 # -- jobs --
@@ -193,9 +195,10 @@ def test_of_a_job_all_has_come_where_its_node_had_been_heard_without_it(bed):
     assert not bed.memory.job(8).hosts["n1"].is_whole, "it may have been away"
 
 
-def test_jobs_that_ended_first_are_forgotten_first(bed, monkeypatch):
+def test_jobs_that_ended_first_are_forgotten_first(monkeypatch):
     monkeypatch.setattr(memory_module, "MAX_JOBS", 50)
     monkeypatch.setattr(memory_module, "FORGET", 10)
+    bed = Bed()
     for job in range(1, 201):
         bed.now += 1
         bed.gauge("n1", bed.now, {1: 1, job: 1})
@@ -251,8 +254,9 @@ def test_nodes_that_the_collector_knew_before_are_known(bed):
     assert bed.memory.missed == 5
 
 
-def test_made_up_hosts_keep_no_node_out(bed, monkeypatch):
+def test_made_up_hosts_keep_no_node_out(monkeypatch):
     monkeypatch.setattr(memory_module, "MAX_HOSTS", 10)
+    bed = Bed()
     bed.take(Batch("n0", 1, 1, int(START * NS), (), ()))
     for n in range(50):
         bed.take(Batch(f"made-up-{n}", 1, 1, int(START * NS), (), ()))
@@ -260,3 +264,57 @@ def test_made_up_hosts_keep_no_node_out(bed, monkeypatch):
     bed.take(Batch("n1", 1, 1, int(START * NS), (), ()))
     assert bed.memory.is_host("n0") and bed.memory.is_host("n1")
     assert len(bed.memory._heard) == 10
+
+
+# -- one sender, many others --
+
+EVIL, NODES = "[10.0.0.66]", [f"n{n}" for n in range(10)]
+
+
+def test_one_sender_loses_its_own_past_and_the_others_nothing():
+    bed = Bed(max_bytes=200_000)
+    rng = np.random.default_rng(1)
+    for n in range(100):
+        for host in NODES:
+            bed.gauge(host, n, {7: n}, sender=f"[{host}]")
+        for made_up in range(5):
+            values = {job: int(value) for job, value in enumerate(rng.integers(0, 1 << 60, 50), 1)}
+            bed.gauge(f"evil-{made_up}", n, values, sender=EVIL)
+    counts = bed.memory.counters()
+    assert counts["bytes"] <= 200_000 and counts["over_share"] == counts["evicted"] > 200
+    assert all(bed.read(7, host) == [(n, n) for n in range(100)] for host in NODES)
+    assert bed.memory._bytes_of._held[EVIL] <= 105_000
+
+
+def test_tables_jobs_and_hosts_that_one_sender_makes_up_leave_room_to_the_others(monkeypatch):
+    for name in ("MAX_STRANDS", "MAX_JOBS", "MAX_HOSTS"):
+        monkeypatch.setattr(memory_module, name, 100)
+    monkeypatch.setattr(memory_module, "FORGET", 10)
+    bed = Bed()
+    for n in range(10):
+        bed.gauge(NODES[n], bed.now, {1000 + n: 1}, sender=f"[{NODES[n]}]")
+    for n in range(1, 500):
+        bed.gauge(f"evil-{n}", bed.now, {n: 1}, sender=EVIL)
+        bed.now += 0.01
+    for n in range(10):
+        bed.gauge(f"late-{n}", bed.now, {2000 + n: 1}, sender=f"[late-{n}]")
+    memory = bed.memory
+    assert {*NODES, *[f"late-{n}" for n in range(10)]} < set(memory.look().heard)
+    assert all(memory.job(number + n) for number in (1000, 2000) for n in range(10))
+    assert all(bed.read(1000 + n, NODES[n]) and bed.read(2000 + n, f"late-{n}") for n in range(10))
+    assert memory.counters()["left_out"] > 800 and memory.counters()["forgotten"] > 400
+
+
+def test_shares_are_given_back(monkeypatch):
+    bed = Bed(max_bytes=20_000)
+    for n in range(300):
+        bed.gauge(f"n{n % 7}", n, dict.fromkeys(range(n % 5 + 1), n), sender=f"s{n % 3}")
+    bed.now += 10 * memory_module.AGAIN_S
+    bed.take()
+    bed.now += memory_module.TIDY_S
+    for _ in range(2):
+        bed.take()
+        bed.now += memory_module.TIDY_S + 86400
+    memory = bed.memory
+    assert memory._bytes_of.total == memory._strands_of.total == memory._hosts_of.total == 0
+    assert memory._jobs_of.total == len(memory._jobs)

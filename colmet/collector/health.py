@@ -102,11 +102,11 @@ class Health:
         """For the main thread, once the account of the senders is restored: what is wrong by now is not recent."""
         self._recent = Recent(self._wrong())
 
-    def take(self, batches: Sequence[Batch]) -> None:
-        """For the main thread: what has come."""
+    def take(self, batches: Sequence[Batch], sender: str = "") -> None:
+        """For the main thread: what has come from a sender."""
         if self._latest is not None:
-            self._latest.take(batches)
-        self._watch.take(batches)
+            self._latest.take(batches, sender)
+        self._watch.take(batches, sender)
 
     def note(self) -> None:
         """For the main thread: count what has gone wrong, every now and then."""
@@ -155,7 +155,7 @@ class Health:
         lags = [sender["lag_s"] for sender in heard]
         return {
             **self._identity.values(),
-            "received": {**received, "dialects": dict(self._receiver.dialects)},
+            "received": {**received, "forgotten": self._receiver.forgotten, "dialects": dict(self._receiver.dialects)},
             "senders": {
                 "count": len(senders),
                 "heard": len(heard),
@@ -169,6 +169,7 @@ class Health:
             "outputs": [self._output(outlet) for outlet in self._outlets],
             "journal": self.journal(),
             **parts,
+            **({} if self._latest is None else {"metrics": self._latest.counters()}),
             "last_hour": self._recent.growth(),
         }
 
@@ -188,6 +189,8 @@ class Health:
         )
         for key, (kind, text) in _RECEIVED.items():
             yield single(named(name, key, kind=kind), kind, text, status["received"][key])
+        text = "Senders forgotten, as there were more than are told apart."
+        yield single(f"{name}_forgotten_senders_total", "counter", text, status["received"]["forgotten"])
         dialects = [(labels({"dialect": key}), value) for key, value in status["received"]["dialects"].items()]
         yield Family(f"{name}_messages_total", "counter", "Messages that could be read.", dialects)
         told = [(labels({"sender": sender["name"]}), sender) for sender in senders["worst"]]
@@ -269,6 +272,7 @@ class Health:
         return {
             "missing_batches": sum([sender.missing for sender in senders]),
             "refused_messages": self._receiver.rejects + sum([sender.foreign for sender in senders]),
+            "forgotten_senders": self._receiver.forgotten,
             "limited_messages": sum([sender.limited for sender in senders]),
             "left_out_rows": sum([sender.left_out for sender in senders]),
             "conflicting_batches": sum([sender.conflicts for sender in senders]),

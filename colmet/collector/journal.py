@@ -24,6 +24,7 @@ from colmet.collector import segments
 from colmet.collector.backend import Record
 from colmet.collector.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
 from colmet.collector.state import MAX_BYTES, State, parse, replace
+from colmet.collector.waiting import Waiting
 from colmet.common.cli import powers_of_ten
 from colmet.common.directories import check_writable, make, sync_directory
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
@@ -178,6 +179,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.directory = directory
+        self._waiting = Waiting(max_bytes if directory else MAX_MEMORY_BYTES)
         self.failures = self.all_failures = self.dropped = self.torn_bytes = self.damages = self.unreadable = 0
         self.why = ""
         self._most_segment_bytes = segment_bytes
@@ -210,13 +212,15 @@ class Journal:
             except BaseException:
                 self._unlock()
                 raise
-        self._next = self.end = first
+        self._next = self.end = self._appended = first
         self._seed = segments.seed_of(self.journal)
         self._tail = _Tail(first)
 
     def limit(self, max_bytes: int) -> None:
-        """Let all segments take so much from now on."""
+        """Let all segments have this size from now on."""
         self._max_bytes = max_bytes
+        if self.directory:
+            self._waiting.limit(max_bytes)
         self._segment_bytes = min(self._most_segment_bytes, max_bytes // 8)
 
     # -- the directory --
@@ -352,13 +356,25 @@ class Journal:
         """
         self._account = account
         if self.directory:
+            left = sum([self._sizes[path] for _, path in self._paths]) if self._passed() < self.end else 0
+            self._waiting.add("", left, self.end)
             self._add(ACCOUNT, self._account(), (), 0)
             self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
 
-    def append(self, message: bytes, batches: Sequence[Batch]) -> None:
-        """Have a message written. Never waits."""
+    def admits(self, sender: str, size: int) -> bool:
+        """Return whether a sender may have a message of this size wait here until all outputs have written it.
+
+        For the thread that appends. One whose messages wait may not drive those of others out, while an output is away.
+        """
+        self._waiting.passed(max(self._passed(), self.oldest), self._appended)
+        return self._waiting.admits(sender, size)
+
+    def append(self, message: bytes, batches: Sequence[Batch], sender: str = "") -> None:
+        """Have a message of a sender written. Never waits."""
         size = sum([batch.size_bytes for batch in batches])
+        self._appended += 1
+        self._waiting.add(sender, len(message) if self.directory else size, self._appended)
         if not self.directory:
             record = Record(self._next, time.time_ns(), tuple(batches))
             self._next += 1

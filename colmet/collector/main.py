@@ -287,13 +287,14 @@ class Collector:
             if received is None:
                 return False
             batches = self._receiver.take(*received)
+            sender, _ = rates.sender_of(received.user, received.peer)
             if self._link is not None:
                 self._link.took(batches, self._receiver.again)
             for message, kept in self._receiver.messages:
-                self._journal.append(message, kept)
-                self.health.take(kept)
+                self._journal.append(message, kept, sender)
+                self.health.take(kept, sender)
                 if self._interface is not None:
-                    self._interface.put(message)
+                    self._interface.put(message, sender)
         return True
 
     def _report(self) -> None:
@@ -467,6 +468,7 @@ def run(
         signals = stack.enter_context(cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
         journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
         stack.callback(journal.close)
+        limits.store_in(journal.admits)
         outlets = open_outlets(outputs, journal, options)
         settings.add(changes(journal, outlets, limits, novelty))
         cli.tune_garbage_collector()

@@ -82,8 +82,13 @@ class Rates:
         self._work = Budget(WORK_S, WORK_S * BURST_S, monotonic)
         self._fields = Budget(NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE, monotonic)
         self._hosts = Budget(NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE, monotonic)
-        self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts"), 0)
+        self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts", "journal"), 0)
+        self._has_room: Callable[[str, int], bool] = lambda sender, size: True
         self.limit(per_s, bytes_per_s)
+
+    def store_in(self, has_room: Callable[[str, int], bool]) -> None:
+        """From now on, admit a message only where this says that its sender may have so many bytes more stored."""
+        self._has_room = has_room
 
     def limit(self, per_s: float | None = None, bytes_per_s: float | None = None) -> None:
         """Admit so much of one node from now on; 0 is no limit, None leaves that as it is."""
@@ -102,6 +107,8 @@ class Rates:
             beyond = "bytes"
         elif self._work.left(sender, _workers(nodes)) <= 0:
             beyond = "work"
+        elif not self._has_room(sender, size):
+            beyond = "journal"
         if beyond:
             self.limited[beyond] += 1
             self._work.use(sender, 0, _workers(nodes))  # who is heard is remembered

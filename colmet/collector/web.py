@@ -2,7 +2,8 @@
 
 The process is a child of the collector. With the units of the packages it is a service with a user of its own, which
 systemd starts when the collector connects to its socket. It is fed through a socket: each message as it came, behind
-its length. Nothing here waits for it: what it does not take stays in memory up to a bound, and is left out beyond.
+its length and its sender. Nothing here waits for it: what it does not take stays in memory up to a bound, and is
+dropped beyond. The process sends back what it drops itself, a line of JSON now and then.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ SOCKET = "COLMET_WEB_SOCKET"  # the environment variable with the path of the se
 MAX_ARGUMENTS_BYTES = 1 << 20
 LENGTH = struct.Struct("<I")  # in front of each frame
 NOTE = 1 << 31  # added to the length of a frame that is no message but JSON about the feed itself
+MAX_SENDER_BYTES = 512  # in front of a message, with the zero byte between them
+# What the process counts and sends back, of what it keeps in memory: tables and hosts without room, samples of senders
+# that hold more than their share, jobs beyond its bound.
+DROPPED = ("tables_left_out", "samples_over_share", "jobs_forgotten")
 
 # Not by -m, which would look for modules in the current directory first: that may be anybody's.
 START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.tools.web.__main__ import main; sys.exit(main())"
@@ -318,7 +323,9 @@ class Web:
         self._lock = threading.Lock()  # of what follows; held for moments
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bytes, bytes]] = deque()  # senders, messages
+        self._heard_back = b""  # the beginning of a line
+        self._dropped = dict.fromkeys(DROPPED, 0)
         self._rest = memoryview(b"")  # of a piece that is being sent
         self._waiting = 0
         self._moved_at: float | None = None  # when something was sent last, or nothing waited
@@ -341,6 +348,7 @@ class Web:
             "sent": self._sent,
             "left_out": self._left_out,
             "waiting_bytes": self._waiting,
+            **self._dropped,
         }
 
     @property
@@ -350,12 +358,13 @@ class Web:
 
     # -- in the main thread --
 
-    def put(self, message: bytes) -> None:
-        """A message that was taken; `flush` sends it."""
+    def put(self, message: bytes, sender: str = "") -> None:
+        """Queue a message of a sender, which `flush` sends."""
+        head = sender.encode()[: MAX_SENDER_BYTES - 1] + b"\0"
         with self._lock:
             if self._socket is not None and self._waiting + len(message) <= MAX_WAITING_BYTES:
-                self._queue.append(message)
-                self._waiting += len(message) + LENGTH.size
+                self._queue.append((head, message))
+                self._waiting += LENGTH.size + len(head) + len(message)
                 return
         self._leave_out()
 
@@ -406,8 +415,8 @@ class Web:
         parts = []
         size = 0
         while self._queue and size < PIECE_BYTES:
-            message = self._queue.popleft()
-            parts += [LENGTH.pack(len(message)), message]
+            head, message = self._queue.popleft()
+            parts += [LENGTH.pack(len(head) + len(message)), head, message]
             size += len(message)
             self._sent += 1
         return b"".join(parts)
@@ -483,16 +492,25 @@ class Web:
         """Wait until the other end has closed; not for long when this is to end."""
         until = math.inf
         while time.monotonic() < until:
-            if readable([ours.fileno()], LOOK_S):
-                try:
-                    if not ours.recv(4096):
-                        return
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    return
+            if readable([ours.fileno()], LOOK_S) and not self._hear(ours):
+                return
             if self._stopping.is_set() and until == math.inf:
                 until = time.monotonic() + END_S
+
+    def _hear(self, ours: socket.socket) -> bool:
+        """Read what the process sends back; False where it has hung up."""
+        try:
+            part = ours.recv(4096)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        *lines, self._heard_back = (self._heard_back[-4096:] + part).split(b"\n")
+        for line in lines[-1:]:
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                said = json.loads(line)
+                self._dropped = {name: max(0, int(said[name])) for name in DROPPED}
+        return bool(part)
 
     def _start_child(self) -> str:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -537,6 +555,7 @@ class Web:
         with self._lock:
             self._clear()
             self._left_out_here = self._told = 0
+            self._heard_back = b""
             self._socket, self._process = ours, process
             self._put_note(note)
         self.flush()  # the main thread may wait for the next message
@@ -551,6 +570,7 @@ class Web:
             is_over = process.poll() is not None  # what it said before is there by now
             came = bool(readable([output], 0 if is_over else LOOK_S))
             part = os.read(output, MAX_LINE_BYTES) if came else b""
+            self._hear(ours)
             if part:
                 lines.add(part)
             elif is_over:

@@ -13,6 +13,7 @@ import numpy as np
 from colmet.common.exposition import Family, Number, labels, named
 from colmet.common.namesakes import repeated
 from colmet.common.schema import Batch, Field, Rows, Schema, Table, present
+from colmet.common.shares import Shares
 
 MAX_ROWS = 50_000
 MAX_TABLES = 64  # of one host: each keeps what describes it
@@ -29,6 +30,7 @@ class _Job(NamedTuple):
 class _Latest(NamedTuple):
     """Of one table of one host. It is never changed: what takes its place is a new one."""
 
+    sender: str  # that sent it first, and whose share it is of
     schema: Schema
     taken: float
     period_s: float
@@ -52,7 +54,8 @@ class Latest:
     One thread takes batches, any other reads.
 
     Args:
-        max_rows: that are kept; beyond it rows of jobs that are not known yet are left out, and counted.
+        max_rows: that are kept; rows of new jobs beyond it, or beyond their sender's share of it, are dropped, and
+            counted.
         monotonic: seconds.
 
     Attributes:
@@ -61,28 +64,31 @@ class Latest:
 
     def __init__(self, max_rows: int = MAX_ROWS, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.left_out = 0
-        self._max_rows = max_rows
         self._monotonic = monotonic
         self._latest: dict[tuple[str, str], _Latest] = {}
         self._tables: Counter[str] = Counter()  # of each host
-        self._rows = 0
+        self._rows = Shares(max_rows)
         self._sweep_at = 0.0
 
-    def take(self, batches: Iterable[Batch]) -> None:
-        """Take what has been measured."""
+    def counters(self) -> dict[str, int]:
+        """Return how many rows are kept, and how many were dropped."""
+        return {"rows": self._rows.total, "left_out": self.left_out}
+
+    def take(self, batches: Iterable[Batch], sender: str = "") -> None:
+        """Take what a sender has measured; "" where there is but one."""
         now = self._monotonic()
         for batch in batches:
             for table in batch.tables:
                 if table.schema.scope == "job" and len(table):
-                    self._take(batch, table, now)
+                    self._take(batch, table, now, sender)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             for key, latest in list(self._latest.items()):
                 if now - latest.taken > latest.stale_s:
-                    self._rows -= latest.row_count
+                    self._rows.hold(latest.sender, -latest.row_count)
                     self._drop(key)
 
-    def _take(self, batch: Batch, table: Table, now: float) -> None:
+    def _take(self, batch: Batch, table: Table, now: float, sender: str) -> None:
         key, schema = (batch.host, table.schema.name), table.schema
         before = self._latest.get(key)
         if before is None and self._tables[batch.host] >= MAX_TABLES:
@@ -100,8 +106,9 @@ class Latest:
                     for number, job in before.jobs.items()
                     if (here is None or number in here) and now - job.taken <= before.stale_s
                 }
-            self._rows -= before.row_count
-        room = self._max_rows - self._rows - _count(jobs, schema)
+            self._rows.hold(before.sender, -before.row_count)
+            sender = before.sender
+        room = max(0, self._rows.room(sender) - _count(jobs, schema))
         for number, rows in _by_job(table).items():
             former = jobs.get(number)
             more = (len(rows) - (len(former.rows) if former is not None else 0)) // schema.row_bytes
@@ -114,8 +121,8 @@ class Latest:
             if before is not None:
                 self._drop(key)
             return
-        latest = _Latest(schema, now, period_s, jobs)
-        self._rows += latest.row_count
+        latest = _Latest(sender, schema, now, period_s, jobs)
+        self._rows.hold(sender, latest.row_count)
         self._tables[batch.host] += before is None
         self._latest[key] = latest
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from colmet.common.cli import powers_of_ten
 from colmet.common.schema import Batch, Table
+from colmet.common.shares import Shares
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +52,14 @@ class Kept(NamedTuple):
         batches: that came.
         jobs: that are on it; None where it does not say.
         tables: by name.
+        sender: that sent of it first, and whose share it is of.
     """
 
     seen: float
     batches: int
     jobs: tuple[int, ...] | None
     tables: dict[str, Pair]
+    sender: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -88,12 +91,13 @@ class Watch:
         self._monotonic = monotonic
         self._until = 0.0
         self._hosts: dict[str, Kept] = {}
-        self._bytes = 0
+        self._bytes = Shares(MAX_BYTES)
+        self._names_of = Shares(MAX_HOSTS)
         self._tidy_at = 0.0
         self._looks = self._left_out = self._left_out_before = 0
 
     def counters(self) -> dict[str, int]:
-        """Looks at it, and tables that were left out as there was no room."""
+        """Looks at it, and tables that were dropped as there was no room, or their sender had used its share."""
         return {"looks": self._looks, "left_out": self._left_out}
 
     @property
@@ -110,38 +114,47 @@ class Watch:
         self._until = now + LEASE_S
         return list(self._hosts.items())
 
-    def take(self, batches: Iterable[Batch]) -> None:
-        """Take what has come: nothing while nobody looks."""
+    def take(self, batches: Iterable[Batch], sender: str = "") -> None:
+        """Take what a sender has sent, "" where there is but one: nothing while nobody looks."""
         if self.since is None:
             return
         now = self._monotonic()
         if now >= self._until:
-            self._hosts, self._bytes, self.since = {}, 0, None
+            self._hosts, self.since = {}, None
+            self._bytes.clear()
+            self._names_of.clear()
             self._left_out_before = self._left_out
             return
         if now >= self._tidy_at:
             self._tidy_at = now + MOST_S
-            self._hosts = {host: kept for host, kept in self._hosts.items() if now - kept.seen <= MOST_S}
-            self._bytes = sum([kept.size_bytes for kept in self._hosts.values()])
+            for host, kept in list(self._hosts.items()):
+                if now - kept.seen > MOST_S:
+                    del self._hosts[host]
+                    self._bytes.hold(kept.sender, -kept.size_bytes)
+                    self._names_of.hold(kept.sender, -1)
         for batch in batches:
-            self._take(batch, now)
+            self._take(batch, now, sender)
 
-    def _take(self, batch: Batch, now: float) -> None:
+    def _take(self, batch: Batch, now: float, sender: str) -> None:
         before = self._hosts.get(batch.host)
         more = _size_beside(batch.jobs) - (_size_beside(before.jobs) if before is not None else 0)
-        if (before is None and len(self._hosts) >= MAX_HOSTS) or (more > 0 and self._bytes + more > MAX_BYTES):
+        sender = sender if before is None else before.sender
+        if (before is None and self._names_of.room(sender) < 1) or (more > 0 and more > self._bytes.room(sender)):
             self._leave_out(max(1, len(batch.tables)))
             return
-        self._bytes += more
+        self._bytes.hold(sender, more)
+        self._names_of.hold(sender, int(before is None))
         tables = dict(before.tables) if before is not None else {}
         for table in batch.tables:
             if table.schema.name in self._names and len(table):
-                pair = self._paired(tables.get(table.schema.name), table, batch.jobs, now)
+                pair = self._paired(tables.get(table.schema.name), table, batch.jobs, now, sender)
                 if pair is not None:
                     tables[table.schema.name] = pair
-        self._hosts[batch.host] = Kept(now, before.batches + 1 if before is not None else 1, batch.jobs, tables)
+        self._hosts[batch.host] = Kept(now, before.batches + 1 if before is not None else 1, batch.jobs, tables, sender)
 
-    def _paired(self, before: Pair | None, table: Table, jobs: tuple[int, ...] | None, now: float) -> Pair | None:
+    def _paired(
+        self, before: Pair | None, table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
+    ) -> Pair | None:
         """What is kept with this table; None where it is to stay as it was."""
         former, period_s = None, 0.0
         if before is not None:
@@ -155,10 +168,10 @@ class Watch:
             period_s = now - before.taken
         size = _size(table) + (_size(former) if former is not None else 0)
         more = size - (before.size_bytes if before is not None else 0)
-        if more > 0 and self._bytes + more > MAX_BYTES:
+        if more > 0 and more > self._bytes.room(sender):
             self._leave_out(1)
             return None
-        self._bytes += more
+        self._bytes.hold(sender, more)
         return Pair(former, table, now, period_s, size)
 
     def _leave_out(self, tables: int) -> None:

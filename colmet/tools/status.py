@@ -158,6 +158,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         *shared,
         f"received: {came}; {missing} missing, {twice} twice, {refused} refused, {limited} limited"
         + (f", {count(received['left_out'])} rows left out" if received.get("left_out") else "")
+        + (f", {count(received['forgotten'])} senders forgotten" if received.get("forgotten") else "")
         + (f", {count(received['conflicts'])} with the number of another one" if received.get("conflicts") else ""),
         kept,
         "",

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket) -> None:
     open_history = opener(options)
     store = None if open_history is None else Store(open_history)
     gridengine = gridengine_of(options)
-    feed = Feed(feed_socket, memory.take, memory.note)
+    feed = Feed(feed_socket, memory.take, memory.note, memory.dropped)
     facts = Known(memory, store, gridengine, feed.counters, Names())
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(None if options.http_open else options.http_users, options.http_admin_group)

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from colmet.collector.web import FEED, LENGTH, MAX_ARGUMENTS_BYTES, NOTE
+from colmet.collector.web import FEED, LENGTH, MAX_ARGUMENTS_BYTES, MAX_SENDER_BYTES, NOTE
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, WireError
 from colmet.common.schema import Batch
@@ -22,6 +23,7 @@ LISTENER = 3  # SD_LISTEN_FDS_START
 FIRST_S = 10.0  # for the collector's command line
 READ_BYTES = 1 << 20
 MAX_NOTE_BYTES = 16 << 20
+TELL_S = 10.0  # between two lines for the collector
 
 
 class FeedError(ColmetError):
@@ -110,7 +112,7 @@ class Frames:
             while len(self._rest) - at >= LENGTH.size:
                 (told,) = LENGTH.unpack_from(self._rest, at)
                 is_note, size = bool(told & NOTE), told & ~NOTE
-                if size > (MAX_NOTE_BYTES if is_note else MAX_MESSAGE_BYTES):
+                if size > (MAX_NOTE_BYTES if is_note else MAX_SENDER_BYTES + MAX_MESSAGE_BYTES):
                     raise FeedError(f"the collector has sent a frame of {size} bytes; are both of one version?")
                 first = at + LENGTH.size
                 if len(self._rest) - first < size:
@@ -126,19 +128,23 @@ class Feed:
 
     Args:
         source: the stream.
-        take: is given the batches of each message.
+        take: is given the batches of each message, and their sender.
         note: is given what the collector tells of the feed itself.
+        dropped: what the collector is to know of: counts, by name.
     """
 
     def __init__(
         self,
         source: socket.socket,
-        take: Callable[[Sequence[Batch]], None],
+        take: Callable[[Sequence[Batch], str], None],
         note: Callable[[Mapping[str, Any]], None],
+        dropped: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._source = source
         self._take = take
         self._note = note
+        self._dropped = dropped
+        self._tell_at = 0.0
         self._frames = Frames()
         self._decoder = Decoder()
         self._taken = self._bad = self._failures = 0
@@ -167,7 +173,8 @@ class Feed:
                     if is_note:
                         self._note(_noted(content))
                     else:
-                        self._take(self._decoder.decode(content).batches)
+                        sender, _, message = content.partition(b"\0")
+                        self._take(self._decoder.decode(message).batches, sender.decode(errors="replace"))
                         self._taken += 1
                 except WireError as err:
                     self._bad += 1
@@ -177,6 +184,16 @@ class Feed:
                     self._failures += 1
                     if powers_of_ten(self._failures):
                         log.exception("message of the feed failed failures=%d", self._failures)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Send the collector, now and then, what was dropped here; what it has no room for is sent again later."""
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + TELL_S
+            with contextlib.suppress(OSError):
+                self._source.send(
+                    json.dumps(self._dropped()).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                )
 
 
 def _noted(content: bytes) -> Mapping[str, Any]:

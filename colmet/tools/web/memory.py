@@ -1,11 +1,13 @@
 """What has come lately: the latest two tables of each node, earlier ones for curves, and which jobs there were.
 
 Earlier tables are kept packed as they came, some together, compressed: rows of one table differ little from one sample
-to the next. So a byte of `--http-memory` holds several bytes of rows.
+to the next. So a byte of `--http-memory` holds several bytes of rows. Each sender has a share of all that is bounded:
+one that sends too much loses its own past.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
@@ -17,8 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from colmet.collector.web import DROPPED
 from colmet.common.cli import powers_of_ten
 from colmet.common.schema import Batch, Rows, Schema
+from colmet.common.shares import Shares
 from colmet.common.top import GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.watch import LEAST_S, Kept, Watch
 from colmet.tools.web.facts import FACILITY
@@ -31,6 +35,7 @@ MAX_STRANDS = 1 << 17
 MAX_HOSTS = 16384
 MAX_JOBS = 100_000
 FORGET = 1000  # jobs at a time, beyond that
+SPARE = 1 / 64  # of the bytes: so much is made free at once
 AGAIN_S = 3600.0  # without a sample, after which a job's number may be another job's
 TIDY_S = 60.0
 LOOK_S = 20.0  # between two looks that keep the watch going
@@ -98,11 +103,12 @@ def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> Sealed:
 
 
 class _Strand:
-    """The samples of one table of one host, in the order in which they came."""
+    """The samples of one table of one host, in the order in which they came; of the share of the first one's sender."""
 
-    __slots__ = ("open", "open_bytes", "schema", "sealed", "taken")
+    __slots__ = ("open", "open_bytes", "schema", "sealed", "sender", "taken")
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, sender: str) -> None:
+        self.sender = sender
         self.schema = schema  # of what is open
         self.sealed: deque[Sealed] = deque()
         self.open: list[tuple[int, bytes]] = []
@@ -148,12 +154,14 @@ class KnownJob:
         last: of its last one.
         hosts: that it was on, and what each of them says.
         tables: that have rows of it.
+        sender: that sent of it first, and whose share it is of.
     """
 
-    __slots__ = ("first", "hosts", "is_disputed", "job", "last", "tables", "user")
+    __slots__ = ("first", "hosts", "is_disputed", "job", "last", "sender", "tables", "user")
 
-    def __init__(self, job: int, now: float) -> None:
+    def __init__(self, job: int, now: float, sender: str = "") -> None:
         self.job = job
+        self.sender = sender
         self.user = ""
         self.is_disputed = False
         self.first = self.last = now
@@ -224,27 +232,37 @@ class Memory:
         self._watch.look()
         self._look_at = self._tidy_at = 0.0
         self._heard: dict[str, Heard] = {}
+        self._heard_from: dict[str, str] = {}  # the sender of each
+        self._hosts_of = Shares(MAX_HOSTS)
         self._jobs: dict[int, KnownJob] = {}
+        self._jobs_of = Shares(MAX_JOBS)
         self._strands: dict[tuple[str, str], _Strand] = {}
+        self._strands_of = Shares(MAX_STRANDS)
         self._by_host: dict[str, set[str]] = {}
-        self._order: deque[tuple[float, _Strand, Sealed, tuple[str, str]]] = deque()  # of all that is sealed
+        self._order: dict[str, deque[tuple[float, _Strand, Sealed]]] = {}  # of all that is sealed, by sender
         self._sets: dict[frozenset[str], frozenset[str]] = {}
-        self._bytes = 0
-        self._batches = self._evicted = self._left_out = self._forgotten = 0
+        self._bytes_of = Shares(max_bytes)
+        self._batches = self._evicted = self._over_share = self._left_out = self._forgotten = 0
         self._missed = 0  # messages, as the collector tells
 
     def counters(self) -> dict[str, int]:
         """What it holds, and what it had to let go."""
         return {
             "batches": self._batches,
-            "bytes": self._bytes,
+            "bytes": self._bytes_of.total,
             "tables": len(self._strands),
             "jobs": len(self._jobs),
             "evicted": self._evicted,
+            "over_share": self._over_share,
             "left_out": self._left_out + self._watch.left_out,
             "forgotten": self._forgotten,
             "missed": self._missed,
         }
+
+    def dropped(self) -> dict[str, int]:
+        """Return how much of what was dropped, by the names that the collector has for it."""
+        counts = (self._left_out + self._watch.left_out, self._over_share, self._forgotten)
+        return dict(zip(DROPPED, counts))
 
     # -- what comes --
 
@@ -256,56 +274,73 @@ class Memory:
         if isinstance(heard, dict):
             with self._lock:
                 for host, told in heard.items():
-                    if type(told) is list and list(map(type, told)) == [int, int] and len(self._heard) < MAX_HOSTS:
-                        self._heard.setdefault(host, Heard(*told))
+                    if type(told) is list and list(map(type, told)) == [int, int] and host not in self._heard:
+                        self._hear(host, Heard(*told), "")
 
-    def take(self, batches: Sequence[Batch]) -> None:
-        """Take what has come."""
+    def take(self, batches: Sequence[Batch], sender: str = "") -> None:
+        """Take what has come from a sender; "" where it is not known."""
         now = self._monotonic()
         wall = self._now()
         with self._lock:
             if now >= self._look_at:
                 self._look_at = now + LOOK_S
                 self._watch.look()
-            self._watch.take([batch for batch in batches if not _is_of_facility(batch)])
+            self._watch.take([batch for batch in batches if not _is_of_facility(batch)], sender)
             for batch in batches:
                 self._batches += 1
-                self._take(batch, now, wall)
-            if self._bytes > self._max_bytes:
+                self._take(batch, now, wall, sender)
+            if self._bytes_of.total > self._max_bytes:
                 self._make_room()
             if now >= self._tidy_at:
                 self._tidy_at = now + TIDY_S
                 self._tidy(now, wall)
 
-    def _take(self, batch: Batch, now: float, wall: float) -> None:
+    def _hear(self, host: str, heard: Heard, sender: str) -> None:
+        """Note that a host was heard. The latest is at the end; names can be made up, and nodes are heard again."""
+        if self._heard.pop(host, None) is None:
+            if sender and self._hosts_of.room(sender) < 1:
+                self._leave_out("hosts")
+                return
+            if len(self._heard) >= MAX_HOSTS:
+                self._forget_host(next(iter(self._heard)))
+            self._heard_from[host] = sender
+            self._hosts_of.hold(sender, 1)
+        self._heard[host] = heard
+
+    def _forget_host(self, host: str) -> None:
+        if self._heard.pop(host, None) is not None:
+            self._hosts_of.hold(self._heard_from.pop(host), -1)
+
+    def _take(self, batch: Batch, now: float, wall: float, sender: str) -> None:
         host = batch.host
         is_new = all(name.startswith(FACILITY) for name in self._by_host.get(host, ()))
         if _is_of_facility(batch):
             if is_new:  # no node, though the collector has told of it as of one
-                self._heard.pop(host, None)
-        else:  # the latest is at the end; names can be made up, and nodes are heard again
-            if self._heard.pop(host, None) is None and len(self._heard) >= MAX_HOSTS:
-                del self._heard[next(iter(self._heard))]
-            self._heard[host] = Heard(int(wall * NS), int(wall * NS) - batch.time_ns)
+                self._forget_host(host)
+        else:
+            self._hear(host, Heard(int(wall * NS), int(wall * NS) - batch.time_ns), sender)
         for job in batch.jobs or ():
-            self._know(job, host, batch.time_ns / NS, wall, is_new)
+            self._know(job, host, batch.time_ns / NS, wall, is_new, sender)
         for table in batch.tables:
             if not len(table):
                 continue
             packed = table.packed
             schema = table.schema
             if schema.scope == "job":
-                self._index(schema, packed, host, table.time_ns / NS, wall, is_new)
-            self._keep((host, schema.name), schema, table.time_ns, packed, now)
+                self._index(schema, packed, host, table.time_ns / NS, wall, is_new, sender)
+            self._keep((host, schema.name), schema, table.time_ns, packed, now, sender)
 
-    def _know(self, job: int, host: str, at: float, wall: float, is_new: bool) -> tuple[KnownJob, Stay]:
+    def _know(self, job: int, host: str, at: float, wall: float, is_new: bool, sender: str) -> tuple[KnownJob, Stay]:
         """Note that a job was on a host at `at`, by the clock of the host; `wall` is ours."""
         at = min(wall, at)
         known = former = self._jobs.get(job)
-        if known is None and len(self._jobs) >= MAX_JOBS:
-            self._forget()
+        if known is None and self._jobs_of.room(sender) < 1:
+            self._forget(sender)
         if known is None or at - known.last > AGAIN_S:
-            known = self._jobs[job] = KnownJob(job, at)
+            if known is not None:
+                self._jobs_of.hold(known.sender, -1)
+            known = self._jobs[job] = KnownJob(job, at, sender)
+            self._jobs_of.hold(sender, 1)
         if at > known.last:
             known.last = at
         elif at < known.first:
@@ -329,7 +364,9 @@ class Memory:
         known.is_disputed = len(users) > 1 or any(stay.is_disputed for stay in known.hosts.values())
         known.user = users.pop() if len(users) == 1 and not known.is_disputed else ""
 
-    def _index(self, schema: Schema, packed: bytes, host: str, at: float, wall: float, is_new: bool) -> None:
+    def _index(
+        self, schema: Schema, packed: bytes, host: str, at: float, wall: float, is_new: bool, sender: str
+    ) -> None:
         """Note whose rows are in a table."""
         rows = np.frombuffer(packed, schema.dtype)
         users: list[bytes] = []
@@ -341,7 +378,7 @@ class Memory:
             known = self._jobs.get(job)
             stay = None if known is None else known.hosts.get(host)
             if known is None or stay is None or min(wall, at) - stay.last > AGAIN_S:
-                known, stay = self._know(job, host, at, wall, is_new)
+                known, stay = self._know(job, host, at, wall, is_new, sender)
             if schema.name not in known.tables:
                 tables = known.tables | {schema.name}
                 known.tables = self._sets.setdefault(tables, tables)
@@ -356,74 +393,100 @@ class Memory:
                 elif not known.is_disputed:
                     known.user = user
 
-    def _keep(self, key: tuple[str, str], schema: Schema, time_ns: int, packed: bytes, now: float) -> None:
+    def _leave_out(self, what: str) -> None:
+        self._left_out += 1
+        if powers_of_ten(self._left_out):
+            log.warning("no room in the page's memory, dropped left_out=%d what=%s", self._left_out, what)
+
+    def _keep(self, key: tuple[str, str], schema: Schema, time_ns: int, packed: bytes, now: float, sender: str) -> None:
         strand = self._strands.get(key)
         if strand is None:
-            if len(self._strands) >= MAX_STRANDS:
-                self._left_out += 1
-                if powers_of_ten(self._left_out):
-                    log.warning("too many tables, not kept for curves left_out=%d", self._left_out)
+            if self._strands_of.room(sender) < 1 or self._bytes_of.exceeds(sender, STRAND_BYTES):
+                self._leave_out("tables for curves")
                 return
-            strand = self._strands[key] = _Strand(schema)
+            strand = self._strands[key] = _Strand(schema, sender)
+            self._strands_of.hold(sender, 1)
             self._by_host.setdefault(key[0], set()).add(key[1])
-            self._bytes += STRAND_BYTES
+            self._bytes_of.hold(sender, STRAND_BYTES)
         if strand.schema is not schema:
             if strand.open and strand.schema != schema:
-                self._seal(strand, key, now)
+                self._seal(strand, now)
             strand.schema = schema
         strand.open.append((time_ns, packed))
         strand.open_bytes += len(packed)
         strand.taken = now
-        self._bytes += len(packed) + TABLE_BYTES
+        self._bytes_of.hold(strand.sender, len(packed) + TABLE_BYTES)
         if len(strand.open) >= BLOCK_TABLES or strand.open_bytes >= BLOCK_BYTES:
-            self._seal(strand, key, now)
+            self._seal(strand, now)
+        while self._bytes_of.exceeds(strand.sender):
+            before = self._evicted
+            if strand.sender not in self._order:
+                if not strand.open:
+                    return
+                self._seal(strand, now)
+            self._evict(strand.sender)
+            self._over_share += self._evicted - before
 
-    def _seal(self, strand: _Strand, key: tuple[str, str], now: float) -> None:
+    def _seal(self, strand: _Strand, now: float) -> None:
         sealed = seal(strand.schema, strand.open)
-        self._bytes += sealed.size_bytes - strand.open_bytes - TABLE_BYTES * len(strand.open)
+        self._bytes_of.hold(strand.sender, sealed.size_bytes - strand.open_bytes - TABLE_BYTES * len(strand.open))
         strand.open, strand.open_bytes = [], 0
         strand.sealed.append(sealed)
-        self._order.append((now, strand, sealed, key))
+        self._order.setdefault(strand.sender, deque()).append((now, strand, sealed))
 
     def _make_room(self) -> None:
-        """Let the oldest go."""
+        """Drop the oldest of all, and a little more, so that this is not done for each batch."""
         if not self._order:  # what is open is too much
-            for key, strand in self._strands.items():
+            for strand in sorted(self._strands.values(), key=lambda one: one.taken):
                 if strand.open:
-                    self._seal(strand, key, strand.taken)
-        while self._order and self._bytes > self._max_bytes:
-            self._evict()
+                    self._seal(strand, strand.taken)
+        oldest = [(order[0][0], sender) for sender, order in self._order.items()]
+        heapq.heapify(oldest)
+        while oldest and self._bytes_of.total > self._max_bytes * (1 - SPARE):
+            sender = heapq.heappop(oldest)[1]
+            self._evict(sender)
+            if sender in self._order:
+                heapq.heappush(oldest, (self._order[sender][0][0], sender))
 
-    def _evict(self) -> None:
-        _, strand, sealed, _ = self._order.popleft()
+    def _evict(self, sender: str) -> None:
+        """Drop the oldest of a sender."""
+        order = self._order[sender]
+        _, strand, sealed = order.popleft()
+        if not order:
+            del self._order[sender]
         if strand.sealed and strand.sealed[0] is sealed:  # else the strand has gone before
             strand.sealed.popleft()
-            self._bytes -= sealed.size_bytes
+            self._bytes_of.hold(sender, -sealed.size_bytes)
             self._evicted += sealed.length
 
     def _tidy(self, now: float, wall: float) -> None:
         """Forget what is too old."""
-        while self._order and self._order[0][0] < now - self._max_age_s:
-            self._evict()
+        for sender in list(self._order):
+            while sender in self._order and self._order[sender][0][0] < now - self._max_age_s:
+                self._evict(sender)
         for key in [key for key, strand in self._strands.items() if strand.taken < now - self._max_age_s]:
             strand = self._strands.pop(key)
-            while strand.sealed:
-                self._bytes -= strand.sealed.popleft().size_bytes
-            self._bytes -= strand.open_bytes + TABLE_BYTES * len(strand.open) + STRAND_BYTES
+            size = STRAND_BYTES + strand.open_bytes + TABLE_BYTES * len(strand.open)
+            size += sum([sealed.size_bytes for sealed in strand.sealed])
+            strand.sealed.clear()
+            self._bytes_of.hold(strand.sender, -size)
+            self._strands_of.hold(strand.sender, -1)
             self._by_host[key[0]].discard(key[1])
             if not self._by_host[key[0]]:
                 del self._by_host[key[0]]
         gone = int((wall - GONE_S) * NS)
         for host in [host for host, one in self._heard.items() if one.seen_ns < gone]:
-            del self._heard[host]
+            self._forget_host(host)
         if len(self._sets) > MAX_STRANDS:
             self._sets.clear()
 
-    def _forget(self) -> None:
-        """Let the jobs go that ended first."""
-        oldest = sorted(self._jobs.values(), key=lambda known: known.last)[:FORGET]
+    def _forget(self, sender: str) -> None:
+        """Forget jobs of a sender that ended first; where it has none, of all."""
+        of_sender = [known for known in self._jobs.values() if known.sender == sender]
+        oldest = sorted(of_sender or self._jobs.values(), key=lambda known: known.last)[:FORGET]
         for known in oldest:
             del self._jobs[known.job]
+            self._jobs_of.hold(known.sender, -1)
         self._forgotten += len(oldest)
 
     # -- for any thread --
@@ -441,7 +504,8 @@ class Memory:
     def kept_s(self) -> float:
         """Seconds that earlier tables reach back."""
         with self._lock:
-            since = self._order[0][0] if self._evicted and self._order else self._began
+            since = min([order[0][0] for order in self._order.values()], default=self._began)
+            since = since if self._evicted else self._began
         return self._monotonic() - since
 
     def look(self) -> Look:
