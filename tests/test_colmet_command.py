@@ -61,7 +61,7 @@ def test_a_job_is_named_alike_in_all_commands(name):
     assert "--host" in actions or name in ("report", "top")
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["status"], ["status", "cook"], ["status", "node", "--nonsense"]])
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["status", "cook"], ["status", "node", "--nonsense"]])
 def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
     with pytest.raises(SystemExit) as end:
         colmet.main(argv)

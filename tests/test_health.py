@@ -92,7 +92,7 @@ def test_the_nodes_line_tells_what_is_off_and_what_went_wrong():
     totals = {"jobs": 2, "overruns": 1, "batches_dropped": 4}
     health.note([runner("a"), runner("b", is_open=False)], totals, 12_000_000, 5.0)
     assert health.line() == (
-        "2 jobs, 12 ms a sample; not there: tcp://two:5556; off: b; last hour: 1 overruns, 4 batches dropped"
+        "2 jobs, 12 ms a sample; not there: tcp://two:5556; off: b; last hour: 1 overrun, 4 batches dropped"
     )
 
 
@@ -111,7 +111,7 @@ def test_the_nodes_status_tells_of_collectors_and_of_what_waits_for_them():
     assert status["collectors"] == [
         {
             **{"uri": "tcp://two:5556", "there": False, "state": "away", "since_s": 1100.0, "version": ""},
-            **{"wire": "v1", "durable": True, "duplicates": 0},
+            **{"wire": "v1", "durable": True, "duplicates": 0, "mute": False},
         }
     ]
 
@@ -184,7 +184,32 @@ def test_the_worst_senders_come_first_and_only_as_many_as_are_asked_for(served):
     assert status["link"] == {"acks": 1}
     assert len(health.status({"senders": -1})["senders"]["worst"]) == 21
     assert health.status({"max_age_s": 200})["senders"]["silent"] == 0
-    assert "18 nodes heard" in health.line() and "2 missing batches, 1 refused messages" in health.line()
+    assert "18 nodes heard" in health.line() and "2 missing batches, 1 refused message" in health.line()
+
+
+def test_clocks_that_are_ahead_and_nodes_without_acknowledgements_are_in_the_status(served, monkeypatch):
+    health, receiver, _, clock = make(served)
+    for host, lag_s, version in (("n1", -600.0, "1.0"), ("n2", -0.9, ""), ("n3", -2.0, "1.0")):
+        send(receiver, host, 1)
+        receiver.senders[host].lag_ns, receiver.senders[host].version = int(lag_s * 1e9), version
+    clock.now = time.time()
+    senders = health.status({})["senders"]
+    assert senders["ahead"] == {"n1": 600.0, "n3": 2.0}
+    assert senders["without_acknowledgements"] == 0, "they may be about to ask"
+    monkeypatch.setattr("colmet.collector.health.ACQUAINTED_S", -1.0)
+    assert health.status({})["senders"]["without_acknowledgements"] == 1
+    health._parts.pop("link")  # none are given
+    assert health.status({})["senders"]["without_acknowledgements"] == 0
+
+
+def test_what_outputs_refuse_and_a_reload_that_failed_are_in_the_last_hour(served):
+    one = outlet()
+    health, *_ = make(served, [one])
+    health._parts["configuration"] = lambda: {"reloads": 2, "failures": 1}
+    one.counters = lambda: {"written": 5, "rejected": 3, "rows_lost": 2}
+    health.note()
+    wrong = {name: count for name, count in health.status({})["last_hour"].items() if count}
+    assert wrong == {"refused_documents": 3, "lost_rows": 2, "reload_failures": 1}
 
 
 def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_told(served):
@@ -197,7 +222,9 @@ def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_told(served):
     status = health.status({})
     assert status["received"]["forgotten"] == status["last_hour"]["forgotten_senders"] == 12
     assert status["metrics"] == {"rows": 1, "left_out": 4}
-    assert "12 senders forgotten" in "\n".join(describe(status)) and "metrics: rows 1, left out 4" in describe(status)
+    assert "12 senders forgotten" in "\n".join(describe(status)) and "metrics: rows 1, left out 4" in describe(
+        status, counters=True
+    )
     told = {family.name: [value for _, value in family.samples] for family in health.families()}
     assert told["colmet_collector_forgotten_senders_total"] == [12]
 

@@ -18,6 +18,7 @@ from conftest import cannot_run
 from prometheus_client.parser import text_string_to_metric_families
 from test_daemons import Daemon, free_port, wait_for
 
+from colmet import __version__
 from colmet.tools import colmet
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -77,16 +78,20 @@ def status(daemon, name, *arguments):
     return code, out.getvalue()
 
 
+def sender_of(collector):
+    return json.loads(status(collector, "collector", "--json")[1])["senders"]["worst"]
+
+
 def test_both_daemons_tell_how_they_are(daemons):
     collector, node = daemons("--enable-nvidia")
     host = socket.gethostname()
     wait_for(lambda: page(collector).get("colmet_collector_output_written_rows", {}).get((("output", "hdf5"),), 0) > 0)
-    wait_for(lambda: "1 heard" in status(collector, "collector")[1])
+    wait_for(lambda: [one["version"] for one in sender_of(collector)] == [__version__])
 
     told = json.loads(status(node, "node", "--json")[1])
     assert told["daemon"] == "node" and told["agent"]["ticks"] > 0 and told["period_s"] == 0.2
     assert {backend["name"]: backend["on"] for backend in told["backends"]}["procstats"]
-    assert status(node, "node")[1].startswith(f"colmet-node {told['version']} on {host}")
+    assert f"\ncolmet-node {told['version']} on {host}" in status(node, "node")[1]
     code, line = status(node, "node", "--check", "--max-age", "30")
     assert (code, line[:19]) in {(0, "COLMET NODE OK - la"), (1, "COLMET NODE WARNING")} and line.count("\n") == 1
 
@@ -106,7 +111,7 @@ def test_both_daemons_tell_how_they_are(daemons):
     try:
         check = ("collector", "--check", "--max-age", "1")
         wait_for(lambda: status(collector, *check)[0] == 2)
-        assert f"1 of 1 nodes silent, such as {host}" in status(collector, *check)[1]
+        assert f"1 of 1 node silent, such as {host}" in status(collector, *check)[1]
     finally:
         node.process.send_signal(signal.SIGCONT)
 

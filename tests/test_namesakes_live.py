@@ -19,7 +19,7 @@ from colmet.tools.history.hdf5 import Hdf5History
 from colmet.tools.live import NS, Daemons, Failed, JobRoot
 from colmet.tools.report.figures import Asked
 from colmet.tools.report.gathering import gather
-from colmet.tools.status import WARNING, describe, judge
+from colmet.tools.status import WARNING, judge
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -85,7 +85,7 @@ def test_a_job_that_two_agents_see_is_counted_once(tmp_path, root_directory, wir
         assert shared["senders"]["shared_names"] == {HOST: [HOST, f"{HOST}~2"]}
         verdict = judge(shared, 60, 300)
         assert verdict.level == WARNING and f"more than one agent sends as {HOST}" in verdict.line("collector")
-        assert any("more than one agent sends as" in line for line in describe(shared))
+        assert any("more than one agent sends as" in line for line in verdict.lines("collector"))
 
         look()
         process.stdin.write("go\n")

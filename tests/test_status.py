@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from colmet.common import control
 from colmet.common.control import Control, listen
 from colmet.tools import colmet
+from colmet.tools import status as module
 from colmet.tools.status import CRITICAL, OK, WARNING, describe, duration, judge, table
 
 BACKEND = {
@@ -59,6 +61,9 @@ COLLECTOR = {
 }
 
 
+UNHEARD = {"collectors.0.there": False, "collectors.0.state": "not heard of yet"}
+
+
 def changed(status, path, value):
     """A copy with one value changed: "outputs.0.why"."""
     copy = json.loads(json.dumps(status))
@@ -84,8 +89,17 @@ def changed(status, path, value):
         (NODE, {"last_hour.jobs_without_rows": 700}, OK, "last sample"),
         (NODE, {"last_hour.dropped": 7, "last_tick_age_s": 100}, CRITICAL, "no sample for 2 min; 7 dropped"),
         (NODE, {"behind_s": 299}, OK, "last sample"),
-        (NODE, {"collectors.0.there": False, "collectors.0.since_s": 59}, OK, "last sample"),
-        (NODE, {"collectors.0.there": False, "collectors.0.since_s": 61}, WARNING, "no collector for 61.0 s"),
+        (NODE, {**UNHEARD, "collectors.0.since_s": 9}, OK, "last sample"),
+        (NODE, {**UNHEARD, "collectors.0.since_s": 11}, WARNING, "tcp://head:5556 not heard of yet for 11.0 s"),
+        (
+            NODE,
+            {**UNHEARD, "collectors.0.state": "away", "collectors.0.since_s": 1},
+            WARNING,
+            "head:5556 away for 1.0 s",
+        ),
+        (NODE, {**UNHEARD, "collectors.0.state": "takes no data"}, WARNING, "takes no data for 2.0 h"),
+        (NODE, {"collectors.0.mute": True}, WARNING, "acknowledges nothing: its second port is closed"),
+        (NODE, {"last_hour.reload_failures": 1}, WARNING, "1 reload failure in the last hour"),
         (NODE, {"behind_s": 301}, WARNING, "batches wait to be acknowledged for 5 min"),
         (COLLECTOR, {}, OK, "800 nodes heard"),
         (
@@ -95,6 +109,23 @@ def changed(status, path, value):
             "3 of 803 nodes silent, such as node-1",
         ),
         (COLLECTOR, {"senders.silent": 3, "senders.heard": 0}, CRITICAL, "3 of 3 nodes silent"),
+        (COLLECTOR, {"senders.silent": 1, "senders.heard": 0}, CRITICAL, "1 of 1 node silent"),
+        (COLLECTOR, {"senders.heard": 1}, OK, "1 node heard"),
+        (COLLECTOR, {"senders.heard": 0}, WARNING, "no node has been heard in the 25.0 h since the start"),
+        (COLLECTOR, {"senders.heard": 0, "uptime_s": 59.0}, OK, "0 nodes heard"),
+        (COLLECTOR, {"senders.ahead": {"n1": 600.0}}, WARNING, "clocks are ahead of this machine's: n1 (10 min)"),
+        (
+            COLLECTOR,
+            {"senders.lag_max_s": 301, "senders.worst.0.lag_s": 301},
+            WARNING,
+            "or a node catches up: node-1 (5 min)",
+        ),
+        (COLLECTOR, {"senders.lag_max_s": 301}, WARNING, "or a node catches up: a node (5 min)"),
+        (COLLECTOR, {"senders.without_acknowledgements": 1}, WARNING, "1 node without acknowledgements"),
+        (COLLECTOR, {"link_failed": "Address in use"}, WARNING, "nothing is acknowledged, Address in use"),
+        (COLLECTOR, {"http": {"running": 0}}, WARNING, "process of the JSON interface and the page does not run"),
+        (COLLECTOR, {"senders.shared_names": {"n1": ["n1", "n1~2"]}}, WARNING, "more than one agent sends as n1"),
+        (COLLECTOR, {"last_hour.refused_documents": 1}, WARNING, "1 refused document in the last hour"),
         (COLLECTOR, {"outputs.0.behind_s": 301}, WARNING, "hdf5 is 5 min behind"),
         (
             COLLECTOR,
@@ -115,7 +146,38 @@ def test_the_check_warns_of(status, changes, level, text):
     line = verdict.line(status["daemon"])
     assert verdict.level == level, line
     assert any(option in line for option in text.split("|")), line
-    assert line.count("|") == 1 and "\n" not in line
+    assert line.count("|") <= 1 and "\n" not in line
+
+
+def test_one_of_several_collectors_that_takes_data_is_enough():
+    status = changed(NODE, "collectors.0.there", False)
+    status["collectors"].append(NODE["collectors"][0])
+    assert judge(status, 60, 300).level == OK
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "value"),
+    [
+        (NODE, "collectors.0.mute", True),
+        (COLLECTOR, "outputs.0.available", False),
+        (COLLECTOR, "senders.ahead", {"n": 9}),
+    ],
+)
+def test_nothing_went_wrong_only_where_the_check_says_so(status, path, value):
+    status = {**status, "last_hour": {}}
+    for one, wrong in ((status, False), (changed(status, path, value), True)):
+        verdict = judge(one, 60, 300)
+        assert (verdict.level != OK) == wrong
+        assert ("in the last hour: nothing went wrong" in describe(one, verdict.level == OK)) != wrong
+
+
+def test_the_verdict_has_a_line_for_each_thing_the_worst_first():
+    status = changed(changed(NODE, "last_tick_age_s", 100), "backends.0.on", False)
+    assert judge(status, 60, 300).lines("node") == [
+        "colmet-node CRITICAL: no sample for 2 min",
+        "colmet-node WARNING: off: taskstats",
+    ]
+    assert judge(NODE, 60, 300).lines("node") == ["colmet-node OK: last sample 1.2 s ago, 3 jobs"]
 
 
 def test_the_thresholds_count():
@@ -130,7 +192,7 @@ def test_the_check_has_figures_behind_a_bar():
 
 
 def test_the_nodes_text():
-    lines = describe(changed(changed(NODE, "backends.0.on", False), "backends.0.why", "not root; be it"))
+    lines = describe(changed(changed(NODE, "backends.0.on", False), "backends.0.why", "not root; be it"), counters=True)
     assert lines == [
         "colmet-node 1.0 on node-7, process 12, up 2.0 h",
         "last sample 1.2 s ago, took 12.0 ms; one every 5 s, 1,440 so far, 0 skipped",
@@ -223,11 +285,63 @@ def daemon(tmp_path):
 
 def test_the_command_prints_text_json_or_a_check(daemon, capsys):
     assert colmet.main(["status", "node", "--control-socket", daemon]) == 0
-    assert capsys.readouterr().out.startswith("colmet-node 1.0 on node-7")
+    text = "colmet-node OK: last sample 1.2 s ago, 3 jobs\ncolmet-node 1.0 on node-7"
+    assert capsys.readouterr().out.startswith(text)
+    assert colmet.main(["status", "--control-socket", daemon]) == 0
+    assert capsys.readouterr().out.startswith(text)
     assert colmet.main(["status", "node", "--control-socket", daemon, "--json", "--max-age", "7"]) == 0
     assert json.loads(capsys.readouterr().out) == {**NODE, "asked": 7}
     assert colmet.main(["status", "node", "--control-socket", daemon, "--check", "--max-age", "1"]) == 0
     assert capsys.readouterr().out.startswith("COLMET NODE OK - ")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """This machine: no daemon, no configuration; `here(side)` starts one that tells a made-up status."""
+    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(module, "CONFIGURATION", str(tmp_path))
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    started = []
+
+    def start(side, told):
+        started.append(Control({"status": lambda request: told}))
+        listen(str(tmp_path / f"{side}.sock"), side, started[-1])
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_without_an_argument_what_runs_here_is_reported(here, capsys, tmp_path):
+    here("collector", COLLECTOR)
+    assert colmet.main(["status"]) == 0
+    assert capsys.readouterr().out.startswith("colmet-collector OK: 800 nodes heard\ncolmet-collector 1.0 on head")
+    here("node", changed(NODE, "backends.0.on", False))
+    assert colmet.main(["status"]) == 0
+    node, collector = capsys.readouterr().out.split("\n\ncolmet-collector OK")
+    assert node.startswith("colmet-node WARNING: off: taskstats\ncolmet-node 1.0") and "800 nodes heard" in collector
+    assert colmet.main(["status", "--check"]) == WARNING
+    assert [line.split(" - ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "COLMET NODE WARNING",
+        "COLMET COLLECTOR OK",
+    ]
+    assert colmet.main(["status", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["node", "collector"]
+
+
+def test_a_daemon_that_is_set_up_here_and_does_not_run_is_reported(here, capsys, tmp_path):
+    here("collector", COLLECTOR)
+    (tmp_path / "node.toml").touch()
+    assert colmet.main(["status"]) == 1
+    assert capsys.readouterr().out.startswith("colmet-node CRITICAL: no colmet-node listens on ")
+    assert colmet.main(["status", "--check"]) == CRITICAL
+
+
+def test_where_no_daemon_runs_that_is_said(here, capsys):
+    assert colmet.main(["status"]) == 1
+    assert "neither colmet-node nor colmet-collector runs or is set up here" in capsys.readouterr().err
+    assert colmet.main(["status", "--check"]) == CRITICAL
 
 
 def test_a_check_that_cannot_ask_as_its_options_are_is_unknown(tmp_path, capsys):

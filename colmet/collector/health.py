@@ -13,9 +13,10 @@ from colmet.collector.receiver import OTHERS, Receiver
 from colmet.common.control import Errands
 from colmet.common.errors import Refused
 from colmet.common.exposition import Family, labels, named
-from colmet.common.health import NOTE_S, Backlog, Identity, Recent, counted, single
+from colmet.common.health import NOTE_S, Backlog, Identity, Recent, families_of, single
 from colmet.common.latest import Latest
 from colmet.common.namesakes import is_namesake
+from colmet.common.plural import counted
 from colmet.common.schema import Batch
 from colmet.common.top import TABLES, Top
 from colmet.common.watch import Watch
@@ -23,6 +24,15 @@ from colmet.common.watch import Watch
 MAX_AGE_S = 60.0  # a node that was not heard for longer is silent
 GONE_S = 86400.0  # and after so long it is gone, as nodes are in the end: nothing is wrong with it
 WORST = 10  # senders that are told of
+MAX_AHEAD_S = 1.0  # that the clock of a node may be
+ACQUAINTED_S = 60.0  # by when a node that takes acknowledgements has said so
+# What outputs count of data that they did not write, and what it is called.
+_LOSSES = {
+    "rejected": "refused_documents",
+    "rows_lost": "lost_rows",
+    "rows_left_out": "unwritten_rows",
+    "values_left_out": "unwritten_values",
+}
 # What is counted of what comes: kind, help.
 _RECEIVED = {
     "batches": ("counter", "Batches taken in."),
@@ -70,6 +80,7 @@ class Health:
 
     Attributes:
         top: answers what jobs and nodes use.
+        link_failed: why nodes have nowhere to hear of acknowledgements, though they should; "" where they have.
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class Health:
         self._monotonic = monotonic
         self._identity = Identity("collector")
         self.top = Top(self._identity, self._watch, receiver.heard)
+        self.link_failed = ""
         self._recent = Recent()
         self._note_at = 0.0
         self._backlog = Backlog(monotonic)
@@ -121,8 +133,8 @@ class Health:
         recently = self._now_ns() - int(MAX_AGE_S * 1e9)
         heard = sum([sender.batches > 0 and sender.seen_ns >= recently for sender in self._receiver.senders.values()])
         away = [outlet.output.name for outlet in self._outlets if outlet.why]
-        wrong = [f"{count} {name.replace('_', ' ')}" for name, count in self._recent.growth().items() if count]
-        parts = [f"{heard} nodes heard in the last minute"]
+        wrong = [counted(count, name.replace("_", " ")) for name, count in self._recent.growth().items() if count]
+        parts = [f"{counted(heard, 'nodes')} heard in the last minute"]
         shared = self._receiver.shared_names()
         parts += [f"more than one agent: {', '.join(list(shared)[:5])}"] if shared else []
         parts += [f"unavailable: {', '.join(away)}"] if away else []
@@ -153,6 +165,9 @@ class Health:
         senders.sort(key=_badness, reverse=True)
         heard = [sender for sender in senders if sender["batches"] and not sender["silent"] and not sender["gone"]]
         lags = [sender["lag_s"] for sender in heard]
+        ahead = sorted([(one["lag_s"], one["name"]) for one in heard if one["lag_s"] < -MAX_AHEAD_S])[:WORST]
+        acquainted = "link" in self._parts and self._identity.uptime_s > ACQUAINTED_S
+        mute = [one for one in heard if acquainted and one["dialect"] == "v1" and not one["version"]]
         return {
             **self._identity.values(),
             "received": {**received, "forgotten": self._receiver.forgotten, "dialects": dict(self._receiver.dialects)},
@@ -162,12 +177,15 @@ class Health:
                 "silent": sum([sender["silent"] for sender in senders]),
                 "gone": sum([sender["gone"] for sender in senders]),
                 "shared_names": shared,
+                "ahead": {name: -lag_s for lag_s, name in ahead},
+                "without_acknowledgements": len(mute),
                 "lag_median_s": statistics.median(lags) if lags else None,
                 "lag_max_s": max(lags) if lags else None,
                 "worst": senders[:most] if most >= 0 else senders,
             },
             "outputs": [self._output(outlet) for outlet in self._outlets],
             "journal": self.journal(),
+            "link_failed": self.link_failed,
             **parts,
             **({} if self._latest is None else {"metrics": self._latest.counters()}),
             "last_hour": self._recent.growth(),
@@ -215,9 +233,9 @@ class Health:
         yield single(
             f"{name}_journal_full", "gauge", "1 while nothing is received, it being full.", int(journal["full"])
         )
-        yield from counted(name, "journal", self._journal.counters())
+        yield from families_of(name, "journal", self._journal.counters())
         for part in self._parts:
-            yield from counted(name, part, status[part])
+            yield from families_of(name, part, status[part])
         if self._latest is not None:
             rows = self._latest.left_out
             yield single(
@@ -269,6 +287,7 @@ class Health:
     def _wrong(self) -> dict[str, int]:
         """What has gone wrong since the start, by name."""
         senders = self._receiver.senders.values()
+        outlets = [outlet.counters() for outlet in self._outlets]
         return {
             "missing_batches": sum([sender.missing for sender in senders]),
             "refused_messages": self._receiver.rejects + sum([sender.foreign for sender in senders]),
@@ -281,6 +300,8 @@ class Health:
             "journal_dropped_records": self._journal.dropped,
             "journal_failures": self._journal.all_failures,
             "output_failures": sum([outlet.all_failures for outlet in self._outlets]),
+            **{what: sum([counts.get(key, 0) for counts in outlets]) for key, what in _LOSSES.items()},
+            "reload_failures": self._parts["configuration"]()["failures"] if "configuration" in self._parts else 0,
             **({"http_restarts": self._parts["http"]()["restarts"]} if "http" in self._parts else {}),
         }
 

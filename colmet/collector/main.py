@@ -17,7 +17,7 @@ from colmet.collector import rates, web
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
 from colmet.collector.check import check as check_journal
-from colmet.collector.health import Health
+from colmet.collector.health import ACQUAINTED_S, Health
 from colmet.collector.journal import Journal, check_directory
 from colmet.collector.link import Durable, Link
 from colmet.collector.linkport import LinkPort, open_link
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 BURST = 1000
 BURST_S = 0.2  # or so long: acknowledgements and the control socket do not wait for longer
 REPORT_S = 3600.0
-ACQUAINTED_S = 60.0  # by when a node that takes acknowledgements has said so
+NO_LINK = "another program has the port after that of the data: give --zeromq-link-bind-uri, here and on the nodes"
 # While the journal can take no more.
 FULL_WAIT_S = 0.2
 # At the end: how long messages that have arrived are still taken in, and how long the outputs may write on.
@@ -251,6 +251,7 @@ class Collector:
         self._pull.sleep_on(port.socket)
         self._pull.sleep_on(port.claims.fd)
         self._link.close()
+        self.health.link_failed = NO_LINK
         port.give_up()
 
     def _pause(self, signals: cli.Signals) -> None:
@@ -507,6 +508,8 @@ def run(
                 parts=parts,
                 interface=interface,
             )
+            if server is None and options.zeromq_link_bind_uri != "":
+                collector.health.link_failed = NO_LINK
             asked.handlers["status"] = collector.health.status
             asked.handlers["top"] = collector.health.top.answer
             asked.handlers["configure"] = handler(rounds, link, errands)

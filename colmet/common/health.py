@@ -121,7 +121,7 @@ GAUGES = frozenset(
 )
 
 
-def counted(prefix: str, part: str, counters: Mapping[str, Number]) -> Iterator[Family]:
+def families_of(prefix: str, part: str, counters: Mapping[str, Number]) -> Iterator[Family]:
     """A family for each of a part's counters."""
     for key, value in counters.items():
         kind = "gauge" if key in GAUGES or key.endswith("_s") else "counter"

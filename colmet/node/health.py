@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from colmet.common.exposition import Family, in_base_unit, labels, named
-from colmet.common.health import Identity, Recent, counted, single
+from colmet.common.health import Identity, Recent, families_of, single
 from colmet.common.latest import Latest
+from colmet.common.plural import counted
 from colmet.common.schema import Batch
 from colmet.common.top import TABLES, Top
 from colmet.common.watch import Watch
@@ -124,6 +125,7 @@ class Health:
                 "false_acknowledgements": parts.get("link", {}).get("acknowledgements_false", 0),
                 "link_defects": parts.get("link", {}).get("defects", 0),
                 "spool_failures": spool.get("disk_failures", 0),
+                "reload_failures": parts.get("configuration", {}).get("failures", 0),
             }
         )
         # replaced as a whole: whoever reads it meanwhile has the former one
@@ -143,6 +145,7 @@ class Health:
                     "version": route.version,
                     "wire": route.sends,
                     "durable": route.durable,
+                    "mute": route.state is State.MUTE and route.link is not None,
                     "duplicates": route.duplicates,
                 }
                 for route in self._routes
@@ -200,7 +203,7 @@ class Health:
         there = [(labels({"uri": one["uri"]}), int(one["there"])) for one in picture["collectors"]]
         yield Family(f"{name}_collector_up", "gauge", "1 while this collector takes batches.", there)
         for part in self._parts:
-            yield from counted(name, part, picture[part])
+            yield from families_of(name, part, picture[part])
         if self._latest is not None:
             yield from self._latest.families()
 
@@ -208,8 +211,8 @@ class Health:
         """How it is, in a line for the service manager."""
         picture = self._picture
         off = [backend["name"] for backend in picture["backends"] if not backend["on"]]
-        wrong = [f"{count} {name.replace('_', ' ')}" for name, count in picture["last_hour"].items() if count]
-        parts = [f"{picture['agent'].get('jobs', 0)} jobs, {picture['tick_s'] * 1000:.0f} ms a sample"]
+        wrong = [counted(count, name.replace("_", " ")) for name, count in picture["last_hour"].items() if count]
+        parts = [f"{counted(picture['agent'].get('jobs', 0), 'jobs')}, {picture['tick_s'] * 1000:.0f} ms a sample"]
         away = [one["uri"] for one in picture["collectors"] if not one["there"]]
         parts += [f"not there: {', '.join(away)}"] if away else []
         parts += [f"off: {', '.join(off)}"] if off else []

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
+from colmet.common.plural import counted
 from colmet.node.discovery.finder import Finder, Found
 from colmet.node.discovery.mounts import Mounts
 from colmet.node.discovery.places import NamedRoot, Place, layout_places
@@ -472,15 +473,14 @@ class JobSource:
         states = []
         for place in self._places:
             count = sum(found.place is place for found in self._found.values())
-            state = f"found, {count} job{'s' * (count != 1)}" if count or place.here else ABSENT
+            state = f"found, {counted(count, 'jobs')}" if count or place.here else ABSENT
             sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
             if sluid and self._finder.sluids.waiting:
                 state += f", {len(self._finder.sluids.waiting)} whose job id cannot be told"
             if place.unmatched:
-                several = len(place.unmatched) != 1
                 state += (
-                    f"; {len(place.unmatched)} director{'ies do' if several else 'y does'} not match --regex_job_id, "
-                    f"{'such as' if several else 'it is'} {place.unmatched[0]}"
+                    f"; {counted(len(place.unmatched), 'directories')} without a match of --regex_job_id, such as "
+                    f"{place.unmatched[0]}"
                 )
             states.append(State(place.name, place.help, place.path, state, place.unmatched))
         if not states:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.plural import counted
 from colmet.common.schema import MISSING_INT
 from colmet.tools.history.names import near, short
 from colmet.tools.history.series import NODE, History, Series
@@ -708,7 +709,7 @@ def _lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
     for one in told:
         hosts = len(one["hosts"])
-        yield f"{one['table']}: {one['rows']:,} rows of {hosts} host{'s' * (hosts != 1)}"
+        yield f"{one['table']}: {counted(one['rows'], 'rows')} of {counted(hosts, 'hosts')}"
         if one["rows"]:
             yield f"  from {utc(one['from'])} to {utc(one['to'])} UTC"
         columns = [f"{name} ({unit})" if unit not in ("", "none") else name for name, unit in one["columns"].items()]

@@ -1,20 +1,26 @@
-"""Tell how a running daemon is: as text, as JSON (docs/health.md), or as a check for Nagios and its like."""
+"""Report the state of the daemons that run here: as text, as JSON (docs/health.md), or as a check for Nagios."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from colmet.common import cli
 from colmet.common.control import add_client_options, ask, client_of
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
+from colmet.common.plural import counted
 from colmet.tools.units import size
 
+SIDES = ("node", "collector")
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 LEVELS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 WORST = 10
+CONFIGURATION = "/etc/colmet"
+SETTLED_S = 10.0  # by when a node has reached a collector that there is
+JUST_STARTED = ("not heard of yet",)
 # What is told of in the last hour without a warning: very short jobs have no rows, and CPUs may be taken away.
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
@@ -23,15 +29,22 @@ def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
     parser.epilog = """\
 examples:
+  colmet status                               what runs on this machine
   colmet status collector --all
   colmet status node --check --max-age 120
 
-exit status: 0; 1 where no daemon answers; 2 where the command line is wrong. With --check: 0 OK, 1 WARNING, 2 CRITICAL,
-3 UNKNOWN."""
-    parser.add_argument("daemon", choices=("node", "collector"), help="which of them to ask")
+Its first lines are the verdict of --check. A daemon can be asked by root and by its own user.
+
+exit status: 0; 1 where a daemon does not answer; 2 where the command line is wrong. With --check: 0 OK, 1 WARNING,
+2 CRITICAL, 3 UNKNOWN; of several daemons the highest."""
+    parser.add_argument(
+        "daemon", choices=SIDES, nargs="?", help="which of them to ask (default: those that run or are set up here)"
+    )
     add_client_options(parser)
     parser.add_argument("--json", action="store_true", help="print all that it says, as JSON")
-    parser.add_argument("--all", action="store_true", help=f"every sender of a collector, not only the {WORST} worst")
+    parser.add_argument(
+        "--all", action="store_true", help=f"every counter, and every sender of a collector, not only the {WORST} worst"
+    )
     parser.add_argument(
         "--check",
         action="store_true",
@@ -55,36 +68,75 @@ exit status: 0; 1 where no daemon answers; 2 where the command line is wrong. Wi
     )
 
 
+Answer = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
+
+
 def run(options: argparse.Namespace) -> int:
     """Ask, and print; the exit status."""
-    request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
-    try:
-        status = ask(options.control_socket, options.daemon, request, client=client_of(options))
-    except ColmetError as err:
-        if not options.check:
-            raise
-        cannot_ask = isinstance(err, ConfigError) or (isinstance(err, Unreachable) and err.why == "denied")
-        level = UNKNOWN if cannot_ask else CRITICAL
-        print(f"COLMET {options.daemon.upper()} {LEVELS[level]} - {err}")
-        return level
+    answers = _ask(options)
     if options.check:
-        verdict = judge(status, options.max_age, options.max_behind)
-        print(verdict.line(options.daemon))
-        return verdict.level
-    print(json.dumps(status, indent=2) if options.json else "\n".join(describe(status)))
-    return 0
+        verdicts = {daemon: judge(answer, options.max_age, options.max_behind) for daemon, answer in answers.items()}
+        print("\n".join([verdict.line(daemon) for daemon, verdict in verdicts.items()]))
+        return max([verdict.level for verdict in verdicts.values()])
+    if options.json:
+        told = {daemon: {"error": str(one)} if isinstance(one, ColmetError) else one for daemon, one in answers.items()}
+        print(json.dumps(told[options.daemon] if options.daemon else told, indent=2))
+    else:
+        texts = []
+        for daemon, answer in answers.items():
+            verdict = judge(answer, options.max_age, options.max_behind)
+            texts.append([*verdict.lines(daemon), *describe(answer, verdict.level == OK, options.all)])
+        print("\n\n".join(map("\n".join, texts)))
+    return int(any(isinstance(answer, ColmetError) for answer in answers.values()))
+
+
+def _ask(options: argparse.Namespace) -> dict[str, Answer]:
+    """Return the answers of the daemons that are asked for; of those that run or are set up here where none is.
+
+    Raises:
+        ColmetError: of the only one that is asked for, without --check.
+    """
+    request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
+    sides = [options.daemon] if options.daemon else SIDES[:1] if options.control_socket else SIDES
+    answers: dict[str, Answer] = {}
+    for side in sides:
+        try:
+            answer = ask(options.control_socket, side, request, client=client_of(options))
+            answers[str(answer["daemon"])] = answer
+        except ColmetError as err:
+            if len(sides) == 1 and not options.check:
+                raise
+            answers[side] = err
+    here = {side: answer for side, answer in answers.items() if len(sides) == 1 or _is_here(side, answer)}
+    if not here and not options.check:
+        raise Unreachable("neither colmet-node nor colmet-collector runs or is set up here", "absent")
+    return here or answers
+
+
+def _is_here(side: str, answer: Answer) -> bool:
+    absent = isinstance(answer, Unreachable) and answer.why == "absent"
+    return not absent or os.path.exists(os.path.join(CONFIGURATION, f"{side}.toml"))
 
 
 # -- text --
 
 
-def describe(status: Mapping[str, Any]) -> list[str]:
-    """The status for people, line by line."""
+def describe(status: Answer, is_well: bool = True, counters: bool = False) -> list[str]:
+    """The status for people, line by line.
+
+    Args:
+        status: of either daemon; nothing is said of one that did not answer.
+        is_well: whether it is judged so.
+        counters: whether all counters are shown.
+    """
+    if isinstance(status, ColmetError):
+        return []
     first = (
         f"colmet-{status['daemon']} {status['version']} on {status['host']}, process {status['pid']}, "
         f"up {duration(status['uptime_s'])}"
     )
-    return [first, *(_node(status) if status["daemon"] == "node" else _collector(status))]
+    lines = _node(status) if status["daemon"] == "node" else _collector(status)
+    return [first, *lines, *(_rest(status, is_well, counters) if len(lines) > 1 else [])]
 
 
 def _node(status: Mapping[str, Any]) -> list[str]:
@@ -93,7 +145,7 @@ def _node(status: Mapping[str, Any]) -> list[str]:
     agent, ticks = status["agent"], max(1, status["agent"]["ticks"])
     age, cpu_share = duration(status["last_tick_age_s"]), status["cpu_s"] / max(1.0, status["uptime_s"])
     every = f"{status['period_s']:g} s, {count(ticks)} so far, {count(agent['overruns'])} skipped"
-    jobs = f"{count(agent['jobs'])} jobs now, {count(agent['jobs_started'])} since the start"
+    jobs = f"{counted(agent['jobs'], 'jobs')} now, {count(agent['jobs_started'])} since the start"
     lines = [
         f"last sample {age} ago, took {status['tick_s'] * 1000:.1f} ms; one every {every}",
         f"{jobs}; {cpu_share * 100:.2f} % of a CPU",
@@ -133,7 +185,7 @@ def _node(status: Mapping[str, Any]) -> list[str]:
         f"batches: {count(spool['sent'])} sent, {count(spool['acknowledged'])} acknowledged, {count(spool['held'])} "
         f"waiting, the oldest for {duration(status['behind_s'])}; {count(agent['batches_dropped'])} dropped"
     )
-    return [*lines, *_rest(status)]
+    return lines
 
 
 def _collector(status: Mapping[str, Any]) -> list[str]:
@@ -151,14 +203,12 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         kept += f"; CANNOT BE WRITTEN TO: {journal['why']}"
     if journal["full"]:
         kept += "; FULL, nothing is received"
-    came = f"{count(received['batches'])} batches, {count(received['rows'])} rows"
-    shared = [f"more than one agent sends as {one}" for one in _shared(senders)]
+    came = f"{counted(received['batches'], 'batches')}, {counted(received['rows'], 'rows')}"
     lines = [
         nodes,
-        *shared,
         f"received: {came}; {missing} missing, {twice} twice, {refused} refused, {limited} limited"
-        + (f", {count(received['left_out'])} rows left out" if received.get("left_out") else "")
-        + (f", {count(received['forgotten'])} senders forgotten" if received.get("forgotten") else "")
+        + (f", {counted(received['left_out'], 'rows')} left out" if received.get("left_out") else "")
+        + (f", {counted(received['forgotten'], 'senders')} forgotten" if received.get("forgotten") else "")
         + (f", {count(received['conflicts'])} with the number of another one" if received.get("conflicts") else ""),
         kept,
         "",
@@ -199,8 +249,8 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         lines += table([heads, *told])
         others = senders["count"] - len(senders["worst"])
         if others:
-            lines.append(f"and {count(others)} others; --all shows them")
-    return [*lines, *_rest(status)]
+            lines.append(f"and {counted(others, 'others')}; --all shows them")
+    return lines
 
 
 def _refused(counts: Mapping[str, Any]) -> str:
@@ -221,16 +271,17 @@ def _ago(age_s: float | None) -> str:
 _TOLD = frozenset({"agent", "received", "senders", "journal", "spool", "last_hour"})
 
 
-def _rest(status: Mapping[str, Any]) -> list[str]:
-    """A line for each part that has only counters, and what went wrong within the last hour."""
-    lines = [""]
+def _rest(status: Mapping[str, Any], is_well: bool, counters: bool) -> list[str]:
+    """A line for each part that has only counters, on request, and what went wrong within the last hour."""
+    lines = []
     for name, values in status.items():
-        if name not in _TOLD and isinstance(values, dict):
+        if counters and name not in _TOLD and isinstance(values, dict):
             said = ", ".join([f"{plain(key.removeprefix(f'{name}_'))} {count(value)}" for key, value in values.items()])
             lines.append(f"{plain(name)}: {said}")
-    wrong = [f"{count(value)} {plain(name)}" for name, value in status.get("last_hour", {}).items() if value]
-    lines.append(f"in the last hour: {', '.join(wrong) or 'nothing went wrong'}")
-    return lines
+    wrong = [counted(value, plain(name)) for name, value in status.get("last_hour", {}).items() if value]
+    if wrong or is_well:
+        lines.append(f"in the last hour: {', '.join(wrong) or 'nothing went wrong'}")
+    return ["", *lines] if lines else []
 
 
 def plain(name: str) -> str:
@@ -273,41 +324,58 @@ class Verdict(NamedTuple):
     """What a check says.
 
     Attributes:
-        level: its exit status.
-        texts: what is wrong, the worst first; what is well where nothing is.
+        found: what is wrong, with its level, the worst first.
+        well: what is said where nothing is wrong.
         figures: name, value, unit.
     """
 
-    level: int
-    texts: list[str]
-    figures: list[tuple[str, float, str]]
+    found: Sequence[tuple[int, str]]
+    well: str
+    figures: Sequence[tuple[str, float, str]] = ()
+
+    @property
+    def level(self) -> int:
+        """The exit status."""
+        return max([level for level, _ in self.found], default=OK)
+
+    @property
+    def texts(self) -> list[str]:
+        """What is wrong, the worst first; what is well where nothing is."""
+        return [text for _, text in self.found] or [self.well]
+
+    def lines(self, daemon: str) -> list[str]:
+        """Return a line for each thing that is wrong, or one that says what is well."""
+        return [f"colmet-{daemon} {LEVELS[level]}: {text}" for level, text in self.found or [(OK, self.well)]]
 
     def line(self, daemon: str) -> str:
         """As Nagios and its like want it: text, then figures behind a bar."""
         figures = " ".join([f"{name}={value:g}{unit}" for name, value, unit in self.figures])
         text = "; ".join(self.texts).replace("|", "/").replace("\n", " ")
-        return f"COLMET {daemon.upper()} {LEVELS[self.level]} - {text} | {figures}"
+        return f"COLMET {daemon.upper()} {LEVELS[self.level]} - {text}{' | ' * bool(figures)}{figures}"
 
 
-def judge(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> Verdict:
+def judge(status: Answer, max_age_s: float, max_behind_s: float) -> Verdict:
     """How bad it is.
 
     Args:
-        status: of either daemon.
+        status: of either daemon, or why there is none.
         max_age_s: without a sample, a word of a node, or an output.
         max_behind_s: that rows may wait.
     """
+    if isinstance(status, ColmetError):
+        cannot_ask = isinstance(status, ConfigError) or (isinstance(status, Unreachable) and status.why == "denied")
+        return Verdict([(UNKNOWN if cannot_ask else CRITICAL, str(status))], "")
     if status["daemon"] == "node":
         found, well, figures = _judge_node(status, max_age_s, max_behind_s)
     else:
         found, well, figures = _judge_collector(status, max_age_s, max_behind_s)
     found += [
-        (WARNING, f"{count(value)} {plain(name)} in the last hour")
+        (WARNING, f"{counted(value, plain(name))} in the last hour")
         for name, value in status.get("last_hour", {}).items()
         if value and name not in HARMLESS
     ]
     found.sort(key=lambda one: -one[0])
-    return Verdict(max([level for level, _ in found], default=OK), [text for _, text in found] or [well], figures)
+    return Verdict(found, well, figures)
 
 
 Found = list[tuple[int, str]]
@@ -328,12 +396,23 @@ def _judge_node(status: Mapping[str, Any], max_age_s: float, max_behind_s: float
         found.append((WARNING, f"off: {', '.join(off)}"))
     if status["behind_s"] > max_behind_s:
         found.append((WARNING, f"batches wait to be acknowledged for {duration(status['behind_s'])}"))
-    collectors = status["collectors"]
-    if collectors and all(not one["there"] and one["since_s"] > max_age_s for one in collectors):
-        found.append((WARNING, f"no collector for {duration(min(one['since_s'] for one in collectors))}"))
+    found += _judge_routes(status["collectors"])
     agent = status["agent"]
     figures: Figures = [("age", age_s, "s"), ("tick", status["tick_s"], "s"), ("jobs", agent["jobs"], "")]
-    return found, f"last sample {duration(age_s)} ago, {count(agent['jobs'])} jobs", figures
+    return found, f"last sample {duration(age_s)} ago, {counted(agent['jobs'], 'jobs')}", figures
+
+
+def _judge_routes(collectors: Sequence[Mapping[str, Any]]) -> Found:
+    """What is wrong with the ways of a node to its collectors: one of several is enough."""
+    found: Found = []
+    for one in collectors:
+        settled = one["since_s"] > SETTLED_S
+        if not one["there"] and (settled or one["state"] not in JUST_STARTED):
+            found.append((WARNING, f"{one['uri']} {one['state']} for {duration(one['since_s'])}: batches are kept"))
+        elif one["there"] and one.get("mute"):
+            why = "its second port is closed, or it is of Colmet 0.6"
+            found.append((WARNING, f"{one['uri']} takes data and acknowledges nothing: {why}"))
+    return found if len(found) == len(collectors) else []
 
 
 def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
@@ -349,18 +428,41 @@ def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: 
             found.append((level, f"{output['name']} away for {duration(output['away_s'])}: {output['why']}"))
         elif output["behind_s"] > max_behind_s:
             found.append((WARNING, f"{output['name']} is {duration(output['behind_s'])} behind"))
+    if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
+        found.append((WARNING, f"no node has been heard in the {duration(status['uptime_s'])} since the start"))
     if senders["silent"]:
         names = ", ".join([sender["name"] for sender in senders["worst"] if sender["silent"]][:5])
         level = WARNING if senders["heard"] else CRITICAL
-        found.append((level, f"{count(senders['silent'])} of {count(_known(senders))} nodes silent, such as {names}"))
+        known = senders["heard"] + senders["silent"]
+        found.append((level, f"{count(senders['silent'])} of {counted(known, 'nodes')} silent, such as {names}"))
+    found += [
+        (WARNING, text.format(", ".join([f"{name} ({duration(s)})" for name, s in list(named.items())[:3]])))
+        for text, named in (
+            ("clocks are ahead of this machine's: {}", senders.get("ahead", {})),
+            ("what comes is old: a clock is behind, or a node catches up: {}", _old(senders, max_behind_s)),
+        )
+        if named
+    ]
+    mute = senders.get("without_acknowledgements", 0)
+    if mute:
+        why = "the port of --zeromq-link-bind-uri is closed to them"
+        found.append((WARNING, f"{counted(mute, 'nodes')} without acknowledgements: {why}"))
+    if status.get("link_failed"):
+        found.append((WARNING, f"nothing is acknowledged, {status['link_failed']}"))
+    if not status.get("http", {}).get("running", 1):
+        found.append((WARNING, "the process of the JSON interface and the page does not run"))
     shared = _shared(senders)
     if shared:
-        more = f" and {count(len(shared) - 3)} others" if len(shared) > 3 else ""
+        more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""
         found.append((WARNING, f"more than one agent sends as {'; '.join(shared[:3])}{more}"))
     figures: Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
     figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
-    return found, f"{count(senders['heard'])} nodes heard", figures
+    return found, f"{counted(senders['heard'], 'nodes')} heard", figures
 
 
-def _known(senders: Mapping[str, Any]) -> int:
-    return int(senders["heard"] + senders["silent"])
+def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
+    """Of the nodes that send, what came last is older than that; the worst sender where there are too many to tell."""
+    if (senders["lag_max_s"] or 0) <= max_behind_s:
+        return {}
+    lags = {one["name"]: one["lag_s"] for one in senders["worst"] if not (one["gone"] or one["silent"])}
+    return {name: s for name, s in lags.items() if s > max_behind_s} or {"a node": senders["lag_max_s"]}

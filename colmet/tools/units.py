@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from typing import Optional
 
-# of a noun in the plural that ends a text, or stands before what belongs to it
-_ENDING = re.compile(r"(ies|(?:ss|ch|sh|x)es|s)(?=$| without | unanswered)")
 Number = Optional[float]  # None: not known
 UNKNOWN = "-"
 
@@ -84,17 +81,3 @@ def energy(value: Number) -> str:
     hours = value / 3600
     unit, hours = ("Wh", hours) if hours < 1000 else ("kWh", hours / 1000) if hours < 1e6 else ("MWh", hours / 1e6)
     return f"{_short(hours)} {unit}"
-
-
-def counted(number: int, plural: str) -> str:
-    """Return a number and what is counted, in the singular where it is one: "1 node", "1,200 missing batches".
-
-    Args:
-        number: how many.
-        plural: what, with the noun last, or before "without ..." or "unanswered".
-    """
-    return f"{number:,} {plural if number != 1 else _ENDING.sub(_singular, plural, count=1)}"
-
-
-def _singular(ending: re.Match[str]) -> str:
-    return "y" if ending[0] == "ies" else ending[0][:-2] if ending[0] != "s" else ""

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.plural import counted
 from colmet.node.command import Command
 from colmet.node.host import Host
 from colmet.tools.doctor import waits
 from colmet.tools.doctor.findings import Finding, Unchecked, fail, good, severe, warn
 from colmet.tools.doctor.patient import Patient
-from colmet.tools.units import counted
 
 if TYPE_CHECKING:
     from colmet.node.discovery.mounts import Mounts

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from colmet.common.errors import ConfigError
+from colmet.common.plural import counted
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.tools.doctor.patient import Patient
 from colmet.tools.doctor.storage import missing_right
-from colmet.tools.units import counted
 
 if TYPE_CHECKING:
     from colmet.common.transport import door

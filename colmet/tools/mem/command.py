@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from colmet.common import cli
 from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.plural import counted
 from colmet.common.suggestions import did_you_mean
 from colmet.tools.mem import server, text
 from colmet.tools.mem.model import Memory, Wanted, count
@@ -181,5 +182,5 @@ class Printing:
             them = "1 job: its" if memory.untold == 1 else f"{memory.untold} jobs: their"
             notes.append(f"{them} memory use on some host is not known; sums leave it out")
         if memory.unread:
-            notes.append(f"{memory.unread} size{'s' * (memory.unread > 1)} of the answer not understood, and left out")
+            notes.append(f"{counted(memory.unread, 'sizes')} of the answer not understood, and left out")
         return notes

@@ -18,10 +18,11 @@ from rich.style import Style
 from rich.text import Text
 
 from colmet import __version__
+from colmet.common.plural import counted
 from colmet.tools import charts
 from colmet.tools.curves import QUANTITIES, Quantity, per_second, shown
 from colmet.tools.report.model import Curve, HostFigures, Number, Report
-from colmet.tools.report.text import MOST_LINES, Page, by_use, plural
+from colmet.tools.report.text import MOST_LINES, Page, by_use
 from colmet.tools.units import UNKNOWN, cores, energy, percent, size
 
 CHART_SIZE = (360, 190)  # pixels; charts stand side by side as far as there is room, and are not made smaller
@@ -159,7 +160,7 @@ def _told(curve: Curve) -> str:
         return "No values."
     divisor, unit = QUANTITY[curve.unit].scale(float(values.max()))
     low, mean, high = [value / divisor for value in (values.min(), values.mean(), values.max())]
-    return f"{plural(len(curve.lines), 'host')}: from {low:.3g} to {high:.3g} {unit}, {mean:.3g} on average."
+    return f"{counted(len(curve.lines), 'hosts')}: from {low:.3g} to {high:.3g} {unit}, {mean:.3g} on average."
 
 
 def write_html(report: Report, path: str) -> None:
@@ -268,7 +269,7 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
     order = [hosts[at] for at in by_use(hosts)[:MOST_HOSTS]]
     yield "<section>\n<h2>Hosts</h2>"
     if len(hosts) > FEW_HOSTS:
-        yield f"<details>\n<summary>{plural(len(hosts), 'host')}, those with most CPU time first</summary>"
+        yield f"<details>\n<summary>{counted(len(hosts), 'hosts')}, those with most CPU time first</summary>"
     yield '<table>\n<thead><tr><th scope="col">Host</th>'
     yield from [f'<th scope="col">{name}</th>' for name, _ in columns]
     yield "</tr></thead>\n<tbody>"

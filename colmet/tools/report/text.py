@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colmet.common.measures import PROCESSES
+from colmet.common.plural import counted
 from colmet.tools.report.figures import text_of
 from colmet.tools.report.model import HostFigures, Number, Report, ratio
 from colmet.tools.units import UNKNOWN, cores, count, duration, energy, percent, power, size
@@ -44,11 +45,6 @@ def show(report: Report, file: IO[str], width: int | None = None) -> None:
 def clock(time_s: float) -> str:
     """A time, in UTC."""
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def plural(number: int, what: str, many: str = "") -> str:
-    """1 host, 2 hosts."""
-    return f"{count(number)} {what if number == 1 else many or what + 's'}"
 
 
 def listed(*parts: tuple[str, str]) -> str:
@@ -97,7 +93,7 @@ class Page:
     def title(self, report: Report) -> Iterator[Text]:
         """Whose report it is, of when, and how much of the data is here."""
         of = f" of {text_of(report.user)}" if report.user else ""
-        hosts = plural(len(report.hosts), "host")
+        hosts = counted(len(report.hosts), "hosts")
         if len(report.hosts) == 1:
             hosts = text_of(report.hosts[0].host)
         elif self._domain:
@@ -105,7 +101,7 @@ class Page:
         yield Text(f"Job {report.job}{of} on {hosts}: {STATES[report.state]}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
         yield Text(f"{clock(report.start)} to {clock(report.end)} UTC: {duration(report.wall_s)}")
-        yield Text(f"{plural(report.samples, 'sample')}{every}; {self._data(report)}")
+        yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
         if report.since is not None or report.until is not None:
             yield Text("Figures are of this interval only.", style="italic")
 
@@ -279,7 +275,7 @@ class Page:
         for gap in sorted(gaps[:MOST_LINES], key=lambda gap: (gap.host, gap.first)):
             until = clock(gap.last)[11:] if gap.last - gap.first < 43200 else clock(gap.last)
             yield Text(
-                f"{self._name(gap.host)} {clock(gap.first)} to {until}: {plural(gap.rows, 'row')} {text_of(gap.why)}"
+                f"{self._name(gap.host)} {clock(gap.first)} to {until}: {counted(gap.rows, 'rows')} {text_of(gap.why)}"
             )
         if len(gaps) > MOST_LINES:
             yield Text(f"and {len(gaps) - MOST_LINES} smaller ones (--json has all)")

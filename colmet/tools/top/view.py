@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.measures import PROCESSES
+from colmet.common.plural import counted
 
 Row = Mapping[str, Any]
 NONE = "-"
@@ -59,11 +60,6 @@ def clean(text: object) -> str:
 
 
 # -- values --
-
-
-def many(count: int, what: str) -> str:
-    """A number of things."""
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def number(value: float | None) -> str:
@@ -261,20 +257,19 @@ def summary(answer: Row) -> list[str]:
     """How much there is, and how much of it is used: two lines."""
     heard, measured = answer.get("nodes_heard") or 0, answer.get("nodes_measured") or 0
     shown = len(answer.get("rows") or ())
-    what = "job" if answer.get("view") == "jobs" else "node"
-    count = many(answer.get("count") or 0, what)
+    count = counted(answer.get("count") or 0, "jobs" if answer.get("view") == "jobs" else "nodes")
     if shown < (answer.get("count") or 0):
         count = f"the first {shown:,} of {count}"
-    first = f"{count}, {many(heard, 'node')} heard"
+    first = f"{count}, {counted(heard, 'nodes')} heard"
     if measured < heard:
-        first += f"; the rates of {many(heard - measured, 'node')} come with the next sample"
+        first += f"; the rates of {counted(heard - measured, 'nodes')} come with the next sample"
     if answer.get("left_out"):
         first += f"; {answer['left_out']:,} TABLES LEFT OUT, there are too many jobs"
     totals = answer.get("totals")
     if not totals:
         return [first, ""]
-    if what == "node":
-        silent = f"{many(totals['silent'], 'node')} SILENT, " if totals.get("silent") else ""
+    if answer.get("view") != "jobs":
+        silent = f"{counted(totals['silent'], 'nodes')} SILENT, " if totals.get("silent") else ""
         of = f"{size(totals.get('memory'))} of {size(totals.get('memory_total'))}"
         return [first, f"{silent}CPUs {share(totals.get('cpu'))} busy (mean of the nodes), memory {of}"]
     used = f"{decimal(totals.get('cpu'))} of {number(totals.get('cpus'))} CPUs"
@@ -292,7 +287,7 @@ def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, ba
         return [[Part(f"Job {number_} has no rows now: it has ended, or is not measured here.", BAD)]]
     user = clean(job.get("user") or "")
     age_s = job.get("age")
-    head = f"Job {number_}" + (f" of {user}" if user else "") + f" on {many(job.get('nodes') or 0, 'node')}"
+    head = f"Job {number_}" + (f" of {user}" if user else "") + f" on {counted(job.get('nodes') or 0, 'nodes')}"
     lines = [[Part(head, TITLE), Part(f", its oldest task {age(age_s)} old" if age_s is not None else "")]]
 
     def bar(title: str, key: str, text: str, show: Callable[[float | None], str]) -> None:

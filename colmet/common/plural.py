@@ -1,0 +1,22 @@
+"""Numbers of things in English: 1 node, 1,200 missing batches."""
+
+from __future__ import annotations
+
+import re
+
+# of a noun in the plural that ends a text, or stands before what belongs to it
+_ENDING = re.compile(r"(ies|(?:ss|ch|sh|x)es|s)(?=$| without | unanswered)")
+
+
+def counted(number: int, plural: str) -> str:
+    """Return a number and what is counted, in the singular where it is one: "1 node", "1,200 missing batches".
+
+    Args:
+        number: how many.
+        plural: what, with the noun last, or before "without ..." or "unanswered".
+    """
+    return f"{number:,} {plural if number != 1 else _ENDING.sub(_singular, plural, count=1)}"
+
+
+def _singular(ending: re.Match[str]) -> str:
+    return "y" if ending[0] == "ies" else ending[0][:-2] if ending[0] != "s" else ""
