@@ -21,12 +21,7 @@ MAINS = {"node": node_main, "collector": collector_main}
 
 # daemon, command line, part of the message; {tmp} is a directory, {users} a file of `colmet access`
 REFUSED = [
-    (
-        "node",
-        "--enable-perfhw --perfhw-list task_clock dummy page_faults cpu_migrations minor_faults major_faults",
-        "6 ev",
-    ),
-    ("node", "--enable-perfhw --perfhw-list task_clok", "task_clok"),
+    ("node", "--enable-perfhw --perfhw-list task_clock:1", "'task_clock:1': give NAME"),
     ("node", "--regex_job_id (", "not a regular expression"),
     ("node", "--regex_job_id nogroup", "put the job id in parentheses"),
     ("node", "--zeromq-uri bogus", "give tcp://HOST:PORT"),

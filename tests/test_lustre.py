@@ -121,9 +121,18 @@ def test_the_prefix_chooses_file_systems(fake):
     assert mounts[HOME]["mount_point"] is None  # of two mounts of one file system, which is which is not told
 
 
+@pytest.mark.parametrize("pattern", ["*", "scr*", "[a-z]cratch", "scratc?"])
+def test_the_prefix_may_be_a_pattern_as_in_06(fake, pattern):
+    fake.tree("lustre-2.10")
+    _, mounts = rows(opened(fake, "--lustre-prefix", pattern))
+    assert SCRATCH in mounts
+
+
 def test_a_prefix_is_all_before_the_dash(fake):
     fake.tree("lustre-2.10")
-    with pytest.raises(BackendUnavailable, match=rf"no Lustre mount is named lus-.*there are: {HOME}.*--lustre-prefix"):
+    with pytest.raises(
+        BackendUnavailable, match=rf"no Lustre mount is named lus-\*.*there are: {HOME}.*--lustre-prefix"
+    ):
         opened(fake, "--lustre-prefix", "lus")
 
 

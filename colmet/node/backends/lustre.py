@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -208,7 +209,8 @@ class LustreBackend(InputBackend):
 
     Args:
         host: the machine.
-        prefix: measured are mounts whose name is this, a dash, and anything; all where it is empty.
+        prefix: a pattern of the shell, such as ``lus*``; measured are mounts whose name is this, a dash, and anything;
+            all where it is empty.
     """
 
     name = "lustre"
@@ -218,7 +220,7 @@ class LustreBackend(InputBackend):
 
     def __init__(self, host: Host, prefix: str = "lustre") -> None:
         self._host = host
-        self._prefix = f"{prefix}-" if prefix else ""
+        self._pattern = f"{prefix}-*" if prefix else "*"
         self._lctl = host.command(["lctl", "get_param", "llite.*.stats"], DEADLINE_S)
         self._sums = Sums()
         self._failures = 0
@@ -237,8 +239,8 @@ class LustreBackend(InputBackend):
             metavar="NAME",
             default="lustre",
             help=Rare(
-                f"measure only the mounts named NAME-... in {FOLDERS[0]} or {FOLDERS[1]}; '': all (default: "
-                "%(default)s)"
+                f"measure only the mounts named NAME-* in {FOLDERS[0]} or {FOLDERS[1]}; NAME may have *, ? and [...]; "
+                "'' or '*': all (default: %(default)s)"
             ),
         )
 
@@ -260,12 +262,12 @@ class LustreBackend(InputBackend):
         if not any(self._is_wanted(mount) for mount in mounts):
             there = ", ".join([mount.name for mount in mounts[:8]]) or "none"
             raise BackendUnavailable(
-                f"no Lustre mount is named {self._prefix}...; there are: {there}; give --lustre-prefix NAME for those "
-                "named NAME-..., or mount the file system"
+                f"no Lustre mount is named {self._pattern}; there are: {there}; give --lustre-prefix NAME for those "
+                "named NAME-*, or mount the file system"
             )
 
     def _is_wanted(self, mount: Mount) -> bool:
-        return mount.name.startswith(self._prefix)
+        return fnmatch.fnmatchcase(mount.name, self._pattern)
 
     def _mounts(self) -> list[Mount]:
         """All mounts, from where this client shows them.

@@ -342,25 +342,25 @@ class PerfhwBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> PerfhwBackend | None:
-        """On where --enable-perfhw asks for it.
+        """On where --enable-perfhw asks for it. As in Colmet 0.6, too many events and unknown ones are left out.
 
         Raises:
-            ConfigError: an event that cannot be, or too many.
+            ConfigError: an event is not written as one.
         """
         if not options.enable_perfhw:
             return None
+        texts, left_out = options.perfhw_list[:MAX_EVENTS], options.perfhw_list[MAX_EVENTS:]
+        if left_out:
+            log.warning(
+                "--perfhw-list names %d events, the first %d are counted: %s left out",
+                *(len(options.perfhw_list), MAX_EVENTS, ", ".join(left_out)),
+            )
         try:
-            choices = perfchoices.parse_all(options.perfhw_list, MAX_EVENTS)
+            backend = cls(host, texts, options.perfhw_make_cgroup, options.perfhw_yield)
         except ConfigError as err:
             raise ConfigError(f"--perfhw-list: {err}") from err
-        for choice in choices:
-            try:
-                perfevents.find(choice.name, host)
-            except perfevents.Absent:
-                pass  # other nodes may have it: told when the backend opens
-            except ValueError as err:
-                raise ConfigError(f"--perfhw-list: {err}") from err
-        return cls(host, options.perfhw_list, options.perfhw_make_cgroup, options.perfhw_yield)
+        backend._find()
+        return backend
 
     def open(self) -> None:
         """Load the library, and try each event on this thread.
@@ -369,12 +369,7 @@ class PerfhwBackend(InputBackend):
             BackendUnavailable: no library, no right, no such kernel, or none of the events.
         """
         self._library = Library()
-        found: list[tuple[int, perfevents.Event]] = []
-        for number, choice in enumerate(self._choices, 1):
-            try:
-                found.append((number, perfevents.find(choice.name, self._host)))
-            except (perfevents.Absent, ValueError) as err:
-                self._warn(f"{err}; counter_{number} is missing")
+        found = self._find()
         errors: list[int] = []
         if found:
             try:
@@ -392,6 +387,16 @@ class PerfhwBackend(InputBackend):
             )
         self._columns = self._make_columns(supported)
         self._mounts.refresh(anyway=True)
+
+    def _find(self) -> list[tuple[int, perfevents.Event]]:
+        """Return the events that can be on this machine, with their numbers; warn of each of the others."""
+        found: list[tuple[int, perfevents.Event]] = []
+        for number, choice in enumerate(self._choices, 1):
+            try:
+                found.append((number, perfevents.find(choice.name, self._host)))
+            except (perfevents.Absent, ValueError) as err:
+                self._warn(f"--perfhw-list: {err}; counter_{number} is missing")
+        return found
 
     def _try(self, library: Library, events: Sequence[perfevents.Event]) -> list[int]:
         """Of each event 0, or the errno with which it is refused on this thread.
