@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from colmet.collector.backends.stdout import StdoutOutput
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder
+from colmet.node.backends import ipmipower, taskstats
 
 JOB = Schema(
     "job_default",
@@ -72,6 +74,45 @@ def test_csv_is_a_line_for_each_value_that_is_there():
         {**job, "job_id": "9", "metric": "n", "value": "0", "unit": "count"},
         {**common, "metric_backend": "node_default", "job_id": "0", "metric": "load", "value": "0.44", "unit": "none"},
     ]
+
+
+@pytest.fixture
+def utc(monkeypatch):
+    """0.6 printed local times."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+DATA06 = Path(__file__).parent / "data/colmet06"
+
+
+@pytest.mark.parametrize("name", ["stdout/every", "frames/mixed"])
+def test_the_form_of_06_is_what_06_printed(utc, name):
+    """Line by line, but that rows of a table stay together, as real nodes send them."""
+    batches = Decoder().decode((DATA06 / f"{name}.bin").read_bytes()).batches
+    rows = written("colmet06", *batches).split("}\n")
+    expected = (DATA06 / f"stdout/{Path(name).name}.txt").read_text().split("}\n")
+    assert sorted(rows) == sorted(expected) and len(rows) > 7
+    assert rows == expected or name == "frames/mixed"
+
+
+def test_the_form_of_06_leaves_out_what_it_had_not_and_has_minus_one_for_what_is_missing(utc):
+    values = {"cpu_count": 5, "cpu_total": 7, "ac_btime": 2**62}
+    table = Table.from_samples(taskstats.SCHEMA, TIME, [Sample(7, values), Sample(8, {"ac_etime": None})])
+    first, second, end = written("colmet06", batch()._replace(tables=(*batch().tables, table))).split("}\n")
+    assert "                cpu_count : 5 (count)\n" in first and "cpu_total" not in first
+    assert f"                 ac_btime : {2**62}\n" in first and "                 ac_etime : -1u (seconds)\n" in second
+    assert "ac_btime : 01/01/1970 - 00:00:00\n" in second and second.startswith("1700000005  Job(8)/ ") and end == ""
+    node = Table.from_samples(ipmipower.SCHEMA, TIME, [Sample(0, {})])
+    for jobs, text in ((None, ""), ((), "[]"), ((7, 9), "[7, 9]")):
+        (row, _) = written("colmet06", batch(jobs)._replace(tables=(node,))).split("}\n")
+        assert row.splitlines()[1:] == [
+            "\taverage_power_consumption : -1 (count)",
+            f"\t            involved_jobs : {text}",
+        ]
 
 
 def test_what_a_label_says_cannot_break_the_csv():

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from colmet.collector import text06
 from colmet.collector.backend import OutputBackend, Record
 from colmet.collector.state import State
 from colmet.common.cli import Options
@@ -84,10 +85,18 @@ def format_csv(batch: Batch, table: Table, sample: Sample) -> str:
 
 
 CSV_HEADER = "timestamp,hostname,job_id,metric_backend,metric,value,unit"
-FORMATS: Mapping[str, Callable[[Batch, Table, Sample], str]] = {
-    "text": format_text,
-    "json": format_json,
-    "csv": format_csv,
+
+
+def _each(write: Callable[[Batch, Table, Sample], str]) -> Callable[[Batch], Iterator[str]]:
+    """Return what writes all rows of a batch one by one."""
+    return lambda batch: (write(batch, table, sample) for table in batch.tables for sample in table.samples())
+
+
+FORMATS: Mapping[str, Callable[[Batch], Iterator[str]]] = {
+    "text": _each(format_text),
+    "json": _each(format_json),
+    "csv": _each(format_csv),
+    "colmet06": text06.rows,
 }
 
 
@@ -112,7 +121,8 @@ class StdoutOutput(OutputBackend):
             "--stdout-format",
             choices=list(FORMATS),
             default="text",
-            help="text or csv: a line for each value; json: an object for each row (default: %(default)s)",
+            help="text or csv: a line for each value; json: an object for each row; colmet06: as Colmet 0.6 "
+            "(default: %(default)s)",
         )
 
     @classmethod
@@ -180,9 +190,7 @@ class StdoutOutput(OutputBackend):
 
     def _lines(self, batches: Sequence[Batch]) -> Iterator[str]:
         for batch in batches:
-            for table in batch.tables:
-                for sample in table.samples():
-                    yield self._format(batch, table, sample)
+            yield from self._format(batch)
 
     def close(self) -> None:
         """Write what is left of a record that was cut off. Standard output itself is not ours to close."""
