@@ -9,7 +9,16 @@ import pytest
 import zmq
 
 from colmet.common.errors import ConfigError
-from colmet.common.transport import LinkClient, LinkServer, Pull, Push, check_uri, wait
+from colmet.common.transport import (
+    LinkClient,
+    LinkServer,
+    Pull,
+    Push,
+    check_target,
+    check_uri,
+    link_uri,
+    wait,
+)
 from colmet.common.transport.outgoing import Outgoing
 
 
@@ -174,6 +183,28 @@ def test_uris_that_zeromq_can_use(uri):
 def test_other_uris_are_refused_with_an_example(uri):
     with pytest.raises(ConfigError, match=r"--x .*(tcp://127.0.0.1:5556|from 1 to 65535)"):
         check_uri(uri, "--x")
+
+
+def test_a_node_with_several_addresses_chooses_the_one_it_connects_from():
+    """As Colmet 0.6 did: its line went to libzmq as it was."""
+    pull = Pull("tcp://127.0.0.1:*", 10)
+    uri = f"tcp://127.0.0.2:0;{pull.uri.removeprefix('tcp://')}"
+    push = connected(Push(uri, 10, 1000))
+    assert push.send(b"x")
+    assert [(one.message, one.peer) for one in receive(pull, 1)] == [(b"x", "127.0.0.2")]
+    push.close()
+    pull.close()
+    assert link_uri("tcp://10.0.0.1:0;head:5556") == "tcp://10.0.0.1:0;head:5557"
+
+
+@pytest.mark.parametrize(
+    "uri", ["tcp://10.0.0.1;h:1", "tcp://10.0.0.1:x;h:1", "tcp://:0;h:1", "tcp://a:0;h", "a:0;h:1"]
+)
+def test_an_address_to_connect_from_has_a_port_and_one_to_connect_to(uri):
+    with pytest.raises(ConfigError, match=r"--x .*(tcp://SOURCE:0;HOST:PORT|tcp://HOST:PORT)"):
+        check_target(uri, "--x")
+    with pytest.raises(ConfigError, match="give tcp://HOST:PORT"):
+        check_uri("tcp://10.0.0.1:0;h:1", "--zeromq-bind-uri")
 
 
 def test_an_address_that_cannot_be_bound_is_refused(pull):

@@ -13,7 +13,7 @@ from colmet.common import cli
 from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.keys import read_uris
-from colmet.common.transport import LinkClient, Push, Socket, check_uri, curve, link_uri, wait
+from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
 from colmet.node.held import MAX_AGE_S, Entry, Held
@@ -157,20 +157,15 @@ def addresses(options: argparse.Namespace) -> dict[str, str]:
     """
     uris = collectors(options)
     for uri in uris:
-        _check_connected(uri, "--zeromq-uri")
+        check_target(uri, "--zeromq-uri")
     links = options.zeromq_link_uri
     if links is None:
         links = [link_uri(uri) for uri in uris]
     if len(links) != len(uris) or len(set(uris)) != len(uris):
         raise ConfigError("give --zeromq-link-uri as often as --zeromq-uri, and no --zeromq-uri twice")
     for uri in filter(None, links):
-        _check_connected(uri, "--zeromq-link-uri")
+        check_target(uri, "--zeromq-link-uri")
     return dict(zip(uris, links))
-
-
-def _check_connected(uri: str, option: str) -> None:
-    if check_uri(uri, option).endswith(":*"):
-        raise ConfigError(f"{option} {uri}: the port must be a number from 1 to 65535")
 
 
 def open_routes(

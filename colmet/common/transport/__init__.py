@@ -8,7 +8,7 @@ from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
 from colmet.common.transport.door import Door
 from colmet.common.transport.link import Called, LinkClient, LinkServer
-from colmet.common.transport.uris import check_uri, link_uri
+from colmet.common.transport.uris import check_target, check_uri, link_uri
 from colmet.common.transport.waiting import Socket, wait
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Received",
     "Socket",
     "check_control",
+    "check_target",
     "check_uri",
     "knock",
     "link_uri",

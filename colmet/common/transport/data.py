@@ -15,7 +15,7 @@ from colmet.common.transport import claims
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
 from colmet.common.transport.outgoing import Outgoing, try_again
-from colmet.common.transport.uris import check_uri
+from colmet.common.transport.uris import check_target, check_uri
 from colmet.common.transport.waiting import Socket
 
 # Above this libzmq itself drops the connection, so that a peer cannot make the collector hold any amount of memory.
@@ -40,7 +40,7 @@ class Push:
     """
 
     def __init__(self, uri: str, hwm: int, linger_ms: int, security: Client | None = None) -> None:
-        check_uri(uri, "--zeromq-uri")
+        check_target(uri, "--zeromq-uri")
         self._uri = uri
         self._hwm = hwm
         self._linger_ms = linger_ms

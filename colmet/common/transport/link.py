@@ -11,7 +11,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.transport.curve import Client
 from colmet.common.transport.door import Door
 from colmet.common.transport.outgoing import Outgoing, try_again
-from colmet.common.transport.uris import check_uri
+from colmet.common.transport.uris import check_target, check_uri
 from colmet.common.transport.waiting import Socket
 
 # Messages of the link are small; above this libzmq drops the connection.
@@ -35,7 +35,7 @@ class LinkClient:
     """
 
     def __init__(self, uri: str, option: str = "--zeromq-link-uri", security: Client | None = None) -> None:
-        check_uri(uri, option)
+        check_target(uri, option)
         self.uri = uri
         self._security = security
         self._numbers = itertools.count(1)

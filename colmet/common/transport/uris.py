@@ -6,6 +6,7 @@ import re
 
 from colmet.common.errors import ConfigError
 
+_SOURCE = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^:/;\s\[\]]+):\d{1,5}", re.ASCII)
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^:/\s\[\]]+):(\d{1,5}|\*)", re.ASCII)
 
 
@@ -23,6 +24,22 @@ def check_uri(uri: str, option: str) -> str:
     if re.fullmatch(r"ipc://.+", uri):
         return uri
     raise ConfigError(f"{option} {uri}: give tcp://HOST:PORT (or ipc://PATH), e.g. tcp://127.0.0.1:5556")
+
+
+def check_target(uri: str, option: str) -> str:
+    """`uri`, if it is one that a socket can connect to; an address to connect from may be before it: SOURCE:PORT;.
+
+    Raises:
+        ConfigError: says what a URI looks like.
+    """
+    source, is_from, target = uri.partition(";")
+    if is_from:
+        if not _SOURCE.fullmatch(source):
+            raise ConfigError(f"{option} {uri}: give tcp://SOURCE:0;HOST:PORT to connect from the address SOURCE")
+        target = f"tcp://{target}"
+    if check_uri(target if is_from else uri, option).endswith(":*"):
+        raise ConfigError(f"{option} {uri}: the port must be a number from 1 to 65535")
+    return uri
 
 
 def link_uri(uri: str) -> str:

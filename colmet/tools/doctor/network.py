@@ -26,7 +26,7 @@ CONNECT_S = 2.0
 WAITED_S, SETTLED_S = 3.0, 10.0  # by when a node that is let in mostly has been, and has been in any case
 MAX_PROBES = 10  # connections without a key that are no news: `colmet doctor` on a node makes two
 _MADE_FOR = re.compile(rb"# Colmet: the secret key of ([^\s:]+)\. ")
-_ADDRESS = re.compile(r"tcp://(.+):(\d+|\*)", re.ASCII)
+_ADDRESS = re.compile(r"tcp://(?:[^;]+;)?([^;]+):(\d+|\*)", re.ASCII)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # RFC 23, ZMTP 3.0: a signature, which both ends send at once, and the number of the version; the rest is the peer's.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -79,13 +79,13 @@ def greet(address: Address) -> str:
 
 def check_collectors(patient: Patient) -> Iterator[Finding]:
     """Each --zeromq-uri and the port of its acknowledgements: name, connection, what listens, with keys or without."""
-    from colmet.common.transport.uris import check_uri, link_uri
+    from colmet.common.transport.uris import check_target, link_uri
     from colmet.node.link import collectors
 
     options = patient.options
     try:
         uris = collectors(options)
-        links = options.zeromq_link_uri or [link_uri(check_uri(uri, "--zeromq-uri")) for uri in uris]
+        links = options.zeromq_link_uri or [link_uri(check_target(uri, "--zeromq-uri")) for uri in uris]
     except ConfigError as err:
         yield fail(str(err), "correct zeromq-uri")
         return
