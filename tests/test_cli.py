@@ -41,6 +41,37 @@ def test_the_nodes_defaults_are_those_of_06():
     assert (options.nice, options.no_affinity) == (5, False)
 
 
+def abbreviations(names):
+    """Each beginning that is one of a single option, with that option."""
+    for name in names:
+        for length in range(3, len(name)):
+            if name[:length] not in names and sum(other.startswith(name[:length]) for other in names) == 1:
+                yield name[:length], name
+
+
+VALUES = {"--sample-period": "7", "--hdf5-complevel": "7", "--hdf5-complib": "lzo", "--pid": "7", "--tid": "7"}
+
+
+@pytest.mark.parametrize(
+    ("parse", "names"),
+    [(node, node_main.OPTIONS_06), (collector, collector_main.OPTIONS_06)],
+    ids=["node", "collector"],
+)
+def test_an_abbreviation_that_06_took_means_what_it_meant(parse, names):
+    tried = 0
+    for short, name in abbreviations(names):
+        if name in ("--help", "--version"):
+            with pytest.raises(SystemExit) as ended:
+                parse(short)
+            assert ended.value.code == 0
+            continue
+        plain = name in ("--omnipath", "--no-check-certificates", "--verbose") or "able-" in name
+        value = [] if plain else [VALUES.get(name, "7")]
+        assert parse(short, *value) == parse(name, *value) != parse(), short
+        tried += 1
+    assert tried > 100
+
+
 def test_the_collectors_defaults_are_those_of_06():
     options = collector()
     assert (options.sample_period, options.zeromq_hwm, options.zeromq_linger) == (5.0, 1000, 0)

@@ -58,6 +58,16 @@ def _rows(text: str) -> int:
     return max(1, cli.whole_number(0)(text))
 
 
+# What Colmet 0.6 had: its lines may abbreviate these.
+OPTIONS_06 = frozenset(
+    (
+        *("--buffer-size", "--elastic-host", "--elastic-index-prefix", "--enable-stdout-backend", "--hdf5-complevel"),
+        *("--hdf5-complib", "--hdf5-filepath", "--help", "--http-credentials", "--no-check-certificates"),
+        *("--sample-period", "--verbose", "--version", "--zeromq-bind-uri", "--zeromq-hwm", "--zeromq-linger"),
+    )
+)
+
+
 def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     """The command line of colmet-collector."""
     parser = cli.Parser(
@@ -65,6 +75,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
         description="Receive what colmet-node measures on every node, also of Colmet 0.6, and write it to at least one "
         "output. SIGHUP starts the next HDF5 file and reads --config again.",
     )
+    parser.older = OPTIONS_06
     cli.add_common_options(parser)
     receiving = parser.add_argument_group("what is received")
     receiving.add_argument(

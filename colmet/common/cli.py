@@ -47,7 +47,12 @@ class Parser(argparse.ArgumentParser):
     ``-h`` and ``--help`` print the usual options, each with its help up to the first semicolon and its default.
     ``--help-all`` prints all of it, and the options whose help is `Rare`. An error is one line, which names the help
     and, of a misspelt option or word, the right one.
+
+    Attributes:
+        older: options that an abbreviation means, though options that came later begin with it, too.
     """
+
+    older: frozenset[str] = frozenset()
 
     def __init__(self, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(prog, None, description, epilog, formatter_class=_Formatter, add_help=False)
@@ -76,6 +81,11 @@ class Parser(argparse.ArgumentParser):
     def _check_option(self, word: str) -> None:
         if word.startswith("--") and not any(name.startswith(word) for name in self._option_string_actions):
             self._refuse_option(word)
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        found = super()._get_option_tuples(option_string)
+        older = [one for one in found if one[1] in self.older]
+        return older if len(older) == 1 else found
 
     def _refuse_option(self, word: str) -> NoReturn:
         self.error(f"there is no option {word:.100}{did_you_mean(word, self._option_string_actions)}")

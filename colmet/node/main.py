@@ -43,6 +43,16 @@ UNNAMED = (
     "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on the "
     "collector's machine"
 )
+# What Colmet 0.6 had: its lines may abbreviate these.
+OPTIONS_06 = frozenset(
+    (
+        *("--cgroup", "--cpuset_rootpath", "--disable-procstats", "--enable-infiniband", "--enable-ipmipower"),
+        *("--enable-jobproc", "--enable-lustre", "--enable-nvidia", "--enable-perfhw", "--enable-RAPL"),
+        *("--enable-temperature", "--help", "--ipmipower-cmd", "--lustre-prefix", "--omnipath", "--perfhw-list"),
+        *("--pid", "--regex_job_id", "--sample-period", "--tid", "--verbose", "--version", "--zeromq-hwm"),
+        *("--zeromq-linger", "--zeromq-uri"),
+    )
+)
 
 
 def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
@@ -52,6 +62,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
         description="Measure what every job on this compute node uses, and send it to colmet-collector. Run it as "
         "root: other users' jobs can only be measured with its rights.",
     )
+    parser.older = OPTIONS_06
     cli.add_common_options(parser)
     once.add_options(parser)
     sending = parser.add_argument_group("where samples are sent")
