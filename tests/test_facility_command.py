@@ -310,6 +310,7 @@ def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tm
     ("argv", "why"),
     [
         ([], "nothing is to be gathered"),
+        (["--host", "--json-lines", "-d"], "--json-lines has no effect with --debug"),
         (["--host"], "give at least one place to go to: --url, --zeromq-uri, --json-lines, --debug"),
         (["--host", "-u", "ftp://x/"], "--url: not an address"),
         (["--host", "-c", "", "--json-lines"], "-c NAME has to say what this facility is called"),

@@ -40,7 +40,7 @@ LIBRARIES = {
         "colmet.collector.memory",
         "colmet.node.clib",
         "colmet.node.kernel.netlink",
-        "colmet.node.privileges",
+        "colmet.common.capabilities",
         "colmet.node.backends.",
     ),
 }

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
-from colmet.common import cli
+from colmet.common import cli, logs
 from colmet.common.cli import powers_of_ten
 from colmet.common.dependencies import how_to_install
 from colmet.common.endpoint import Listen, cannot_listen, listen_address, resolve
@@ -637,9 +637,10 @@ class _Lines:
             self._rest = b""
 
     def _pass_on(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, line + b"\n")
         text = line.decode("utf-8", "replace").strip()
+        with contextlib.suppress(OSError):
+            told = logs.passed_on(text).encode()
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, told + b"\n")
         found = _LOGGED.match(text)
         if found:
             self._told = text[found.end() :][:300]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from colmet import __version__
-from colmet.common import configuration, unit
+from colmet.common import configuration, logs, unit
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.readable import readable
 from colmet.common.settings import Settings, verbosity
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line."""
-        self.exit(EXIT_CONFIG, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+        self.exit(EXIT_CONFIG, f"{logs.priority('ERROR')}{self.prog}: error: {message} (try {self.prog} --help)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line. An option that there is not is the first error: its value may look like another one."""
@@ -298,9 +298,7 @@ def add_queue_options(parser: Options) -> None:
 
 def set_up_logging(verbose: int) -> None:
     """Log to stderr. `-v` once is INFO, twice or more DEBUG, none WARNING, as in Colmet 0.6 (30 - 10 x count)."""
-    logging.basicConfig(
-        level=verbosity(verbose), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.set_up(verbosity(verbose))
 
 
 def load(names: Mapping[str, str]) -> list[Any]:

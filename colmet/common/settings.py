@@ -100,7 +100,8 @@ class Settings:
             log.error("configuration not changed failures=%d: %s", self.failures, err)
             return
         changed = [f"{self._named(name)}: {old} -> {new}" for name, (old, new) in changes.items()]
-        log.info("configuration read again %s: %s", configuration.path, "; ".join(changed) or "nothing has changed")
+        none = "nothing takes effect before a restart" if others else "nothing has changed"
+        log.info("configuration read again %s: %s", configuration.path, "; ".join(changed) or none)
         if others:
             log.warning("configuration needs a restart: %s", ", ".join(sorted(map(self._named, others))))
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from colmet.common import cli
 from colmet.common.errors import ConfigError
+from colmet.common.plural import counted
 from colmet.tools import selection
 from colmet.tools.accounts import GAPS, LEDGER, Host, Line, gathered, look
 from colmet.tools.history.hdf5 import BURST_S, ask, is_live
@@ -98,7 +99,8 @@ def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
         f"{'is' if missing == 1 else 'are'} missing"
     )
     if unknown:
-        yield f"{unknown} of {len(lines)} tables without a ledger: samples missing from them cannot be noticed"
+        tables = counted(len(lines), "tables")
+        yield f"{unknown} of {tables} without a ledger: samples missing from them cannot be noticed"
     widths = [
         max([len(text) for text in column], default=0) for column in zip(*[(one.host, one.table) for one in lines])
     ]

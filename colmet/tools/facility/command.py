@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, NamedTuple
 
-from colmet.common import cli
+from colmet.common import cli, logs
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.readable import readable
 from colmet.common.service import Service
@@ -94,7 +94,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
             return _run(program, parsed, service, signals)
     except ColmetError as err:
-        print(f"{program.name}: error: {err}", file=sys.stderr)
+        print(f"{logs.priority('ERROR')}{program.name}: error: {err}", file=sys.stderr)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
@@ -121,7 +121,7 @@ def set_up_logging(program: Program, level: int | None) -> None:
             datefmt="%Y-%m-%d %H:%M:%S",
         )
     else:
-        logging.basicConfig(level=of_all, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logs.set_up(of_all or logging.WARNING)
     if level == logging.DEBUG:
         for name in ("colmet", "__main__"):
             logging.getLogger(name).setLevel(level)
@@ -302,6 +302,8 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
     inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that no program that is started has it
     if parsed.token is not None:
         _warn_of_ps(program, "-t", "--token-file")
+    if parsed.debug and not program.is_alias and parsed.json_lines:
+        raise ConfigError("--json-lines has no effect with --debug, which writes files alone: choose one")
     if parsed.debug:
         return Outputs(debug=True, token=parsed.token)
     prints = not program.is_alias and parsed.json_lines

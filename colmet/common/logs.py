@@ -1,0 +1,53 @@
+"""Log lines on standard error: with time and level, or as systemd's journal takes them, which adds the time itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_TIMED = re.compile(r"[-\d]{10} [:,\d]+ ((DEBUG|INFO|WARNING|ERROR|CRITICAL) .*)", re.DOTALL)
+# sd-daemon(3); what has no prefix is information
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+
+
+def is_journal(descriptor: int = 2) -> bool:
+    """Return whether what is written to a descriptor goes to the journal, as JOURNAL_STREAM says (systemd.exec(5))."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def priority(level: str) -> str:
+    """Return what stands before a line of this level on standard error: ``<4>`` for the journal, else nothing."""
+    return f"<{_PRIORITIES.get(level, 6)}>" if is_journal() else ""
+
+
+def passed_on(line: str) -> str:
+    """Return a line of another process's log as this one's: without its time in the journal, where it has a level."""
+    found = _TIMED.fullmatch(line)
+    return f"{priority(found[2])}{found[1]}" if found and is_journal() else line
+
+
+class JournalFormatter(logging.Formatter):
+    """Formats records for the journal: each line with its priority, none with a time."""
+
+    def __init__(self) -> None:
+        super().__init__(JOURNAL_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record, a traceback included."""
+        before = f"<{_PRIORITIES.get(record.levelname, 6)}>"
+        return "\n".join([before + line for line in super().format(record).split("\n")])
+
+
+def set_up(level: int) -> None:
+    """Log to standard error from this level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JournalFormatter() if is_journal() else logging.Formatter(FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
