@@ -1,7 +1,6 @@
 # What the scripts that run tests share: runs of pytest, and what they came to. Sourced by bash.
 #
-# A run has a NAME: the output of pytest is in .venvs/NAME.log, its cache in .venvs/NAME.cache. Tests that failed and
-# passed when they ran again are in .venvs/flaky.
+# A run has a NAME: the output of pytest is in .venvs/NAME.log, its cache in .venvs/NAME.cache.
 
 cpus=$(nproc)
 # One process more than CPUs, as a test waits now and then. Each process holds up to 0.8 GB.
@@ -9,16 +8,30 @@ parallel=(-n "${WORKERS:-$((cpus < 8 ? cpus + 1 : 8))}" --dist worksteal)
 limit_s=${TEST_TIMEOUT:-1800}  # for a run: a test that hangs must not hang the CI
 most_again=5                   # more failures are not the machine's
 
+# what tests need of the system; where one is missing, they skip with the reason
+tools=(
+    mount procps iproute2  # file systems, `free`, network namespaces
+    man-db zsh fish        # read the manual pages and the completion of shells
+    systemd                # systemd-analyze judges the units
+)
+
 mkdir -p .venvs
+
+# need_tools: install them where this is root.
+need_tools() { [[ $EUID -ne 0 ]] || scripts/need.sh "${tools[@]}" || echo "setup: tests that need these skip" >&2; }
 
 # start NAME PYTHON PYTEST_ARGUMENT...: run it now.
 start() {
-    local name=$1 python=$2 status=0
-    shift 2
-    echo "---- $name: pytest ${*@Q} > .venvs/$name.log"
-    echo "$python" >".venvs/$name.python"
+    echo "---- $1: pytest ${*:3} > .venvs/$1.log"
+    show "$@" >".venvs/$1.log" 2>&1
+}
+
+# show NAME PYTHON PYTEST_ARGUMENT...: run it now, on the terminal.
+show() {
+    local name=$1 status=0
+    echo "$2" >".venvs/$name.python"
     rm -rf ".venvs/$name.cache"
-    run_pytest "$name" "$@" >".venvs/$name.log" 2>&1 || status=$?
+    run_pytest "$name" "${@:3}" || status=$?
     echo "$status" >".venvs/$name.status"
 }
 
@@ -29,7 +42,7 @@ run_pytest() {
         "$(<".venvs/$name.python")" -m pytest -o cache_dir=".venvs/$name.cache" "$@"
 }
 
-# again NAME: run a few tests that failed once more, alone, and count those that pass as flaky. A defect fails twice; a
+# again NAME: run a few tests that failed once more, alone, and name those that pass as flaky. A defect fails twice; a
 # flaky test is one, too, that does not stop the others' work.
 again() {
     local name=$1 status failed
@@ -38,11 +51,11 @@ again() {
     failed=$("$(<".venvs/$name.python")" -c \
         'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' ".venvs/$name.cache/v/cache/lastfailed")
     [[ $(wc -l <<<"$failed") -le $most_again ]] || return 0
-    echo "---- $name: tests failed, and run once more:" $failed
+    echo "---- $name: some tests failed, and run once more"
     status=0
-    run_pytest "$name" --last-failed "${@:2}" >>".venvs/$name.log" 2>&1 || status=$?
+    run_pytest "$name" --last-failed "${@:2}" 2>&1 | tee -a ".venvs/$name.log" || status=$?
     echo "$status" >".venvs/$name.status"
-    [[ $status -ne 0 ]] || sed "s/^/$name /" <<<"$failed" >>.venvs/flaky
+    [[ $status -ne 0 ]] || sed "s/^/flaky: $name: /" <<<"$failed"
 }
 
 # What pytest says of failures, or the end of what it said where it did not come that far.

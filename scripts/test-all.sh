@@ -32,6 +32,7 @@ print(sys.executable)" 2>/dev/null && return
     return 1
 }
 
+need_tools
 found=()
 absent=()
 for version in "${versions[@]}"; do

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs `make test` in a Debian with git, make and python3 alone, as chroot: shows a missing installation step. The root
-# directory is in memory, and removed at the end.
+# directory is in /var/tmp, on a disk as that of most machines, and is removed at the end.
 #
 # usage: test-bare.sh [RELEASE [USER]]    as root; RELEASE: bookworm (default), trixie ...; USER: root (default) or another
 set -euo pipefail
@@ -11,9 +11,8 @@ scripts/need.sh mmdebstrap util-linux
 # the rest has a mount namespace of its own, so that all mounts end with it
 [[ ${COLMET_BARE:-} ]] || COLMET_BARE=1 exec unshare --mount --propagation private "$0" "$@"
 
-root=$(mktemp -d)
-trap 'umount -R "$root"; rmdir "$root"' EXIT
-mount -t tmpfs -o size=8g,mode=755 colmet-bare "$root"
+root=$(mktemp -d -p /var/tmp colmet-bare.XXXXXX)
+trap 'umount -R --lazy "$root"/{proc,sys,dev} 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
 
 own=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' |
@@ -25,6 +24,7 @@ for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"
 for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do # a site may have its own
     [[ ! -e $file ]] || cp -L "$file" "$root$file"
 done
+printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"  # an installer writes it
 git clone --quiet --no-hardlinks . "$root/colmet"
 
 # inside COMMAND...

@@ -8,5 +8,8 @@ cd "$(dirname "$0")/.."
 source scripts/running.sh
 python=$1
 shift
-[[ $# -gt 0 ]] || set -- "${parallel[@]}" -m "not slow"
-exec "$python" -m pytest "$@"
+[[ $# -eq 0 ]] || exec "$python" -m pytest "$@"
+need_tools
+show test "$python" "${parallel[@]}" -m "not slow"
+again test
+exit "$(<.venvs/test.status)"

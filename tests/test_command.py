@@ -104,7 +104,7 @@ def test_messages_are_in_english_whatever_the_agents_language(monkeypatch):
 
 def test_it_has_nothing_to_read_and_runs_in_the_root_in_a_session_of_its_own():
     assert sh("cat; pwd").run() == "/\n"
-    assert sh("ps -o sid= -p $$ | tr -d ' '; echo $$").run().split()[0] != str(os.getsid(0))
+    assert sh("cut -d' ' -f6 /proc/$$/stat; echo $$").run().split()[0] != str(os.getsid(0))
 
 
 def test_bytes_that_are_no_text_are_replaced():
@@ -191,12 +191,16 @@ def test_at_its_deadline_it_is_killed_and_may_be_asked_again(tmp_path):
 )
 def test_at_its_deadline_its_whole_process_group_is_killed(tmp_path, script):
     pids = tmp_path / "pids"
-    late(script.format(tell=f"ps -o pgid= -p $$ >> {pids}"), pids)
+    late(script.format(tell=f"cut -d' ' -f5 /proc/$$/stat >> {pids}"), pids)
     group = pids_in(pids, 1)[0]
 
     def is_empty():
-        rows = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-        return not [row for row in rows.splitlines() if row.split()[0] == str(group) and "Z" not in row.split()[1]]
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+                if int(its_group) == group and state not in "ZX":
+                    return False
+        return True
 
     assert eventually(is_empty)
 

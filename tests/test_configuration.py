@@ -51,7 +51,9 @@ def option_text(action):
         return "2", [name, name]
     if action.nargs == 0:
         return "true", [name]
-    plain = next(filter(lambda text: is_one(action, text), [*map(str, action.choices or ()), "12", "500M", "1d", "x"]))
+    plain = next(
+        filter(lambda text: is_one(action, text), [*map(str, action.choices or ()), "12", "500M", "1d", "blosc", "x"])
+    )
     quoted = f'"{plain}"'
     if action.nargs == "+":
         return f"[{quoted}, {quoted}]", [name, plain, plain]
@@ -123,10 +125,10 @@ def test_the_example_in_the_documentation_can_be_used():
         ("sample-period = 2026-01-01", r"sample-period: a date or time is not"),
         ("zeromq-hwm = 1e400", r"zeromq-hwm: a number that is too large"),
         ("zeromq-hwm = 0x" + "f" * 200, r"zeromq-hwm: a number that is too large"),
-        ("zeromq-hwm = 2.5", r"zeromq-hwm: '2.5' is not a whole number from 1"),
+        ("zeromq-hwm = 2.5", r"zeromq-hwm: '2.5' is not a whole number from 0"),
         ("zeromq-uri = 5556", r"zeromq-uri: a number is not a text$"),
         (r'zeromq-uri = "a\u0000b"', r"zeromq-uri: a text that contains a NUL byte"),
-        ("# x\n'wire' = 'v2'", r"node.toml:2: wire: 'v2' is none of colmet06, v1"),
+        ("# x\n'wire' = 'v2'", r"node.toml:2: wire: 'v2' is none of auto, v1, colmet06"),
         ("disable-cgroup = 1", r"disable-cgroup: a number is neither true nor false"),
         ("disable-cgroup = 'false'", r"disable-cgroup: a text is neither true nor false"),
         ("verbose = true", r"verbose: a truth value is not a whole number from 0 to 9"),

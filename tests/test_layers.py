@@ -36,6 +36,7 @@ LIBRARIES = {
     "psutil": ("colmet.tools.facility.",),
     "subprocess": ("colmet.node.command", "colmet.collector.hdf5apart", "colmet.collector.web", "colmet.tools."),
     "ctypes": (
+        "colmet.common.capabilities",
         "colmet.tools.doctor.clock",
         "colmet.collector.memory",
         "colmet.node.clib",

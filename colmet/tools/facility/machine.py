@@ -23,7 +23,7 @@ from colmet.tools.facility.documents import Space, Traffic
 
 log = logging.getLogger(__name__)
 
-MTAB = "/etc/mtab"
+MTAB = "/proc/self/mounts"  # /etc/mtab is a link to it, and minimal systems lack the link
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MOUNTINFO = "/proc/self/mountinfo"
 DISKS = ("/home", "/data", "/scratch")
@@ -211,7 +211,7 @@ def parse_mounts(text: str) -> dict[str, str]:
     Of several mounts on one path the last one counts, which is the one that is seen.
 
     Args:
-        text: of /etc/mtab: device, path and more in each line, characters such as blanks as `\040`.
+        text: of /proc/self/mounts: device, path and more in each line, characters such as blanks as `\040`.
     """
     found = {}
     for line in text.splitlines():
