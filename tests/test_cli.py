@@ -7,11 +7,13 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
+import tables
 
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
@@ -161,6 +163,17 @@ def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
 def test_the_collector_does_not_start_on_what_cannot_be_done(arguments, said, caplog):
     assert collector_main.main(arguments) == 2
     assert said in caplog.text
+
+
+def test_a_start_that_fails_late_leaves_no_file_open(tmp_path, caplog):
+    """PyTables names files that it finds open at the end on standard error."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        outputs = ["--hdf5-filepath", str(tmp_path / "x.hdf5"), "--control-socket", ""]
+        started = ["--zeromq-bind-uri", "tcp://127.0.0.1:*", "--metrics-listen", taken]
+        assert collector_main.main([*outputs, *started]) == 2
+    assert "Address already in use" in caplog.text
+    assert str(tmp_path / "x.hdf5") not in tables.file._open_files.filenames
 
 
 @pytest.mark.parametrize(("given", "warnings"), [("0", 1), ("1000", 0)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -115,6 +116,19 @@ def test_old_dialects_have_no_numbers_and_every_batch_is_new():
     assert len(receiver.take(rust, "")) == 1
     assert receiver.dialects == {"colmet06": 2, "colmet_rs": 1}
     assert receiver.senders["dahu-7"].duplicates == 0
+
+
+def test_each_batch_is_told_at_debug_level_with_its_host_and_rows(caplog):
+    caplog.set_level(logging.DEBUG)
+    receiver = Receiver()
+    take(receiver, 1, 1, 2)
+    receiver.take((DATA / "colmet06/frames/mixed.bin").read_bytes(), "10.0.0.1")
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("batch received")]
+    assert told == [
+        "batch received host=node-1 rows=1 seq=1 dialect=v1",
+        "batch received host=node-1 rows=1 seq=2 dialect=v1",
+        "batch received host=dahu-7 rows=7 seq=None dialect=colmet06",
+    ]
 
 
 def test_skipped_values_of_a_rust_node_are_a_warning_while_it_sends_at_powers_of_ten(caplog):

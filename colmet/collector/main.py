@@ -482,6 +482,9 @@ def run(
         stack.callback(journal.close)
         limits.store_in(journal.admits)
         outlets = open_outlets(outputs, journal, options)
+        unstarted = stack.enter_context(contextlib.ExitStack())  # from the start on each outlet closes its own
+        for output in outputs:
+            unstarted.callback(output.close)
         settings.add(changes(journal, outlets, limits, novelty))
         cli.tune_garbage_collector()
         tame_malloc()
@@ -530,6 +533,7 @@ def run(
                 stack.callback(page.close)
             if interface is not None:
                 interface.start()
+            unstarted.pop_all()
             ended = collector.run(signals)
         if not ended:  # what Python does at its end, such as closing files, would be done under a thread that works
             journal.close()

@@ -282,6 +282,7 @@ class Outlet:
         try:
             self.output.write(records)
             self.written += rows
+            log.debug("rows written output=%s rows=%d", self.output.name, rows)
             return
         except OutputUnavailable:
             self._count_until(records)

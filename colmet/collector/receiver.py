@@ -418,8 +418,10 @@ class Receiver:
             sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
             if name is None:
                 continue
+            rows = batch.row_count
             sender.batches += 1
-            sender.rows += batch.row_count
+            sender.rows += rows
+            log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, decoded.dialect)
             fresh.append(batch if name == batch.host else self._renamed(batch, name))
         if all(batch is one for batch, one in zip(fresh, decoded.batches)) and len(fresh) == len(decoded.batches):
             self.messages = [(message, fresh)] if fresh else []
