@@ -163,7 +163,7 @@ def test_documents_that_find_no_room_are_sent_again_alone(tmp_path, elastic):
 def test_documents_that_never_find_room_wait_in_the_journal(tmp_path, elastic):
     elastic.item = lambda action, document: (429, "full") if document["cpu"] == 1 else None
     writer = Writer(tmp_path, elastic.url)
-    with pytest.raises(OutputUnavailable, match="2 documents find no room after 3 tries: status 429: full"):
+    with pytest.raises(OutputUnavailable, match="no room for 2 documents in 3 tries: status 429: full"):
         writer.write(record(0), record(1))
     assert writer.state.position == 0 and stored(elastic) == rows(0)
     elastic.item = lambda action, document: None
@@ -339,7 +339,7 @@ def test_the_server_as_a_whole_without_room_is_asked_again(tmp_path, elastic):
     writer.write(record(0))
     assert stored(elastic) == rows(0) and writer.count("retried", "host_failures") == (4, 0)
     elastic.script["POST", "/_bulk"] = [error(429, "circuit_breaking_exception")] * 3
-    with pytest.raises(OutputUnavailable, match="after 3 tries: circuit_breaking_exception: because"):
+    with pytest.raises(OutputUnavailable, match="in 3 tries: circuit_breaking_exception: because"):
         writer.write(record(1))
 
 

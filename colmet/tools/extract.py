@@ -373,7 +373,7 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
     from colmet.tools.history.hdf5 import Hdf5History, files_of
 
     if len(arguments) != len(ARGUMENTS):
-        raise _Refused(USAGE, f"{len(arguments)} arguments, not 5: colmet-extract {' '.join(ARGUMENTS)}")
+        raise _Refused(USAGE, f"{counted(len(arguments), 'arguments')}, not 5: colmet-extract {' '.join(ARGUMENTS)}")
     prefix, job_text, start, stop, asked = arguments
     if not _JOB.fullmatch(job_text) or int(job_text) >= 1 << 63:
         raise _Refused(USAGE, f"JOB_ID {_shown(job_text)} is not a job's number")

@@ -27,13 +27,22 @@ HEAD = """\
 
 Every table that `colmet-node` and `colmet-facility` send, from the schemas in the source (`make docs` writes this
 page). In HDF5 a table is `/job_<id>/<table>`, that of the node itself `/job_0/<table>`; in Elasticsearch it is the
-index `colmet_<table>` in lower case. Outputs add `timestamp` (seconds since the epoch), `hostname` and `job_id` to
-each row.
+index `colmet_<table>` in lower case. Outputs add columns to each row:
+
+| column | where | meaning |
+| --- | --- | --- |
+| `timestamp` | everywhere | when it was measured, seconds since the epoch |
+| `hostname` | everywhere | the node |
+| `job_id` | everywhere | the job; 0 for the node itself |
+| `metric_backend` | HDF5, JSON, CSV | the name of the table |
+| `involved_jobs` | tables of the node: JSON, Elasticsearch; HDF5 where Colmet 0.6 had it \
+(`RAPLstats_default`, `infinibandstats_default`, `lustrestats_default`, `ipmipowerstats_default`) | the jobs on the \
+node at that time; in HDF5 the text of a JSON list, of 8,192 bytes at most |
 
 A *counter* only grows, over the life of a job or from the start of the agent; a *gauge* is the value at that time, or
-over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in HDF5
-(NaN in columns of floats) and absent in JSON, never 0. A row's values of tasks are summed over the job where nothing
-else is said.
+over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in
+HDF5, and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. A row's values of tasks
+are summed over the job where nothing else is said.
 """
 CATALOGUE_HEAD = '''\
 """The types of the columns of all tables that Colmet's nodes send, the older ones too: one text for each table.

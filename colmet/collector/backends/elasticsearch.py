@@ -26,6 +26,7 @@ from colmet.collector.rejects import RejectFile
 from colmet.collector.state import State
 from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.plural import counted
 from colmet.common.schema import Schema
 
 log = logging.getLogger(__name__)
@@ -254,7 +255,8 @@ class ElasticsearchOutput(OutputBackend):
                 self._stop.wait(WAITS_S[0])
                 return False
             if tries == len(WAITS_S):
-                raise OutputUnavailable(f"{bulk.documents} documents find no room after {tries + 1} tries: {why}")
+                what = counted(bulk.documents, "documents")
+                raise OutputUnavailable(f"no room for {what} in {tries + 1} tries: {why}")
             self._counters["retried"] += bulk.documents
             self._stop.wait(WAITS_S[tries])
             tries += 1
@@ -271,7 +273,7 @@ class ElasticsearchOutput(OutputBackend):
         except (KeyError, TypeError) as err:
             raise OutputUnavailable(f"the answer to a bulk request is not that of Elasticsearch: {err!r}") from err
         if len(items) != bulk.documents or not all(type(status) is int for status in statuses):
-            raise OutputUnavailable(f"a bulk of {bulk.documents} documents is answered for {len(items)}")
+            raise OutputUnavailable(f"a bulk of {counted(bulk.documents, 'documents')} is answered for {len(items)}")
         created = statuses.count(201)
         self._counters["documents"] += created
         if created == bulk.documents:

@@ -420,4 +420,4 @@ def _check_known(files: door.Files, uid: int) -> Iterator[Finding]:
     if not len(known):
         yield fail(f"no key is in {nodes}: no node is let in", "`colmet enrol NAME...` makes keys for nodes")
     else:
-        yield good(f"{len(known)} keys of nodes in {nodes}")
+        yield good(f"{counted(len(known), 'keys')} of nodes in {nodes}")

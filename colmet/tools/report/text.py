@@ -150,7 +150,8 @@ class Page:
             return
         if report.cores is not None:
             of = f" of {count(cpu.cpus)}" if cpu.cpus else ""
-            yield self.bar(cpu.used_ratio) + Text(f"used {cores(report.cores)}{of} cores on average")
+            what = "core" if cpu.cpus == 1 else "cores"
+            yield self.bar(cpu.used_ratio) + Text(f"used {cores(report.cores)}{of} {what} on average")
         of = f" of {duration(cpu.available_s)}" if cpu.available_s else ""
         how = "" if cpu.source == "cgroup" else ", by its tasks (its cgroup was not measured)"
         kinds = listed(

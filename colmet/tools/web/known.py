@@ -16,6 +16,7 @@ import numpy as np
 from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
 from colmet.common.namesakes import base_of, counted_once, is_namesake
+from colmet.common.plural import counted
 from colmet.common.schema import Schema
 from colmet.common.top import HEARD_S, JOB_KEYS, Jobs, arranged, measure_jobs, measure_nodes
 from colmet.tools.batch.qmem import Hosts, Owners
@@ -561,7 +562,9 @@ class Known(Facts):
         step, made, lines = _made(parts, asked)
         warnings += lines
         if self._memory.missed and memory:
-            warnings.append(f"{self._memory.missed} messages did not reach memory; source=stored has their rows")
+            warnings.append(
+                f"{counted(self._memory.missed, 'messages')} did not reach memory; source=stored has their rows"
+            )
         has_stored = any(len(raw.times) for raw in earlier)
         times = [at for one in made for at in (one["times"][:1] + one["times"][-1:])]
         return {
