@@ -159,3 +159,46 @@ def test_a_batch_that_rows_were_left_out_of_is_known_after_a_restart_from_the_jo
         assert restarted.take(message, "10.0.0.1", user) == []
         assert [(one.host, one.seq) for one in restarted.again] == [(host, seq)]
     assert restarted.report()[0].count("conflicts=0") == 1
+
+
+# -- what Colmet does not declare, over all senders --
+
+
+def test_columns_that_one_sender_adds_to_a_table_of_colmet_leave_room_to_those_of_others(clock):
+    novelty = Novelty(100, clock)
+
+    def grown(*names):
+        return Schema(CGROUP.name, "job", [*CGROUP.fields, *[Field(name, "none", "gauge") for name in names]])
+
+    for n in range(10):
+        novelty.admits("evil", 1, batch(grown(*[f"evil{n}_{m}" for m in range(50)]), [1], table(TASKSTATS, [1])))
+        clock.now += 60
+    room = novelty._further._rooms[CGROUP.name]
+    assert room.total <= module.FURTHER_COLUMNS // 2
+    refused = batch(grown(*[f"more{n}" for n in range(100)]), [1, 2], table(TASKSTATS, [1]))
+    taken, rows = novelty.admits("evil", 1, refused)
+    assert rows == 2 and [one.schema.name for one in taken.tables] == [TASKSTATS.name]
+    later = batch(grown(*[f"later{n}" for n in range(20)]), [1])
+    assert novelty.admits("n1", 1, later) == novelty.admits("n2", 1, later) == (later, 0)
+    assert room.total <= module.FURTHER_COLUMNS // 2 + 20, "what several send counts once"
+    clock.now += module.FURTHER_S * 1.1
+    assert novelty.admits("n1", 1, batch(CGROUP, [1]))[1] == 0
+    assert novelty.admits("evil", 1, refused)[1] == 0, "what has not come for a day counts no more"
+
+
+def test_tables_that_one_sender_makes_up_leave_room_to_those_of_others(clock):
+    novelty = Novelty(100, clock)
+    for n in range(1000):
+        novelty.admits("evil", 1, batch(site_schema(1, f"evil{n}_default"), [1]))
+        clock.now += 1
+    assert novelty._further._rooms[""].total == module.FURTHER_TABLES // 2
+    for n in range(20):
+        own = batch(site_schema(30, f"site{n}_default"), [1])
+        assert novelty.admits(f"n{n}", 1, own) == (own, 0)
+        clock.now += 1
+
+
+def test_without_a_limit_there_is_none_on_further_tables_either(clock):
+    novelty = Novelty(0, clock)
+    for n in range(module.FURTHER_TABLES + 10):
+        assert novelty.admits("a", 1, batch(site_schema(1, f"s{n}_default"), [1]))[1] == 0

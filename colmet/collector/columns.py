@@ -5,6 +5,8 @@ Everything here is arrays: the output that writes the file alone knows its libra
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +37,20 @@ BLOCK_BYTES = 512 << 10
 # HDF5 keeps the type of a row in one object header message and a row of defaults in another; each has less than 64 kB.
 MAX_TYPE_BYTES = 65_000
 MAX_ROW_BYTES = 65_000
+OTHER = re.compile(r"_[0-9a-f]{8}$")  # how the name of another table for the same rows ends
+
+
+def names_for(schema: Schema) -> list[str]:
+    """The tables that rows may go to, the first one that they fit into.
+
+    Whose rows come first decides the columns of a table that Colmet does not declare. The second name is made of the
+    rows' own columns, and no table of a message has such a name, so nobody else decides what that table is like.
+    """
+    if declared.is_declared(schema.name):
+        return [schema.name]
+    kinds = " ".join(sorted([f"{field.name}:{field.dtype[0]}" for field in schema.fields]))
+    other = f"{schema.name}_{zlib.crc32(kinds.encode()):08x}"
+    return [other] if OTHER.search(schema.name[-9:]) else [schema.name, other]
 
 
 def type_bytes(name: str, dtype: np.dtype[Any]) -> int:

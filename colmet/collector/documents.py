@@ -15,7 +15,7 @@ import re
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
@@ -48,6 +48,18 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "f8": {"type": "double"},
     "S": KEYWORD,
 }
+
+
+class Fit(NamedTuple):
+    """Where rows of a schema go.
+
+    Attributes:
+        name: of the index, without prefix and date.
+        left_out: columns that have no place there.
+    """
+
+    name: str
+    left_out: frozenset[str]
 
 
 class Place(NamedTuple):
@@ -176,7 +188,7 @@ class _Source(NamedTuple):
 class _Form:
     """How the rows of one schema become documents."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, left_out: frozenset[str]) -> None:
         self.dtype = schema.dtype
         self.rows_at_once = max(1, min(BLOCK_ROWS, BLOCK_BYTES // self.dtype.itemsize))
         self._runs: dict[str, list[tuple[int, int]]] = {"i8": [], "f4": [], "f8": []}
@@ -192,6 +204,7 @@ class _Form:
         self._names = [name for kind in names.values() for name in kind]
         always = {"job_id", *colmet06.columns(schema.name)}
         self._always = np.array([name in always for name in self._names])
+        self._left_out = np.array([name in left_out for name in self._names])
         self._unsent = "".join(
             [f',"{name}":{MISSING_INT}' for name in colmet06.columns(schema.name) if name not in dtypes]
         )
@@ -245,7 +258,7 @@ class _Form:
                 strings[:, column] = rows[name]
             missing.append(strings == b"")
             kinds.append(strings)
-        present = ~np.concatenate(missing, axis=1) | self._always
+        present = ~(np.concatenate(missing, axis=1) | self._left_out) | self._always
         first = present[0]
         if (present == first).all():
             return self._lines(kinds, None, first, sources, source, number, texts)
@@ -306,10 +319,12 @@ class Documents:
     Args:
         place: where they go.
         journal: name of the journal, for the ids of batches that have no name of their own.
+        fit: where rows of a schema go.
     """
 
-    def __init__(self, place: Place, journal: str) -> None:
+    def __init__(self, place: Place, journal: str, fit: Callable[[Schema], Fit] | None = None) -> None:
         self._place = place
+        self._fit = fit or (lambda schema: Fit(schema.name.lower(), frozenset()))
         self._journal = journal
         self._forms: OrderedDict[bytes, _Form] = OrderedDict()
         self._texts = _Texts()
@@ -317,7 +332,7 @@ class Documents:
 
     def tables(self, records: Iterable[Record]) -> list[tuple[Schema, dict[str, None], list[_Source]]]:
         """The tables of all records by schema, with the indices that their documents go to, for `render`."""
-        known: dict[int, tuple[Schema, dict[str, None], list[_Source]]] = {}
+        known: dict[int, tuple[str, dict[str, None], list[_Source]]] = {}
         found: dict[bytes, tuple[Schema, dict[str, None], list[_Source]]] = {}
         texts, prefix, data_stream = self._texts, self._place.prefix, self._place.data_stream
         for record in records:
@@ -329,9 +344,10 @@ class Documents:
                     schema = table.schema
                     group = known.get(id(schema))  # a decoder hands out one object for each schema
                     if group is None:
-                        group = known[id(schema)] = found.setdefault(schema.digest, (schema, {}, []))
+                        same = found.setdefault(schema.digest, (schema, {}, []))
+                        group = known[id(schema)] = (prefix + self._fit(schema).name, *same[1:])
                     time_s = table.time_ns // NS
-                    name = prefix + schema.name.lower() + self._date(time_s)
+                    name = group[0] + self._date(time_s)
                     group[1][name] = None
                     head = f'"hostname":{host},"timestamp":{time_s}'
                     if data_stream:
@@ -357,7 +373,7 @@ class Documents:
         """The documents of tables of one schema, some at a time."""
         form = self._forms.get(schema.digest)
         if form is None:
-            form = self._forms[schema.digest] = _Form(schema)
+            form = self._forms[schema.digest] = _Form(schema, self._fit(schema).left_out)
             if len(self._forms) > MAX_FORMS:
                 self._forms.popitem(last=False)
         else:

@@ -29,6 +29,7 @@ from colmet.collector.columns import (
     grown,
     involved_jobs,
     missing,
+    names_for,
 )
 from colmet.collector.hdf5library import (
     STORAGE_ERRORS,
@@ -71,7 +72,6 @@ NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may 
 MAX_WARNINGS = 1000
 # Of one table, for columns that Colmet does not declare, while a file is open; a site has a few versions at a time.
 MAX_REBUILDS = 16
-OTHER = re.compile(r"_[0-9a-f]{8}$")  # how the name of another table for the same rows ends
 
 _HELD = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
 
@@ -724,19 +724,6 @@ class Hdf5File:
         self.flush()
         self.sync()
         return target
-
-
-def names_for(schema: Schema) -> list[str]:
-    """The tables that rows may go to, the first one that they fit into.
-
-    Whose rows come first decides the columns of a table that Colmet does not declare. The second name is made of the
-    rows' own columns, and no table of a message has such a name, so nobody else decides what that table is like.
-    """
-    if declared.is_declared(schema.name):
-        return [schema.name]
-    kinds = " ".join(sorted([f"{field.name}:{field.dtype[0]}" for field in schema.fields]))
-    other = f"{schema.name}_{zlib.crc32(kinds.encode()):08x}"
-    return [other] if OTHER.search(schema.name[-9:]) else [schema.name, other]
 
 
 def group_path(job: int) -> str:

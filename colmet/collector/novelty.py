@@ -7,9 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple, Union
 
+from colmet.collector.columns import names_for
 from colmet.collector.rates import INFINITE, MAX_SENDERS, Budget
+from colmet.common import declared
 from colmet.common.declared import is_declared
 from colmet.common.schema import Batch, Schema, Table
+from colmet.common.shares import Shares
 
 # Of --max-new-tables. A job has 3 to 8 of them: by default some 15 jobs a second, and more than 1,000 at once.
 TABLES_BURST_S = 100.0
@@ -17,6 +20,10 @@ TABLES_BURST_S = 100.0
 # HDF5 takes 0.2 kB for each, and as much as for 64 for a table.
 COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
 COLUMNS_OF_A_TABLE, COLUMNS_OF_A_CHANGE = 64, 8
+# What Colmet does not declare, over all senders, each with its share: columns of one of Colmet's own tables, and other
+# tables, with columns of other kinds once more. A database has a field or an index for each, for good.
+FURTHER_COLUMNS, FURTHER_TABLES = 512, 256
+FURTHER_S = 86400.0  # without rows, after which they count no more
 # What a sender had in this time is not new; what it had in twice the time may be.
 REMEMBERED_S = 600.0
 MAX_KNOWN = 1 << 17  # tables of jobs of one sender in that time
@@ -76,6 +83,48 @@ class _Known:
 _NONE: frozenset[int] = frozenset()
 
 
+class _Further:
+    """What Colmet does not declare: who has sent it first, and whether there is room for more."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._rooms: dict[str, Shares] = {}  # of Colmet's own tables, "" of all others
+        self._seen: dict[tuple[str, str], tuple[str, float]] = {}  # room and name: sender, when it was there last
+        self._sweep_at = 0.0
+
+    def admits(self, sender: str, schema: Schema) -> bool:
+        """Return whether a table of this schema may be stored; what is new in it counts for the sender."""
+        now = self._monotonic()
+        if now >= self._sweep_at:
+            self._sweep(now)
+        room, names = _further(schema)
+        new = [name for name in names if (room, name) not in self._seen]
+        if new:
+            shares = self._rooms.setdefault(room, Shares(FURTHER_COLUMNS if room else FURTHER_TABLES))
+            if len(new) > shares.room(sender):
+                return False
+            shares.hold(sender, len(new))
+        for name in names:
+            first, _ = self._seen.get((room, name), (sender, now))
+            self._seen[room, name] = first, now
+        return True
+
+    def _sweep(self, now: float) -> None:
+        self._sweep_at = now + FURTHER_S / 24
+        for (room, name), (sender, seen) in list(self._seen.items()):
+            if now - seen > FURTHER_S:
+                del self._seen[room, name]
+                self._rooms[room].hold(sender, -1)
+
+
+def _further(schema: Schema) -> tuple[str, list[str]]:
+    """Return whose room what Colmet does not declare of a schema is in, and names for it."""
+    if not is_declared(schema.name):
+        return "", names_for(schema)[-1:]
+    types = declared.columns(schema.name)
+    return schema.name, [f"{field.name}:{field.dtype[0]}" for field in schema.fields if field.name not in types]
+
+
 class Novelty:
     """Decides how much that is new is taken of each sender.
 
@@ -89,10 +138,12 @@ class Novelty:
         self._tables = Budget(INFINITE, INFINITE, monotonic)
         self._columns = Budget(INFINITE, INFINITE, monotonic)
         self._senders: OrderedDict[str, _Known] = OrderedDict()
+        self._further = _Further(monotonic)
         self.limit(per_s)
 
     def limit(self, per_s: float) -> None:
         """Limit new tables of jobs to this many a second from now on; 0 is no limit."""
+        self._is_limited = bool(per_s)
         self._tables.limit(per_s or INFINITE, per_s * TABLES_BURST_S or INFINITE)
         self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
 
@@ -104,19 +155,22 @@ class Novelty:
         """
         known = self._known(sender)
         found = []
+        out: dict[int, set[int]] = {}
         for at, table in enumerate(batch.tables):
             schema = table.schema
+            if schema.undeclared and self._is_limited and not self._further.admits(sender, schema):
+                out[at] = set(table.rows["job_id"].tolist())
+                continue
             key = schema.digest if schema.undeclared else schema.name
             jobs = known.new(key, set(table.rows["job_id"].tolist()))
             if jobs:
                 found.append(_New(at, key, jobs, price(schema)))
         if not found:
-            return batch, 0
+            return without(batch, out) if out else (batch, 0)
         count = sum([len(new.jobs) for new in found if not new.price])
         tables, columns = self._tables.left(sender, nodes), self._columns.left(sender, nodes)
         if count > tables and (count <= self._tables.at_once * nodes or tables < 1 or batch.epoch is None):
             return None, 0
-        out: dict[int, set[int]] = {}
         for new in found:
             room = columns / new.price if new.price else tables
             if room < len(new.jobs):

@@ -22,8 +22,10 @@ from colmet.collector import documents, elastic
 from colmet.collector.backend import OutputBackend, Record
 from colmet.collector.documents import Bulk, Documents, Place
 from colmet.collector.elastic import Answer, Client, reason_of
+from colmet.collector.mappings import MAX_KNOWN, Mappings
 from colmet.collector.rejects import RejectFile
 from colmet.collector.state import State
+from colmet.common import declared
 from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.plural import counted
@@ -38,7 +40,6 @@ MAX_BULK_DOCUMENTS = 10_000
 CHUNK_BYTES = 4 << 20  # of records between two saved positions
 MAX_REJECTED_BYTES = 1 << 20  # of a document in the reject file
 WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before what the server had no room for is sent again
-MAX_KNOWN = 10_000  # indices, and schemas, that are known to be there
 
 # What an answer to a bulk is to tell, for each document.
 BULK_PATH = "/_bulk?filter_path=" + ",".join(
@@ -90,7 +91,11 @@ class ElasticsearchOutput(OutputBackend):
         self._ready: dict[str, Schema] = {}  # by index
         self._refused: list[bytes] = []  # lines for the reject file, until the position behind them is saved
         self._warned: set[tuple[str, str]] = set()
-        self._counters = dict.fromkeys(("documents", "already_there", "rejected", "retried", "bulks", "splits"), 0)
+        self._looked_at: dict[str, Answer] = {}  # templates, until they are made or completed
+        self._mappings = Mappings(self._fields_of, place.data_stream)
+        self._counters = dict.fromkeys(
+            ("documents", "already_there", "rejected", "values_left_out", "retried", "bulks", "splits"), 0
+        )
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -151,7 +156,7 @@ class ElasticsearchOutput(OutputBackend):
     def open(self, state: State) -> None:
         """Nothing is asked of the server yet: it may be away."""
         self._state = state
-        self._documents = Documents(self._place, state.journal)
+        self._documents = Documents(self._place, state.journal, self._mappings.fit)
         path = self._reject_file
         if path is None:
             path = os.path.join(state.directory, REJECT_FILE) if state.directory else ""
@@ -193,6 +198,7 @@ class ElasticsearchOutput(OutputBackend):
         count = 0
         for schema, indices, sources in self._documents.tables(records):
             self._prepare(schema, indices)
+            self._count_left_out(schema, sum([len(source.table) for source in sources]))
             for bulk in self._documents.render(schema, sources):
                 if bodies and (
                     sum(map(len, bodies)) + len(bulk.body) > self._bulk_bytes
@@ -204,6 +210,18 @@ class ElasticsearchOutput(OutputBackend):
                 count += bulk.documents
         if bodies:
             self._send(Bulk(b"".join(bodies), count))
+        self._looked_at.clear()
+
+    def _count_left_out(self, schema: Schema, rows: int) -> None:
+        """Count the values that have no place in the index of their rows, and name their columns."""
+        index, left_out = self._mappings.fit(schema)
+        if left_out:
+            self._counters["values_left_out"] += rows * len(left_out)
+            self._warn_once(
+                index,
+                "columns left out, the index has them as another type or has too many fields",
+                f"columns={','.join(sorted(left_out)[:10])}",
+            )
 
     # -- bulks --
 
@@ -373,22 +391,19 @@ class ElasticsearchOutput(OutputBackend):
 
         Whether there is one now.
         """
-        index = self._place.prefix + schema.name.lower()
+        index = self._place.prefix + self._mappings.fit(schema).name
         path = f"/_index_template/{index}"
-        answer = self._client.ask("GET", path)
-        known: dict[str, Any] = {}
+        answer = self._looked_at.pop(index, None) or self._client.ask("GET", path)
         there: Mapping[str, Any] = {}
         if answer.status == 200:
-            try:
-                there = answer.body["index_templates"][0]["index_template"]
-                if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
-                    return True
-                known = dict(there["template"]["mappings"]["properties"])
-            except (LookupError, TypeError, AttributeError) as err:
-                raise OutputUnavailable(f"index template {index} is not what was expected: {err!r}") from err
+            there = _template_of(index, answer)
+            if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
+                return True
         elif answer.status != 404:
             return self._without_template(index, answer)
-        known.update(documents.properties(schema, self._place.data_stream))
+        known = dict(there["template"]["mappings"]["properties"]) if there else {}
+        fields, own = self._mappings.fields_of(schema), declared.columns(schema.name)
+        known.update({name: field for name, field in fields.items() if name in own or name not in known})
         template: dict[str, Any] = {
             "index_patterns": [f"{index}-*" if self._place.date_format else index],
             "priority": TEMPLATE_PRIORITY,
@@ -405,6 +420,26 @@ class ElasticsearchOutput(OutputBackend):
             return True
         answer = self._client.ask("PUT", path, json.dumps(template).encode())
         return answer.status == 200 or self._without_template(index, answer)
+
+    def _fields_of(self, index: str) -> Mapping[str, Any]:
+        """Return the fields in Colmet's own template for an index; none where there is no such template.
+
+        Raises:
+            OutputUnavailable: it cannot be read now.
+        """
+        if not self._use_templates:
+            return {}
+        index = self._place.prefix + index
+        answer = self._client.ask("GET", f"/_index_template/{index}")
+        if answer.status != 200:
+            _wait_where_busy(answer)
+        self._looked_at[index] = answer
+        if answer.status != 200:
+            return {}
+        there = _template_of(index, answer)
+        if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
+            return {}
+        return dict(there["template"]["mappings"]["properties"])
 
     def _without_template(self, index: str, answer: Answer) -> bool:
         """Go on without a template that cannot be made, or without any where the server does not let us make them."""
@@ -423,17 +458,20 @@ class ElasticsearchOutput(OutputBackend):
         return False
 
     def _warn(self, index: str, phrase: str, answer: Answer) -> None:
-        """Tell what is wrong with an index, once."""
+        """Warn once of what the server says of an index."""
+        self._warn_once(index, phrase, f"status={answer.status} {': '.join(answer.error)}")
+
+    def _warn_once(self, index: str, phrase: str, more: str) -> None:
         if len(self._warned) < MAX_KNOWN and (phrase, index) not in self._warned:
             self._warned.add((phrase, index))
-            log.warning("%s: index=%s status=%d %s", phrase, index, answer.status, ": ".join(answer.error))
+            log.warning("%s: index=%s %s", phrase, index, more)
 
     def _create_index(self, index: str, schema: Schema) -> None:
         answer = self._client.ask("HEAD", f"/{index}")
         if answer.status == 404:
             body: dict[str, Any] = {}
             if not self._templates.get(schema.digest):
-                known = documents.properties(schema, False)
+                known = self._mappings.fields_of(schema)
                 body = {"settings": documents.settings(known), "mappings": documents.mappings(known)}
             answer = self._client.ask("PUT", f"/{index}", json.dumps(body).encode())
         self._created(index, answer)
@@ -451,6 +489,21 @@ class ElasticsearchOutput(OutputBackend):
             return
         _wait_where_busy(answer)
         self._warn(index, "index cannot be looked at or created", answer)
+
+
+def _template_of(index: str, answer: Answer) -> Mapping[str, Any]:
+    """Return an index template as the server has it.
+
+    Raises:
+        OutputUnavailable: it is in another form.
+    """
+    try:
+        there = answer.body["index_templates"][0]["index_template"]
+        if there.get("_meta", {}).get("managed_by") == MANAGED_BY:
+            dict(there["template"]["mappings"]["properties"])
+        return dict(there)
+    except (LookupError, TypeError, ValueError, AttributeError) as err:
+        raise OutputUnavailable(f"index template {index} is not what was expected: {err!r}") from err
 
 
 def _wait_where_busy(answer: Answer) -> None:

@@ -1,0 +1,128 @@
+"""Which index the rows of a table go to, and which of their columns have a place in its mapping.
+
+Colmet declares its own tables, so nobody else decides their fields. Other tables, and columns that this version does
+not know, get the types of the rows that come first; rows that do not fit these go to another index, or without the
+values that do not fit, so that no document is refused for what another sender has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from colmet.collector.columns import names_for
+from colmet.collector.documents import Fit, properties
+from colmet.common import declared
+from colmet.common.catalogue import TABLES
+from colmet.common.schema import Schema
+
+MAX_FIELDS = 1000  # of an index: what both databases allow by default
+MAX_KNOWN = 10_000  # indices, and schemas, that are remembered
+OWN = frozenset(name.lower() for name in TABLES)
+_KINDS = {"long": "i", "float": "f", "double": "f", "keyword": "S"}
+
+
+class Mappings:
+    """Decides where rows go, and remembers the fields of each index.
+
+    Args:
+        load: the fields that an index or its template has now, by their names; empty where it is not there.
+        data_stream: whether documents have `@timestamp`.
+    """
+
+    def __init__(self, load: Callable[[str], Mapping[str, Any]], data_stream: bool) -> None:
+        self._load = load
+        self._data_stream = data_stream
+        self._fields: dict[str, dict[str, Any]] = {}
+        self._fits: dict[bytes, Fit] = {}
+
+    def fit(self, schema: Schema) -> Fit:
+        """Return where rows of a schema go; the fields that the index lacks are its own from now on.
+
+        Raises:
+            OutputUnavailable: the fields cannot be read now.
+        """
+        fit = self._fits.get(schema.digest)
+        if fit is None:
+            if len(self._fits) >= MAX_KNOWN or len(self._fields) >= MAX_KNOWN:
+                self._fits.clear()
+                self._fields.clear()
+            fit = self._fits[schema.digest] = self._find(schema)
+            self.add(fit.name, self.fields_of(schema))
+        return fit
+
+    def fields_of(self, schema: Schema) -> dict[str, Any]:
+        """Return the fields of the documents of a schema, without those that have no place."""
+        wanted = properties(schema, self._data_stream)
+        fit = self._fits.get(schema.digest)
+        return {name: field for name, field in wanted.items() if fit is None or name not in fit.left_out}
+
+    def fields(self, index: str) -> dict[str, Any]:
+        """Return the fields of an index, as far as they are known."""
+        fields = self._fields.get(index)
+        if fields is None:
+            fields = self._fields[index] = dict(self._load(index))
+        return fields
+
+    def add(self, index: str, fields: Mapping[str, Any]) -> None:
+        """Note that an index has these fields, beside others; one that it has keeps its type."""
+        self._fields[index] = {**fields, **self.fields(index)}
+
+    def _find(self, schema: Schema) -> Fit:
+        wanted = properties(schema, self._data_stream)
+        own = declared.columns(schema.name) if declared.is_declared(schema.name) else {}
+        fit = Fit("", frozenset())
+        for index in _indices(schema):
+            fit = Fit(index, frozenset(_misfits(wanted, self.fields(index), own)))
+            if not fit.left_out:
+                break
+        return fit
+
+
+def _indices(schema: Schema) -> list[str]:
+    """Return the indices that rows of a schema may go to, the best first.
+
+    None but Colmet's own tables have those of Colmet's tables. A dash would be taken for the beginning of a date.
+    """
+    names = [name.lower() for name in names_for(schema)]
+    if declared.is_declared(schema.name):
+        return names
+    names = [name.replace("-", "_") for name in names]
+    return [name for name in names if name not in OWN]
+
+
+def _misfits(wanted: Mapping[str, Any], there: Mapping[str, Any], own: Iterable[str]) -> list[str]:
+    """Return the columns that cannot be among the fields of an index.
+
+    Args:
+        wanted: the columns as fields.
+        there: the fields of the index.
+        own: columns that Colmet declares: they are never among the misfits.
+    """
+    groups = {part for name in (*there, *wanted) for part in _groups(name)}
+    found = []
+    room = MAX_FIELDS - len(there) - sum([name in wanted and name not in there for name in own])
+    for name, field in wanted.items():
+        if name in own:
+            continue
+        if name in there:
+            fits = _is_same(there[name], field)
+        else:
+            is_object = name in groups or any(part in wanted or part in there for part in _groups(name))
+            fits = room > 0 and not is_object
+            room -= fits
+        if not fits:
+            found.append(name)
+    return found
+
+
+def _groups(name: str) -> list[str]:
+    """Return the objects that a field is in, by the dots in its name."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _is_same(there: Mapping[str, Any], field: Mapping[str, Any]) -> bool:
+    """Return whether a field can take values that are described as another one: an integer is a number as well."""
+    have, want = _KINDS.get(str(there.get("type"))), _KINDS.get(str(field.get("type")))
+    return None in (have, want) or have == want or (have == "f" and want == "i")
