@@ -101,10 +101,7 @@ def test_the_packages_install_every_page_and_completion(made):
 def test_the_packages_and_pip_install_the_same_programs():
     setup = set(re.findall(r'^ +"([\w.-]+) = colmet\.', (ROOT / "setup.py").read_text(), re.M))
     installed = {name.removeprefix("usr/bin/") for name in listed("install") if name.startswith("usr/bin/")}
-    links = re.findall(
-        r"^usr/bin/\S+ usr/bin/(\S+)$", (ROOT / "packaging/debian/colmet-common.links").read_text(), re.M
-    )
-    assert setup == installed | set(links)
+    assert setup == installed
     assert setup - {"qmemview.py"} == set(programs.PROGRAMS)
 
 
