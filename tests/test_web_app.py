@@ -98,7 +98,8 @@ def got(app, target, *headers, **options):
 def refused(app, target, status, *headers, **options):
     answer = ask(app, target, headers, **options)
     assert answer.status == status, answer.body
-    assert list(answer.json()) == ["error"] and answer.json()["error"]
+    envelope = ["success", "message", "data"] if target.startswith(("/qhost", "/qstat")) else []
+    assert list(answer.json()) == [*envelope, "error"] and answer.json()["error"]
     return answer
 
 
@@ -559,6 +560,22 @@ def test_qhost_and_qstat_without_data_say_so(users, page):
     app = make(MadeUpFacts(40, 0), users, folder=page)
     assert got(app, "/qstat", ROOT) == {"success": False, "message": "No data for qstat", "data": {}}
     assert got(app, "/qhost", ALICE) == {"success": False, "message": "No data for qhost", "data": {}}
+
+
+@pytest.mark.parametrize("name", ["qhost", "qstat"])
+def test_errors_at_qhost_and_qstat_have_the_envelope_beside_them(app, name):
+    answers = [
+        ask(app, f"/{name}?x=1", [ROOT]),
+        ask(app, f"/{name}"),
+        ask(app, f"/{name}/", [ROOT]),
+        ask(app, f"/{name}", [ROOT], method="POST"),
+        ask(app, f"/{name}", [ROOT, ("Content-Length", "5")]),
+    ]
+    assert [answer.status for answer in answers] == [400, 401, 404, 405, 400]
+    for answer in answers:
+        told = answer.json()
+        assert told == {"success": False, "message": told["error"], "data": {}, "error": told["error"]}
+        assert told["error"] and int(answer.headers["content-length"]) == len(answer.body)
 
 
 def test_the_status_is_for_administrators(app):

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 PACKED_BYTES = 1024  # shorter ones are not worth it
 LEVEL = 4  # of gzip: more takes long and saves little
 JSON = "application/json"
+ENVELOPED = ("/qhost", "/qstat")  # how these paths begin
 NOT_KEPT = "no-store"
 # Everything comes from this server, and no other page frames, sends or reads it.
 HEADERS = {
@@ -71,8 +73,24 @@ def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str
 
 
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Why there is no answer."""
-    return answer({"error": text}, status=status, headers=headers)
+    """Return an answer that says why there is none; at the addresses of QmemTools' server in its envelope, too."""
+    told = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Vary": "Accept-Encoding, Authorization"}
+    return _Failure(text, status, {**told, **(headers or {})})
+
+
+class _Failure(Response):
+    """The body depends on the address, which only the request tells."""
+
+    def render(self, content: Any) -> bytes:
+        self._text = str(content)
+        return to_json({"error": self._text})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(ENVELOPED):
+            envelope = {"success": False, "message": self._text, "data": {}}
+            self.body = to_json({**envelope, "error": self._text})
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def _plain(value: Any) -> Any:
