@@ -395,8 +395,12 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
         ConfigError: the options ask for what cannot be done.
     """
     outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
-    if not outputs:
-        raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
+    serves_gridengine = options.gridengine and options.http_listen is not None
+    if not outputs and not serves_gridengine:
+        raise ConfigError(
+            "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend, or --gridengine "
+            "with --http-listen to serve what Grid Engine reports and store nothing"
+        )
     page_service = web.service_of(options)
     web.check(options)
     web.warn_of_readers(options)
@@ -451,6 +455,10 @@ def run(
             _journal_dir(options, [one for cls in classes if (one := cls.from_options(options)) is not None])
         )
     outputs, directory, keys, control_keys, page_service = build(options, classes)
+    if not outputs:
+        log.warning(
+            "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
+        )
     if options.http_listen is not None and not page_service:  # a service may still hold it from the run before
         web.check_address(options.http_listen)
     limit = cli.raise_open_file_limit()
