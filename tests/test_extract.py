@@ -122,6 +122,16 @@ def test_only_the_database_and_the_terminal_libraries_stay_away():
     assert not {"requests", "zmq", "rich", "pyarrow", "matplotlib", "msgpack"} & set(done.stdout.split())
 
 
+def test_numbered_columns_are_in_the_order_of_their_numbers():
+    class Stored:
+        def tables(self, job, *_):
+            return {"RAPLstats_default": ["counter_1", "counter_10", "counter_2", "a"]} if job else {}
+
+    names = ["a", "counter_1", "counter_2", "counter_10"]
+    for asked in (None, ["RAPLstats_default.*"]):
+        assert [column.column for column in extract.choose(Stored(), 7, asked, extract.Interval())] == names
+
+
 def test_rows_are_those_of_the_interval_by_time_and_host(stored):
     data = answer(stored, "7", str(START + 1), f"{START + 2}.5", "cpu")
     assert data == {

@@ -300,7 +300,7 @@ def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tm
     assert token_of(endpoint, tmp_path, "--token-file", str(path)) == "of the file"
     assert "can be seen by all users" not in caplog.text
     assert token_of(endpoint, tmp_path, "-t", "of the line") == "of the line"
-    assert "a secret on the command line can be seen by all users of this machine: -t; use --token-file" in caplog.text
+    assert "all users of this machine can read a secret on the command line: -t; use --token-file" in caplog.text
 
 
 # -- the command line --
@@ -309,14 +309,17 @@ def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tm
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        ([], "nothing is to be gathered"),
+        ([], "no source is chosen"),
+        (["--host"], "no destination is given; give --url, --zeromq-uri, --json-lines or --debug"),
         (["--host", "--json-lines", "-d"], "--json-lines has no effect with --debug"),
-        (["--host"], "give at least one place to go to: --url, --zeromq-uri, --json-lines, --debug"),
         (["--host", "-u", "ftp://x/"], "--url: not an address"),
-        (["--host", "-c", "", "--json-lines"], "-c NAME has to say what this facility is called"),
+        (["--host", "-c", "", "--json-lines"], "no name of the facility is given; give --cluster NAME"),
         (["-s", "-g", "no-such-group", "--json-lines"], "this machine knows no group 'no-such-group'"),
         (["-b", "-q", "all", "--json-lines"], "'all' is not of the form NAME:CONSTRAINT"),
-        (["--batch-system", "oar", "-q", "a:", "--json-lines"], "-q names queues of HTCondor, which is not asked"),
+        (
+            ["--batch-system", "oar", "-q", "a:", "--json-lines"],
+            "-q names queues of HTCondor; add --batch-system condor",
+        ),
         (["-b", "-q", ":x", "--json-lines"], "':x' is not of the form NAME:CONSTRAINT"),
         (["--batch-system", "pbs", "--json-lines"], "'pbs' is none of condor, gridengine, oar, slurm"),
         (["--host", "--disk", "home", "--json-lines"], "'home' is not an absolute path"),
@@ -324,11 +327,14 @@ def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tm
         (["-s", "-t", "x", "--token-file", "/x", "-u", "http://x"], "not allowed with argument"),
         (["-s", "--token-file", "/none", "-u", "http://x/"], "--token-file: /none cannot be read: No such file"),
         (["-s", "--key-file", "/none", "--json-lines"], "--key-file: /none cannot be read"),
-        (["-s", "--key-file", "/none", "-z", "x", "--json-lines"], "a key takes the place of the salt"),
+        (["-s", "--key-file", "/none", "-z", "x", "--json-lines"], "--key-file excludes --salt and --salt-file"),
         (["-s", "--key-file", "", "--json-lines"], "--key-file: names no file"),
-        (["-s", "--key-file", "", "-z", "x", "--json-lines"], "a key takes the place of the salt"),
+        (["-s", "--key-file", "", "-z", "x", "--json-lines"], "--key-file excludes --salt and --salt-file"),
         (["-s", "-o", "--salt-file", "", "--json-lines"], "--salt-file: names no file"),
-        (["-s", "--key-file", "/none", "--salt-file", "", "--json-lines"], "a key takes the place of the salt"),
+        (
+            ["-s", "--key-file", "/none", "--salt-file", "", "--json-lines"],
+            "--key-file excludes --salt and --salt-file",
+        ),
         (["-s", "--token-file", "", "-u", "http://127.0.0.1:1/"], "--token-file: names no file"),
         (["--make-key", ""], "--make-key: names no file"),
         (["-s", "--interval", "0.5", "--json-lines"], "'0.5' is not a number of seconds from 1 to 86400"),
@@ -351,7 +357,8 @@ def parsed(*argv):
 
 def test_the_alias_has_the_old_defaults():
     given = parsed()
-    assert (given.cluster, given.url, given.state_file) == ("UC-AF", "https://af.atlas-ml.org/", "/run/afmetrics.json")
+    assert (given.cluster, given.url, given.state_file) == ("UC-AF", "https://af.atlas-ml.org/", None)
+    assert afmetrics.PROGRAM.state_file == "/run/afmetrics.json"
     assert (given.namespace, given.label, given.token, given.loglevel) == ("af-jupyter", "owner", None, None)
     assert (given.salt, given.group, given.obfuscate_hosts, given.queue) == ("", "", "", [])
     flags = ("ssh", "ssh_history", "jupyter", "batch", "host", "obfuscate_users", "debug")
@@ -371,6 +378,18 @@ def test_the_alias_has_the_old_short_and_long_options():
     assert short == long
     assert short.queue == [("a", "b:c")] and short.ssh and short.debug and short.namespace == "N"
     assert parsed("-q", "all:").queue == [("all", "")]
+
+
+def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("s3cret-token\n")
+    token.chmod(0o600)
+    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token), *kept(tmp_path)]
+    for option, count in (("-v", 0), ("-vv", 4)):
+        said = process("command", option, *argv, cwd=tmp_path).stderr
+        found = re.findall(r"DEBUG \S+: document (.*)", said)
+        assert len(found) == len(re.findall("DEBUG .*: answer status=200", said)) == count
+        assert all(json.loads(text)["token"] is None for text in found) and "s3cret" not in said
 
 
 @pytest.mark.parametrize(
@@ -502,7 +521,7 @@ def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
 @pytest.mark.parametrize("reader", ["> /dev/full", "| true"])
 def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
     script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
-    argv = ["-m", "colmet.tools.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-u"]
+    argv = ["-m", "colmet.tools.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-t", "", "-u"]
     done = subprocess.run(
         ["bash", "-c", script, sys.executable, *argv, endpoint.url, *kept(tmp_path)],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
@@ -520,7 +539,21 @@ def test_lines_take_a_standard_output(tmp_path, monkeypatch, capsys):
 
 
 def test_a_service_that_can_print_no_more_goes_on(endpoint, tmp_path):
-    argv = ["-c", "X", "--host", "--disk", "/", "--json-lines", "-u", endpoint.url, "--interval", "1", *kept(tmp_path)]
+    argv = [
+        "-c",
+        "X",
+        "--host",
+        "--disk",
+        "/",
+        "--json-lines",
+        "-t",
+        "",
+        "-u",
+        endpoint.url,
+        "--interval",
+        "1",
+        *kept(tmp_path),
+    ]
     with open("/dev/full", "w") as full, subprocess.Popen(
         [sys.executable, "-m", "colmet.tools.facility.command", *argv],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True,
@@ -611,7 +644,7 @@ def lives(pid):
 
 def test_a_service_that_cannot_work_does_not_begin(tmp_path):
     done = process("command", "-c", "X", "--host", "--interval", "5", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("colmet-facility: error: give at least one place to go to")
+    assert done.returncode == 2 and done.stderr.startswith("colmet-facility: error: no destination is given")
 
 
 def test_an_error_of_the_command_line_is_of_the_commands_kind():

@@ -209,12 +209,14 @@ def test_debug_files_have_the_token_of_the_command_line(tmp_path):
 def test_a_debug_file_that_cannot_be_written_is_told_of(tmp_path):
     (tmp_path / "ssh.json").mkdir()
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
-        debugfiles.write([Group("ssh.json", [])], None, str(tmp_path))
+        debugfiles.write([Group("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
 
 
 def test_a_new_debug_file_is_for_its_owner_alone(tmp_path):
-    debugfiles.write([Group("ssh.json", [])], "secret", str(tmp_path))
+    groups = [Group("ssh.json", [documents.ssh("X", "n", [])]), Group("jupyter-debug.json", [])]
+    debugfiles.write(groups, "secret", str(tmp_path))
     assert (tmp_path / "ssh.json").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["ssh.json"], "a source that failed leaves no empty file"
 
 
 def test_a_file_that_others_may_read_gets_no_token(tmp_path):
@@ -252,7 +254,7 @@ def test_debug_files_are_no_links_and_no_pipes(tmp_path):
     assert not (tmp_path / "other").exists()
     os.mkfifo(tmp_path / "host.json")
     with pytest.raises(ColmetError, match=r"host\.json cannot be written: No such device"):
-        debugfiles.write([Group("host.json", [])], "secret", str(tmp_path))
+        debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     reader = os.open(tmp_path / "host.json", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(ColmetError, match=r"host\.json cannot be written: it is not a file"):
         debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))

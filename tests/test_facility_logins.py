@@ -15,6 +15,7 @@ from colmet.tools.facility.logins import Logins, parse, parse_last
 from colmet.tools.facility.obfuscation import plain
 from colmet.tools.facility.people import People
 
+LAST = "bob pts/0\nreboot   system boot  6.1.0-18-amd64\neve pts/1\n\nwtmp begins Sat Nov 21"
 COMMAND = (sys.executable, "-m", "colmet.tools.facility.command", "-c", "X", "--json-lines", "--spool-dir", "")
 
 
@@ -49,7 +50,13 @@ def test_those_of_who_are_listed_once(machine, here):
 def test_those_of_the_last_five_minutes_come_behind_them(machine, here):
     past = machine.shell("/usr/bin/last -w -s -5min | head -n -2 | awk '!seen[$1]++ {print $1}'").split()
     assert sorted(past) == ["alice", "bob"]
-    assert users(machine, "-s", "-S", cwd=here) == (["bob", "carol", *past], "")
+    assert users(machine, "-s", "-S", cwd=here) == (["bob", "carol", "alice"], "")
+
+
+def test_the_alias_lists_them_as_its_model_does(machine):
+    logins = [Logins(True, 5, each_once, ["echo", "bob pts/0"], ["echo", LAST]) for each_once in (True, False)]
+    assert logins[0].users() == ["bob", "eve"]
+    assert logins[1].users() == ["bob", "bob", "reboot", "eve"]
 
 
 def test_nobody_is_logged_in(tmp_path, here):
@@ -61,14 +68,14 @@ def test_only_members_of_the_group_are_told_of(machine, here):
     for name, number, group in (("bob", 1001, 100), ("carol", 1002, 500), ("dave", 1003, 100)):
         machine.add_user(name, number, group)
     found, log = users(machine, "-s", "-S", "-g", "atlas", "-v", cwd=here)
-    assert found == ["bob", "carol", "bob"]  # carol by the primary group; this machine does not know alice
+    assert found == ["bob", "carol"]  # carol by the primary group; this machine does not know alice
     assert "users left out, this machine does not know them: users=1" in log
 
 
 def test_the_filter_comes_before_other_names(machine, here):
     machine.add_group("atlas", 500, ["bob"])
     machine.add_user("bob", 1001, 100)
-    assert users(machine, "-s", "-S", "-o", "-z", "salt", "-g", "atlas", cwd=here)[0] == ["07a2341c", "07a2341c"]
+    assert users(machine, "-s", "-S", "-o", "-z", "salt", "-g", "atlas", cwd=here)[0] == ["07a2341c"]
 
 
 def test_a_group_that_is_not_there_is_told_of(machine, here):
@@ -114,13 +121,15 @@ def test_first_words_are_users():
 
 
 def test_the_last_two_lines_are_cut_off():
-    assert parse_last("bob pts/0\nreboot   system boot\n\nwtmp begins Sat Nov 21\n") == ["bob", "reboot"]
+    assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
+    assert parse_last(LAST) == ["bob", "eve"]
+    assert parse_last(LAST, only_users=False) == ["bob", "reboot", "eve"]
     assert parse_last("\nwtmp begins Sat Nov 21\n") == []
     assert parse_last("") == []
 
 
 def test_without_who_nothing_can_be_told():
-    with pytest.raises(SourceFailed, match="no-such-who: no such program; who is logged in cannot be told"):
+    with pytest.raises(SourceFailed, match="no-such-who: no such program; the users that are logged in are not known"):
         Logins(False, 5, who=["no-such-who"]).users()
 
 

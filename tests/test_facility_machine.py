@@ -32,6 +32,8 @@ from colmet.tools.facility.machine import (
     since,
 )
 
+OPEN = os.open
+
 
 def said(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True, env={"LC_ALL": "C", **os.environ}).stdout
@@ -157,6 +159,22 @@ def test_a_state_that_cannot_be_written_is_told_of_once_and_kept_in_memory(tmp_p
     assert network.traffic() == Traffic(5, 10, 60.0)
     assert network.failures == 2
     assert len(caplog.messages) == 1 and "network state cannot be written" in caplog.text
+
+
+def test_a_state_that_cannot_be_replaced_is_not_counted_from_again_and_again(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    counts = iter([Counted(10, 20, 1000), Counted(15, 30, 61_000), Counted(17, 33, 121_000)])
+    assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(
+        machine.os, "open", lambda name, flags, *more: refuse() if flags & os.O_WRONLY else OPEN(name, flags)
+    )
+    for _ in range(2):  # two runs: these bytes were in neither
+        assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
 
 
 def test_a_file_that_root_made_for_another_user_is_written_in_its_place():

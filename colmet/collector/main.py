@@ -398,8 +398,8 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
     serves_gridengine = options.gridengine and options.http_listen is not None
     if not outputs and not serves_gridengine:
         raise ConfigError(
-            "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend, or --gridengine "
-            "with --http-listen to serve what Grid Engine reports and store nothing"
+            "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend; to store "
+            "nothing, --gridengine with --http-listen"
         )
     page_service = web.service_of(options)
     web.check(options)

@@ -30,7 +30,7 @@ from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.plural import counted
 from colmet.common.schema import MISSING_INT
-from colmet.tools.history.names import near, short
+from colmet.tools.history.names import natural, near, short
 from colmet.tools.history.series import NODE, History, Series
 
 if TYPE_CHECKING:
@@ -111,7 +111,11 @@ def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Inte
     """
     mine = history.tables(job, wanted.since, wanted.until)
     if asked is None:
-        return [Column(f"{table}.{name}", table, name, job == NODE) for table in _ordered(mine) for name in mine[table]]
+        return [
+            Column(f"{table}.{name}", table, name, job == NODE)
+            for table in _ordered(mine)
+            for name in sorted(mine[table], key=natural)
+        ]
     chosen: list[Column] = []
     nodes: Mapping[str, Sequence[str]] | None = None
     for text in asked:
@@ -136,7 +140,8 @@ def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list
     for table in _ordered(tables):
         for known_as in (table, short(table)):
             if text == f"{known_as}.*":
-                return [Column(f"{known_as}.{name}", table, name, of_node) for name in tables[table]]
+                names = sorted(tables[table], key=natural)
+                return [Column(f"{known_as}.{name}", table, name, of_node) for name in names]
             name = text[len(known_as) + 1 :]
             if text.startswith(f"{known_as}.") and name in tables[table]:
                 return [Column(text, table, name, of_node)]
@@ -695,7 +700,7 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
                 "hosts": [series.host for series in rows],
                 "from": min([int(series.times[0]) for series in rows], default=None),
                 "to": max([int(series.times[-1]) for series in rows], default=None),
-                "columns": {name: units.get(table, {}).get(name, "") for name in columns},
+                "columns": {name: units.get(table, {}).get(name, "") for name in sorted(columns, key=natural)},
             }
         )
     print(json.dumps(told) if as_json else "\n".join(_lines(told)) or f"nothing of job {job}")

@@ -225,11 +225,11 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     """
     systems = list(dict.fromkeys(parsed.batch_system or (["condor"] if parsed.batch else [])))
     if not (parsed.ssh or parsed.host or parsed.jupyter or systems) and not program.is_alias:
-        raise ConfigError("nothing is to be gathered; give one or more of --host, --ssh, --jupyter, --batch-system")
+        raise ConfigError("no source is chosen; give one or more of --host, --ssh, --jupyter, --batch-system")
     if parsed.queue and "condor" not in systems and not program.is_alias:
-        raise ConfigError("-q names queues of HTCondor, which is not asked; add -b or --batch-system condor")
+        raise ConfigError("-q names queues of HTCondor; add --batch-system condor")
     if not parsed.cluster:
-        raise ConfigError("-c NAME has to say what this facility is called")
+        raise ConfigError("no name of the facility is given; give --cluster NAME")
     if parsed.jupyter:
         check_names(parsed.namespace, parsed.label)
     if parsed.group:
@@ -241,10 +241,14 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     if parsed.jupyter:
         notebooks = Notebooks(Jupyter(parsed.kubeconfig, deadlines, wait_s), parsed.namespace, parsed.label)
     if parsed.ssh:
-        logins = Logins(parsed.ssh_history, wait_s)
+        logins = Logins(parsed.ssh_history, wait_s, each_once=not program.is_alias)
     if parsed.host:
-        state = parsed.state_file or _state_file(parsed)
-        network = Network(state, max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)))
+        sends = bool(parsed.url) and not parsed.debug  # then the sender warns, where nothing can be kept by default
+        network = Network(
+            parsed.state_file or _state_file(program, parsed),
+            max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)),
+            level=logging.INFO if sends and not parsed.state_file else logging.WARNING,
+        )
         host = Host(network, Disks(parsed.disk or DISKS, deadlines, wait_s, wanted=bool(parsed.disk)))
     return Facility(
         parsed.cluster,
@@ -258,7 +262,11 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     )
 
 
-def _state_file(parsed: argparse.Namespace) -> str:
+def _state_file(program: Program, parsed: argparse.Namespace) -> str:
+    """Where the network counters are by default."""
+    file = program.state_file
+    if file and (os.access(file, os.W_OK) if os.path.exists(file) else os.access(os.path.dirname(file), os.W_OK)):
+        return file
     directory = sender.spool_directory(parsed)
     return os.path.join(directory, STATE_NAME.format(machine.name())) if directory else WITHOUT_SPOOL
 
@@ -271,11 +279,11 @@ def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
     """
     if parsed.key_file is not None:
         if parsed.salt or parsed.salt_file is not None:
-            raise ConfigError("a key takes the place of the salt: leave out one of --key-file and --salt, --salt-file")
+            raise ConfigError("--key-file excludes --salt and --salt-file: give one of them")
         return obfuscation.keyed(secretfile.read_key(parsed.key_file, "--key-file"))
     if not parsed.obfuscate_users:
         if parsed.salt or parsed.salt_file is not None:
-            log.warning("names of users go as they are: a salt does nothing without -o")
+            log.warning("users' names are sent unchanged: a salt has no effect without -o")
         return obfuscation.plain
     salt: str = parsed.salt
     if parsed.salt_file is not None:
@@ -283,14 +291,14 @@ def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
     elif salt:
         _warn_of_ps(program, "-z", "--salt-file")
     elif not program.is_alias:
-        log.warning("names of users can be found by trying all that there are: -o without a key; see --make-key")
+        log.warning("users' names can be found by trying all names: -o without a key; see --make-key")
     return obfuscation.salted(salt)
 
 
 def _warn_of_ps(program: Program, option: str, better: str) -> None:
     # cron sends a mail for each line, every five minutes, where the old program was silent
     level = logging.INFO if program.is_alias else logging.WARNING
-    log.log(level, "a secret on the command line can be seen by all users of this machine: %s; use %s", option, better)
+    log.log(level, "all users of this machine can read a secret on the command line: %s; use %s", option, better)
 
 
 def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
@@ -300,7 +308,7 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
         ConfigError: it names no place, or one that cannot be used.
     """
     inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that no program that is started has it
-    if parsed.token is not None:
+    if parsed.token:
         _warn_of_ps(program, "-t", "--token-file")
     if parsed.debug and not program.is_alias and parsed.json_lines:
         raise ConfigError("--json-lines has no effect with --debug, which writes files alone: choose one")
@@ -312,9 +320,12 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
     collector = collector_output.from_options(parsed, stopping)
     url = parsed.url
     if not url and collector is None and not prints:
-        raise ConfigError("give at least one place to go to: --url, --zeromq-uri, --json-lines, --debug")
+        raise ConfigError("no destination is given; give --url, --zeromq-uri, --json-lines or --debug")
     try:
         token = _token(parsed, inherited)
+        if url and token is None and parsed.token is None:
+            level = logging.INFO if program.is_alias else logging.WARNING
+            log.log(level, "documents are sent without a token: give --token-file, or --token '' if none is needed")
         renew = None
         if parsed.token is None and parsed.token_file is not None:
             renew = functools.partial(secretfile.read_line, parsed.token_file, "--token-file")
@@ -329,7 +340,7 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
 def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
     """The token: of the command line, of a file, or of the environment."""
     if parsed.token is not None:
-        return str(parsed.token)
+        return str(parsed.token) or None
     if parsed.token_file is not None:
         return secretfile.read_line(parsed.token_file, "--token-file")
     return inherited or None

@@ -31,6 +31,8 @@ def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> N
             or lets others read or write it.
     """
     for group in groups:
+        if not group.documents:
+            continue
         text = "".join([json.dumps({**document, "token": token}, indent=4) for document in group.documents])
         path = Path(directory, group.file)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,6 +120,8 @@ class Facility:
                 if self._left_out() > left_out:  # which was logged
                     failed.append(name)
             left_out = self._left_out()
+            for document in found[before:]:
+                log.debug("document %s", json.dumps(document))
             log.info("collected %s: documents=%d", name, len(found) - before)
         if people.unknown:
             log.info("users left out, this machine does not know them: users=%d", len(people.unknown))

@@ -133,32 +133,43 @@ class Network:
         path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": whose}.
         count: tells what is counted up to now.
         max_age_s: of the measurement before, in seconds.
+        level: of the log, where the file cannot be written.
 
     Attributes:
         failures: times that the file could not be written.
     """
 
-    def __init__(self, path: str, count: Callable[[], Counted] = count_traffic, max_age_s: float = MAX_AGE_S) -> None:
+    def __init__(
+        self,
+        path: str,
+        count: Callable[[], Counted] = count_traffic,
+        max_age_s: float = MAX_AGE_S,
+        level: int = logging.WARNING,
+    ) -> None:
         self._path = Path(path)
         self._count = count
         self._max_age_s = max_age_s
+        self._level = level
         self._before: Counted | None = None
         self._of = counting()
         self.failures = 0
 
     def traffic(self) -> Traffic:
-        """What went over the network since the measurement before; nothing in no time where there is none.
+        """Return the traffic since the measurement before; nothing in no time where there is none.
+
+        A state that cannot be replaced is not used: the next run would count the same bytes again.
 
         Raises:
             SourceFailed: this machine has no network interface.
         """
         now = self._count()
-        before = self._before or self._read()
+        found = self._before or self._read()
+        is_kept = self._write(now)
+        before = found if is_kept or self._before is not None else None
         traffic = since(before, now, self._max_age_s)
         if traffic is None:
-            log.info("network counted anew from now on: file=%s", self._path)
+            log.info("network counters start from now: file=%s", self._path)
         self._before = now
-        self._write(now)
         return traffic or Traffic(0, 0, 0.0)
 
     def _read(self) -> Counted | None:
@@ -169,7 +180,8 @@ class Network:
         except (OSError, ValueError):
             return None  # as for the first run
 
-    def _write(self, counted: Counted) -> None:
+    def _write(self, counted: Counted) -> bool:
+        """Keep counters for the next run; whether that could be done."""
         text = json.dumps({**counted._asdict(), "of": self._of}).encode()
         try:
             try:
@@ -184,11 +196,14 @@ class Network:
         except (OSError, ValueError) as err:
             self.failures += 1
             if powers_of_ten(self.failures):
-                log.warning(
-                    "network state cannot be written, the next run counts anew: file=%s: %s (see --state-file)",
+                log.log(
+                    self._level,
+                    "network state cannot be written, runs have no traffic: file=%s: %s; give --state-file",
                     self._path,
                     getattr(err, "strerror", None) or err,
                 )
+            return False
+        return True
 
     def _replace(self, text: bytes) -> None:
         """Put another file in its place, so that whoever reads it finds all of it."""

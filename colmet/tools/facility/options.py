@@ -112,10 +112,10 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
     group.add_argument(
         "--state-file",
         metavar="FILE",
-        default=program.state_file,
         help=Rare(
             "with --host: keep the network counters between runs in this file (default: "
-            + ("%(default)s)" if program.state_file else "network-HOST.json in the directory of the spool)")
+            + (f"{program.state_file} if it can be written, else " if program.state_file else "")
+            + "network-HOST.json in the directory of the spool)"
         ),
     )
     group.add_argument("-b", "--batch", action="store_true", help="queues and jobs of the batch system")

@@ -226,7 +226,9 @@ def from_options(
             spool = Spool(os.path.join(directory, "documents"), options.spool_size, options.spool_age * 86400.0)
         except OSError as err:
             log.warning(
-                "documents are not kept, and what cannot be sent is lost: --spool-dir %s: %s", directory, err.strerror
+                "nothing is kept between runs: documents that cannot be sent are lost, NETWORK has no traffic: %s: %s; "
+                "give --spool-dir DIR",
+                *(directory, err.strerror),
             )
     try:
         return Sender(
@@ -628,6 +630,7 @@ class Sender:
             if 200 <= response.status_code < 300:  # whatever follows: it has the document
                 tell(Answer(Fate.TAKEN, status=response.status_code))
             text = self._read(response)
+        log.debug("answer status=%d%s", response.status_code, f": {text}" if text else "")
         tell(self._judge(response.status_code, response.headers, text))
 
     def _read(self, response: requests.Response) -> str:

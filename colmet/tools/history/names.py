@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from colmet.common.suggestions import near as nearest
 
 SUFFIX = "_default"
+_NUMBER = re.compile(r"(\d+)", re.ASCII)
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key to sort names with numbers by: node2 comes before node10."""
+    parts = enumerate(_NUMBER.split(text[:100]))  # every second one is a number
+    return (*[(0, int(part), "") if n % 2 else (1, 0, part) for n, part in parts if part], (1, 0, text))
 
 
 def short(table: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from colmet.tools.batch.qmem import Host, Hosts, JobOnHost, Owners
+from colmet.tools.history.names import natural
 
 UNKNOWN = "-"  # also in what the servers send
 GIB = float(1 << 30)
@@ -24,7 +25,6 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12} | {
     letter: float(1 << shift) for letter, shift in (("K", 10), ("M", 20), ("G", 30), ("T", 40))
 }
 _NUMBER = re.compile(r"\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d\d?)?", re.ASCII)
-_PART = re.compile(r"(\d+)", re.ASCII)
 
 
 class Wanted(NamedTuple):
@@ -153,12 +153,6 @@ def parse_size(text: str) -> float | None:
     """Bytes of a size as Grid Engine prints it, such as 47.3G; None of what is none."""
     match = _SIZE.fullmatch(text)
     return _sane(float(match[1]) * _UNITS[match[2]]) if match else None
-
-
-def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """By what names and numbers of jobs are sorted: node2 is before node10."""
-    parts = enumerate(_PART.split(text[:100]))  # every second one is a number
-    return (*[(0, int(part), "") if n % 2 else (1, 0, part) for n, part in parts if part], (1, 0, text))
 
 
 def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) -> Memory:
