@@ -108,6 +108,13 @@ def test_one_value_of_a_list_may_stand_alone():
     assert found == {"cpuset_rootpath": ["/a"], "pid": [7], "perfhw_list": ["dummy"]}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", "tcp://127.0.0.1:5557"), ("false", None), ("'tcp://[::1]:5557'", "tcp://[::1]:5557")]
+)
+def test_an_option_whose_value_may_be_left_out_is_a_truth_value_or_a_text(text, value):
+    assert values(f"enable-rust-configuration = {text}") == {"enable_rust_configuration": value}
+
+
 def test_the_example_in_the_documentation_can_be_used():
     page = (Path(__file__).parents[1] / "docs/configuration.md").read_text()
     found = values(page.split("```toml\n")[1].split("```")[0])

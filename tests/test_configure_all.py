@@ -176,7 +176,10 @@ def test_a_real_node_takes_it_from_its_collector_only_where_that_is_known_or_all
         told = asked(socket, {"sample_period": "1800"}, lambda told: told["changed"] or told["refused"])
         if proof == "none":
             ((why, _),) = told["refused"].items()
-            assert "this node has no keys" in why and "request of a collector refused" in node.log.read_text()
+            assert (
+                "this node has no keys" in why
+                and "change of the configuration refused over the link" in node.log.read_text()
+            )
         else:
             assert told["ok"] and "sample_period: 3600.0 -> 1800.0" in node.log.read_text()
         assert node.stop()[0] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import threading
+import time
 from pathlib import Path
 
 import msgpack
@@ -16,8 +17,9 @@ from colmet.common import control
 from colmet.common.control import Control, Errands
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.settings import Settings, at_once
+from colmet.common.transport import Push
 from colmet.common.wire.control import decode_answer, decode_request, encode
-from colmet.node import reconfiguration
+from colmet.node import reconfiguration, rustconfiguration
 from colmet.node.reconfiguration import Remote, change, parse
 
 RUST = (Path(__file__).parent / "data/control/reconfigure.bin").read_bytes()
@@ -192,7 +194,7 @@ def test_a_collector_that_has_not_proved_who_it_is_changes_nothing(served, caplo
     assert (
         node.taken == []
         and remote.counters() == {"requests": 1, "refused": 1}
-        and "request of a collector refused refused=1" in caplog.text
+        and "change of the configuration refused over the link refused=1" in caplog.text
     )
 
 
@@ -205,3 +207,52 @@ def test_a_collector_that_is_known_changes_what_it_may_and_asks_nothing_else(ser
     )
     assert decode_answer(remote.answer(b"\xc1"))["error"].startswith("request: ")
     assert remote.counters() == {"requests": 3, "refused": 2}
+
+
+@pytest.fixture
+def pushed(served):
+    """What a sender of the Rust node does: connect, push, and go."""
+    asked, node = served
+    port = rustconfiguration.RustPort("tcp://127.0.0.1:*", asked)
+    port.start()
+    push = Push(port.uri, 10, 5000)
+
+    def push_all(*messages):
+        until = time.monotonic() + 20
+        for message in messages:
+            while not push.send(message):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        while port.counters()["requests"] < len(messages):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        port.close()
+        return port.counters()
+
+    yield node, push_all
+    push.close()
+    port.close()
+
+
+def test_what_a_sender_of_the_rust_node_pushes_is_done(pushed):
+    node, push_all = pushed
+    assert push_all(RUST) == {"requests": 1, "refused": 0}
+    assert node.taken == [1.5, ["cache_ll", "emulation_faults:2:4242"]]
+
+
+def test_whatever_else_is_pushed_changes_nothing_and_is_counted(pushed, caplog):
+    node, push_all = pushed
+    bad = (b"\xc1", b"", encode({"command": "status"}), encode({"sample_period": "0"}), bytes(100_000))
+    assert push_all(*bad, encode({"sample_period": "2"})) == {"requests": 6, "refused": 5}
+    assert node.taken == [2.0]
+    assert "change of the configuration refused from --enable-rust-configuration refused=1" in caplog.text
+
+
+def test_a_port_of_another_program_is_left_to_it(served, caplog):
+    asked, _ = served
+    port = rustconfiguration.RustPort("tcp://127.0.0.1:*", asked)
+    assert "any user of this machine can change the sample period" in caplog.text
+    with pytest.raises(ConfigError, match=r"--enable-rust-configuration tcp://127.0.0.1:\d+: Address already in use"):
+        rustconfiguration.RustPort(port.uri, asked)
+    port.close()
+    port.close()

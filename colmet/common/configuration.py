@@ -155,7 +155,9 @@ def _checked(action: argparse.Action, value: Any) -> Any:
         if type(value) is not bool:
             raise ValueError(f"{_shown(value)} is neither true nor false")
         return action.const if value else action.default
-    if action.nargs is None and not isinstance(action, argparse._AppendAction):
+    if action.nargs == "?" and type(value) is bool:
+        return action.const if value else action.default
+    if action.nargs in (None, "?") and not isinstance(action, argparse._AppendAction):
         return _converted(action, value)
     elements = value if type(value) is list else [value]
     if not elements:

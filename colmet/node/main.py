@@ -19,10 +19,10 @@ from colmet.common.errors import ConfigError
 from colmet.common.latest import Latest
 from colmet.common.service import Service
 from colmet.common.settings import Settings, at_once
-from colmet.common.transport import curve, wait
+from colmet.common.transport import check_uri, curve, wait
 from colmet.common.transport.door import Keys
 from colmet.common.wire import v1
-from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration
+from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration, rustconfiguration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
@@ -119,6 +119,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     control.add_options(daemon, "node")
     endpoint.add_options(daemon)
     reconfiguration.add_options(daemon)
+    rustconfiguration.add_options(daemon)
     placement.add_options(daemon)
     privileges.add_options(daemon)
     return parser
@@ -186,6 +187,8 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     control_keys = control.check(options)
     if options.metrics_listen:
         endpoint.resolve(options.metrics_listen, endpoint.OPTION)
+    if options.enable_rust_configuration:
+        check_uri(options.enable_rust_configuration, rustconfiguration.OPTION)
     return Parts(find_jobs(options, host), backends, security, control_keys)
 
 
@@ -290,6 +293,11 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             "configuration": settings.counters,
             "remote": remote.counters,
         }
+        rust = None
+        if options.enable_rust_configuration:
+            rust = rustconfiguration.RustPort(options.enable_rust_configuration, asked)
+            stack.callback(rust.close)
+            parts["rust_configuration"] = rust.counters
         health = Health(parts, routes, Latest() if options.metrics_jobs else None)
         agent = Agent(
             *(host_name, source, backends, spool, schedule, place),
@@ -312,6 +320,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 asked.handlers["top"] = health.top.answer
                 asked.handlers["configure"] = reconfiguration.handler(settings, errands)
                 control.listen(options.control_socket, "node", asked, control_keys)
+                if rust is not None:
+                    rust.start()
                 sender.start()
                 agent.run(signals, errands, service, settings.reload)
             stack.close()  # here: a second signal, as timeout(1) sends, is not to end it before all is sent

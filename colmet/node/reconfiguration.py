@@ -110,21 +110,22 @@ def handler(settings: Settings, errands: Errands) -> Handler:
 
 
 class Remote:
-    """What the collector asks of this node over the link: `configure`, and nothing else.
+    """What somebody else than this machine's administrator asks of this node: `configure`, and nothing else.
 
     Args:
         control: answers it.
         is_known: whether whoever asks has proved to be the collector, or need not.
-
+        way: on which it comes, for errors.
     """
 
-    def __init__(self, control: Control, is_known: bool) -> None:
+    def __init__(self, control: Control, is_known: bool, way: str = "over the link") -> None:
         self._control = control
         self._is_known = is_known
+        self._way = way
         self._requests = self._refused = 0
 
     def counters(self) -> dict[str, int]:
-        """Requests of collectors, and those that were refused before anybody looked at what they ask for."""
+        """Requests that came this way, and those that were refused before anybody looked at what they ask for."""
         return {"requests": self._requests, "refused": self._refused}
 
     def answer(self, content: bytes) -> bytes:
@@ -139,12 +140,12 @@ class Remote:
         else:
             try:
                 if decode_request(content).get("command", RUST_COMMAND) != RUST_COMMAND:
-                    why = f"over the link there is {RUST_COMMAND} alone"
+                    why = f"{self._way} there is {RUST_COMMAND} alone"
             except WireError as err:
                 why = str(err)
         if not why:
             return self._control.answer(content)
         self._refused += 1
         if cli.powers_of_ten(self._refused):
-            log.warning("request of a collector refused refused=%d: %.300s", self._refused, why)
+            log.warning("change of the configuration refused %s refused=%d: %.300s", self._way, self._refused, why)
         return encode({"error": why[:1000]})

@@ -21,6 +21,7 @@ from colmet.common.transport.waiting import Socket
 # Above this libzmq itself drops the connection, so that a peer cannot make the collector hold any amount of memory.
 # It is twice what the decoders accept: a message that is a little too large is still seen, refused and counted.
 MAX_RECEIVED_BYTES = 16 << 20
+DATA = "--zeromq-bind-uri"
 MAX_WAITING = 100  # messages of each connection that wait to be read here; the others wait at their node
 
 
@@ -124,13 +125,17 @@ class Pull:
         hwm: messages that wait in each node's queue before that node has to keep the next ones; no more than
             `MAX_WAITING` count, as the memory is this machine's.
         door: that nodes come through, shared with other sockets; one of its own without.
+        option: that gave the URI; that of a collector claims a port from others that can do without it.
+        max_bytes: of a message; beyond it libzmq drops the connection.
 
     Raises:
         ConfigError: the URI cannot be bound.
     """
 
-    def __init__(self, uri: str, hwm: int, door: Door | None = None) -> None:
-        check_uri(uri, "--zeromq-bind-uri")
+    def __init__(
+        self, uri: str, hwm: int, door: Door | None = None, option: str = DATA, max_bytes: int = MAX_RECEIVED_BYTES
+    ) -> None:
+        check_uri(uri, option)
         self._door = Door() if door is None else door
         self._owns_door = door is None
         self._socket = self._door.context.socket(zmq.PULL)
@@ -138,18 +143,18 @@ class Pull:
         self._socket.setsockopt(zmq.RCVHWM, min(hwm, MAX_WAITING))
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         self._poller = zmq.Poller()
         self._is_tcp = uri.startswith("tcp:")
         try:
-            claims.bind(lambda: self._door.bind(self._guarded, uri, "--zeromq-bind-uri"), uri)
+            claims.bind(lambda: self._door.bind(self._guarded, uri, option), uri if option == DATA else "")
         except ConfigError:
             self.close()
             raise
         except zmq.ZMQError as err:
             self.close()
             raise ConfigError(
-                f"--zeromq-bind-uri {uri}: {err}; give an address of this machine and a port that nothing else uses, "
+                f"{option} {uri}: {err}; give an address of this machine and a port that nothing else uses, "
                 "not even colmet-collector.socket or another collector's --zeromq-link-bind-uri"
             ) from err
         self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,0 +1,95 @@
+"""Another configuration, as the Rust node's senders push it to port 5557 of the node; they get no answer.
+
+The messages are those of the control socket, and have the same handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from colmet.common import cli, control
+from colmet.common.transport import Pull
+from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer
+from colmet.node.reconfiguration import Remote
+
+log = logging.getLogger(__name__)
+
+OPTION = "--enable-rust-configuration"
+DEFAULT_URI = "tcp://127.0.0.1:5557"  # which the senders have in their code
+LOOPBACK = ("tcp://127.", "tcp://[::1]:", "tcp://localhost:", "ipc:")
+QUEUE = 10
+WAIT_S = 60.0
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --enable-rust-configuration."""
+    parser.add_argument(
+        OPTION,
+        metavar="URI",
+        nargs="?",
+        const=DEFAULT_URI,
+        help=cli.Rare(
+            "take another sample period and other perf events from the Rust node's senders; without a login, so any "
+            f"user of this machine can change them (default: off; without URI: {DEFAULT_URI})"
+        ),
+    )
+
+
+class RustPort:
+    """Takes what is pushed, in a thread of its own, until `close`.
+
+    Args:
+        uri: to bind.
+        asked: answers requests.
+
+    Raises:
+        ConfigError: the URI cannot be bound.
+    """
+
+    def __init__(self, uri: str, asked: control.Control) -> None:
+        self._remote = Remote(asked, is_known=True, way=f"from {OPTION}")
+        self._requests = self._refused = 0
+        self._ended = threading.Event()
+        # twice what a message may have: one that is a little too large is still seen, refused and counted
+        self._pull = Pull(uri, QUEUE, option=OPTION, max_bytes=2 * MAX_REQUEST_BYTES)
+        self.uri = self._pull.uri
+        if self.uri.startswith(LOOPBACK):
+            log.warning("any user of this machine can change the sample period and the perf events uri=%s", self.uri)
+        else:
+            log.warning("whoever reaches this port can change the sample period and the perf events uri=%s", self.uri)
+        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pull.wake_on(self._wake)
+        self._thread = threading.Thread(target=self._run, name="rust-port", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take what is pushed."""
+        self._thread.start()
+
+    def counters(self) -> dict[str, int]:
+        """Messages that came, and those that changed nothing, as they could not be read or done."""
+        return {"requests": self._requests, "refused": self._refused}
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._pull.wait(WAIT_S)
+            while not self._ended.is_set() and (received := self._pull.receive()) is not None:
+                began = time.thread_time()
+                self._requests += 1
+                self._refused += "error" in decode_answer(self._remote.answer(received.message))
+                time.sleep(max(control.MIN_REST_S, control.REST_SHARE * (time.thread_time() - began)))
+
+    def close(self) -> None:
+        """Take no more; also twice."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        os.write(self._write_wake, b"\0")
+        if self._thread.ident is not None:
+            self._thread.join(2 * control.ERRAND_S)
+        if not self._thread.is_alive():  # else nothing that it uses can be taken from it
+            self._pull.close()
+            os.close(self._wake)
+            os.close(self._write_wake)
