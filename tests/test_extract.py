@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from colmet.collector.hdf5library import tables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.node.backends import rapl
 from colmet.tools import colmet, extract
 from colmet.tools.history.hdf5 import Hdf5History
 from colmet.tools.history.series import Series
@@ -306,6 +307,25 @@ def test_csv_has_a_header_and_empty_cells(stored, capfd):
         [str(START), "node-1", "0", ""],
     ]
     assert out.count("\n") == 5 and "\r" not in out
+
+
+def test_columns_with_numbers_are_in_the_order_of_these(tmp_path, capfd):
+    path = tmp_path / "x.hdf5"
+    names = [f"counter_{n}" for n in range(1, 25)]
+    table = Table.from_samples(rapl.SCHEMA, START * 10**9, [Sample(0, dict.fromkeys(names, 1))])
+    write_once(path, [Batch("node-1", 1, 1, START * 10**9, (), (table,))])
+    for metrics in ((), ("--metrics", "RAPLstats.*")):
+        _, out, _ = people(capfd, "--hdf5", str(path), "--job", "0", "--format", "csv", *metrics)
+        header = [name.rpartition(".")[2] for name in out.splitlines()[0].split(",")]
+        assert [name for name in header if name in names] == names
+    _, out, _ = people(capfd, "--hdf5", str(path), "--job", "0", "--list")
+    assert out.index("counter_2 ") < out.index("counter_10 ")
+
+
+def test_a_name_that_no_table_has_comes_with_those_that_are_like_it(stored, capfd):
+    status, out, err = people(capfd, "--hdf5", stored, "--job", "7", "--metrics", "cpu,taskstats.read_byte")
+    assert status == 0 and set(json.loads(out)) == {"timestamp", "hostname", "cpu"}
+    assert "no table has taskstats.read_byte; near it: taskstats.read_bytes" in err
 
 
 def test_all_tables_of_the_job_by_default_or_a_whole_table(stored, capfd):

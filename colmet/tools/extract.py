@@ -543,21 +543,28 @@ def _run(options: argparse.Namespace) -> int:
                 return _list(history, options.job, wanted, options.json)
             chosen = choose(history, options.job, options.metrics, wanted)
             unknown = [column.name for column in chosen if not column.table]
+            hints = _hints(history, options.job, wanted, unknown)
             if chosen and len(unknown) == len(chosen):
-                of_job, of_nodes = [history.tables(job, options.since, options.until) for job in (options.job, NODE)]
-                there = near(unknown[0], [*of_job.items(), *of_nodes.items()])
                 names = ", ".join([_shown(name) for name in unknown[:5]])
-                raise ColmetError(f"job {options.job} has none of {names}; {there}; --list tells what there is")
+                raise ColmetError(f"job {options.job} has none of {names}; {hints[0]}; --list tells what there is")
             found = fetch(history, options.job, chosen, wanted)
         finally:
             _warn(history.warnings)
-    _warn([f"no table has {name}; it is left out" for name in unknown])
+    _warn([f"no table has {name}; {hint}" for name, hint in zip(unknown, hints)])
     if not any(found.values()):
         raise ColmetError(f"there is nothing of job {options.job} in that time; --list tells what there is")
     chosen = [column for column in chosen if column.table]
     with _target(options.output) as out:
         WRITERS[form](out, options.job, found, chosen)
     return 0
+
+
+def _hints(history: History, job: int, wanted: Interval, unknown: Sequence[str]) -> list[str]:
+    """Return what each unknown name may have meant."""
+    if not unknown:
+        return []
+    of_job, of_nodes = [history.tables(one, wanted.since, wanted.until) for one in (job, NODE)]
+    return [near(name, [*of_job.items(), *of_nodes.items()]) for name in unknown]
 
 
 def _warn(lines: Iterable[str]) -> None:
