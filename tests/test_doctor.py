@@ -497,6 +497,20 @@ def test_a_file_system_without_room_is_told(machine, monkeypatch, system, found,
     assert found in told.found and remedy in told.remedy
 
 
+def test_a_journal_that_another_collector_uses_is_told_with_its_process(machine, root):
+    (lock := machine.path / "var/lib/colmet/lock").touch()
+    status = lock.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    machine.write(
+        "/proc/locks", f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE 77 {place} 0 EOF\n"
+    )
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
+    told = problem(storage.check_disk, machine.patient("collector", *argv))
+    assert told.level == FAIL and "process 77 uses it" in told.found and "`ps -fp 77`" in told.remedy
+    running = machine.patient("collector", *argv, status={**COLLECTOR, "pid": 77})
+    assert not [one for one in find(storage.check_disk, running) if one.level != PASS]
+
+
 # -- what runs --
 
 
@@ -650,7 +664,7 @@ def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, publi
     assert told.level == FAIL and "user nobody cannot read it: chgrp" in told.found
     config.chmod(0o644)
     (told,) = find(daemon.check_configuration, machine.patient("collector", "--config", str(config), user=nobody))
-    assert told == good(f"{config}: in order, for user nobody")
+    assert told == good(f"{config}: in order, as user nobody")
 
 
 def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_path):

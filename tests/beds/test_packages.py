@@ -117,6 +117,9 @@ def assert_waits_for_a_collector(machine):
     """The collector has keys and listens; the node measures nothing before one is named to it."""
     machine.wait_for("systemctl is-active --quiet colmet-collector colmet-node")
     machine.wait_for("systemctl show -P StatusText colmet-node | grep -q 'no collector is named'")
+    # with its level, and one time a line
+    told = machine.run("journalctl -b -p warning -o cat --no-pager -u colmet-node")
+    assert "WARNING colmet.node.main: no collector is named" in told.splitlines()[0], told
     listed = machine.run("stat -c '%U %a %n' /etc/colmet/keys/*").splitlines()
     assert "colmet 600 /etc/colmet/keys/collector.secret" in listed and "root 755 /etc/colmet/keys/nodes" in listed
     assert not machine.run("find /etc/colmet/keys/nodes /var/spool/colmet -mindepth 1")

@@ -50,7 +50,7 @@ def check_configuration(patient: Patient) -> Iterator[Finding]:
         mine = os.geteuid() in (0, patient.user.uid)
         yield (fail if mine or patient.problem else warn)(problem, f"correct it; `{command}` checks it again")
         return
-    yield good(f"{path or 'no file; the options'}: in order, for user {patient.user.name}")
+    yield good(f"{path or 'options, without a file'}: in order, as user {patient.user.name}")
 
 
 def check_running(patient: Patient) -> Iterator[Finding]:

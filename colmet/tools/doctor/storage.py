@@ -14,6 +14,7 @@ from colmet.tools.units import size
 
 LOW_BYTES, LOW_SHARE = 64 << 20, 0.05
 LOW_FILES = 100
+LOCK_FILE = "lock"  # of the journal and of the spool
 MAX_FILES = 100_000
 
 
@@ -107,11 +108,34 @@ def check_disk(patient: Patient) -> Iterator[Finding]:
             'journal-dir = "/var/lib/colmet/journal" in /etc/colmet/collector.toml',
         )
     for place in named:
+        holder = 0 if patient.pid else _locked_by(patient.host, os.path.join(place.path, LOCK_FILE))
+        if holder:
+            so = "it does not start" if patient.side == "collector" else "it keeps batches in memory only"
+            yield fail(
+                f"{place.option} {place.path}: process {holder} uses it, {so}",
+                f"see what it is: `ps -fp {holder}`; two daemons of one machine need directories of their own: choose "
+                f"another one with {place.option}",
+            )
+            continue
         problems = list(_check(patient, place))
         yield from problems
         if not problems:
             room = _system(patient.host, place.path)
             yield good(f"{place.option} {place.path}: writable, {size(room.f_bavail * room.f_frsize)} free")
+
+
+def _locked_by(host: Host, path: str) -> int:
+    """Return the process that has locked a file (flock(2)); 0 for none. Source: /proc/locks."""
+    try:
+        status = os.stat(host.path(path))
+        lines = host.read("/proc/locks").decode("ascii", "replace").splitlines()
+    except OSError:
+        return 0
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for words in map(str.split, lines):
+        if len(words) > 5 and words[1] == "FLOCK" and words[5] == place and words[4].isdigit():
+            return int(words[4])
+    return 0
 
 
 def _check(patient: Patient, place: Place) -> Iterator[Finding]:
