@@ -403,6 +403,27 @@ def test_turns_are_given_one_at_a_time_and_end_with_cancelled_callers():
     assert 20 - 9 - 4 <= sum(isinstance(one, Busy) for one in results) <= 20 - 9, "4 were cancelled"
 
 
+def test_a_turn_that_ends_as_the_next_caller_is_cancelled_goes_on():
+    async def run():
+        turns, end = Turns(8), asyncio.Event()
+
+        async def caller(until):
+            async with turns.turn("key", "name"):
+                await until.wait()
+
+        holder = asyncio.ensure_future(caller(end))
+        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(caller(end))
+        await asyncio.sleep(0)
+        end.set()  # the holder runs first, and then the one that is cancelled
+        waiting.cancel()
+        results = await asyncio.gather(holder, waiting, return_exceptions=True)
+        assert [type(one) for one in results] == [type(None), asyncio.CancelledError]
+        await asyncio.wait_for(caller(end), 10)
+
+    asyncio.run(run())
+
+
 def test_a_name_that_is_not_there_costs_as_much_as_a_wrong_password(file, clock, monkeypatch):
     checked = []
 

@@ -87,24 +87,28 @@ class Turns:
         names.setdefault(name, []).append(turn)
         if sum(map(len, names.values())) > self._most:
             longest = max(names, key=lambda one: len(names[one]))
-            self._draw(names, longest).set_exception(Busy("too many callers wait"))
+            if not (drawn := self._draw(names, longest)).done():
+                drawn.set_exception(Busy("too many callers wait"))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():  # it waited; else it was let on
-                names[name].remove(turn)
-                if not names[name]:
-                    del names[name]
+                if turn in names.get(name, ()):
+                    names[name].remove(turn)
+                    if not names[name]:
+                        del names[name]
             elif turn.exception() is None:
                 self._next(key)
             raise
 
     def _next(self, key: Hashable) -> None:
         names = self._waiting[key]
-        if names:
-            self._draw(names, random.choice(list(names))).set_result(None)
-        else:
-            del self._waiting[key]
+        while names:
+            drawn = self._draw(names, random.choice(list(names)))
+            if not drawn.done():  # else its caller was cancelled, and did not run yet to remove it
+                drawn.set_result(None)
+                return
+        del self._waiting[key]
 
     def _draw(self, names: dict[Hashable, list[asyncio.Future[None]]], name: Hashable) -> asyncio.Future[None]:
         callers = names[name]
