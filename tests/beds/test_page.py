@@ -64,9 +64,9 @@ def axe(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def served(facts, users=None):
+def served(facts, users=None, **more):
     """The address of an interface."""
-    server = Server(Listen("127.0.0.1", 0), facts, Access(users))
+    server = Server(Listen("127.0.0.1", 0), facts, Access(users), **more)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -378,6 +378,21 @@ def test_one_who_has_no_job_is_told_so(browser, tmp_path):
         assert "No job of yours" in page.run("document.querySelector('.about').textContent")
         page.run("location.hash = '#/memory'")
         page.wait("document.querySelector('#main > div > p:last-child')?.textContent.startsWith('No job of yours')")
+        assert page.complaints() == []
+
+
+def test_grid_engines_hosts_without_colmet_have_no_link_and_the_cluster_says_where_its_jobs_are(browser):
+    cell, facts = web_facts.MadeUpFacts(5, 20), web_facts.MadeUpFacts(2, 0)
+    facts.qhost, facts.qstat = cell.qhost, cell.qstat
+    with served(facts, gridengine=True) as url, browser.page() as page:
+        page.open(url)
+        page.wait("document.getElementById('main')?.dataset.shown")
+        assert "Grid Engine's jobs: the view Memory" in page.run("document.querySelector('nav.pages').textContent")
+        shown(page, url, "#/memory?jobs=yes")
+        links = page.run("[...document.querySelectorAll('tbody th a[href]')].map(e => e.textContent)")
+        assert sorted(links) == sorted(set(facts.names) & set(cell.names)) and len(links) == 2
+        heads = page.run("[...document.querySelectorAll('thead th')].map(e => e.textContent.trim())")
+        assert "Total" in heads and "All" not in heads
         assert page.complaints() == []
 
 

@@ -11,6 +11,7 @@ const AT_ONCE = 1000; // rows of one answer
 const SIZES = ["50", "100", "200"];
 const NOTHING = { running: "No job runs now.", ended: "No job has ended since the collector began.", all: "No job has been seen since the collector began." };
 const NO_NODE = "No node has been heard of: does colmet-node run there, and send to this collector?";
+const GRIDENGINE = "colmet-node does not see Grid Engine's jobs: the view Memory shows their hosts and memory.";
 const POINT = "Point at a node, or go there with the keyboard.";
 const STEPS = [0.2, 0.4, 0.6, 0.8]; // where a cell's colour changes
 const PAUSE_MS = 250; // after the last key before what was typed is searched
@@ -99,6 +100,7 @@ export class Cluster {
   async refresh(signal) {
     const { sort, reverse } = this.table.order;
     const asked = { state: this.state, text: this.text, sort, reverse, offset: this.offset, limit: this.limit };
+    this.who ??= await ask("api/v1/whoami", {}, signal);
     await Promise.all([
       ask("api/v1/cluster", {}, signal).then((answer) => this.#total(answer)),
       ask("api/v1/jobs", asked, signal).then((answer) => this.#page(answer)),
@@ -108,8 +110,7 @@ export class Cluster {
 
   /** The nodes; whoever sees their own jobs only sees the nodes of these. */
   async #grid(answer, signal) {
-    if (!answer.items.length) this.who ??= await ask("api/v1/whoami", {}, signal);
-    this.nodes.show(answer, this.who?.admin === false ? NO_JOB : NO_NODE);
+    this.nodes.show(answer, this.who.gridengine ? GRIDENGINE : this.who.admin ? NO_NODE : NO_JOB);
   }
 
   #total({ nodes, jobs, messages, warnings }) {
@@ -131,6 +132,12 @@ export class Cluster {
     ]);
   }
 
+  /** Why the list of jobs is empty. */
+  #nothing() {
+    const text = NOTHING[this.state] ?? NOTHING.all;
+    return this.who.gridengine ? `${text} ${GRIDENGINE}` : text;
+  }
+
   #page({ total, offset, items }) {
     if (!items.length && offset && total) {
       this.#changed(Math.floor((total - 1) / Number(this.limit)) * Number(this.limit)); // there are fewer by now
@@ -138,7 +145,7 @@ export class Cluster {
     }
     this.table.element.classList.toggle("running", this.state === "running");
     this.table.show(items);
-    say(this.found, items.length ? `${count(offset + 1)}–${count(offset + items.length)} of ${count(total)}` : this.text ? "No job that was seen lately fits." : NOTHING[this.state] ?? NOTHING.all);
+    say(this.found, items.length ? `${count(offset + 1)}–${count(offset + items.length)} of ${count(total)}` : this.text ? "No job that was seen lately fits." : this.#nothing());
     this.stored.hidden = items.length > 0 || !/^[1-9][0-9]{0,18}$/.test(this.text); // the list knows what was seen lately, a job's view the store, too
     say(this.stored, `Look for job ${this.text} in the store`);
     mark(this.stored, "href", jobAddress(this.text));
@@ -149,7 +156,7 @@ export class Cluster {
 }
 
 /** Rows of all nodes, as far as they can be shown. */
-async function all(signal) {
+export async function all(signal) {
   const first = await ask("api/v1/nodes", { limit: AT_ONCE }, signal);
   const rows = [...first.items];
   while (rows.length < Math.min(first.total, MOST_NODES)) {

@@ -1,6 +1,7 @@
 // Memory used and reserved, by host and job: what `colmet mem` shows.
 
 import { ask } from "./api.js";
+import { all } from "./cluster.js";
 import { NO_JOB, jobAddress, nodeAddress } from "./columns.js";
 import { choice, el, say } from "./dom.js";
 import { Table, column, linked } from "./table.js";
@@ -20,9 +21,10 @@ export function bytes(text) {
  * Hosts with what their jobs use and reserve there, as `colmet mem` counts it.
  * @param {Object} hosts of /qhost
  * @param {Object} owners of /qstat
- * @param {boolean} whole whether all jobs are told: else nobody knows what is available
+ * @param {boolean} whole whether all jobs are known: else what is available is not
+ * @param {?Set} nodes of Colmet, where the hosts and jobs are Grid Engine's: the others have no view of their own
  */
-export function measured(hosts, owners, whole) {
+export function measured(hosts, owners, whole, nodes = null) {
   const requests = Object.assign({}, ...Object.values(owners).map((owner) => owner.jobs));
   return Object.entries(hosts).map(([node, host]) => {
     const jobs = Object.entries(host.jobs).map(([job, { jobcount, taskid, owner, jobname }]) => {
@@ -32,12 +34,12 @@ export function measured(hosts, owners, whole) {
       const uses = entries.filter(([task]) => !taskid.length || taskid.includes(task)).map(([, text]) => Number(text)).filter(Number.isFinite);
       const slots = taskid.length ? Math.max(jobcount, 1) * taskid.length : jobcount;
       const each = request?.requested_h_vmem_dblval || null;
-      return { key: `${node} ${job}`, job, owner, jobname, slots, used: uses.length ? total(uses) : null, reserved: each && each * slots };
+      return { key: `${node} ${job}`, job, address: nodes ? null : jobAddress(job), owner, jobname, slots, used: uses.length ? total(uses) : null, reserved: each && each * slots };
     });
     const all = bytes(host.mem_total);
     const reserved = total(jobs.map((one) => one.reserved ?? 0));
     return {
-      key: node, node, jobs, all, reserved: known(jobs.map((one) => one.reserved)), used: known(jobs.map((one) => one.used)),
+      key: node, node, address: !nodes || nodes.has(node) ? nodeAddress(node) : null, jobs, all, reserved: known(jobs.map((one) => one.reserved)), used: known(jobs.map((one) => one.used)),
       claimed: total(jobs.map((one) => Math.max(one.used ?? 0, one.reserved ?? 0))), // one's rest is no other's
       free: all === null || !whole ? null : all - reserved,
       slots: total(jobs.map((one) => one.slots)), cpus: /^[0-9]+$/.test(host.num_proc) ? Number(host.num_proc) : null,
@@ -54,7 +56,7 @@ function known(values) {
 }
 
 const COLUMNS = [
-  linked("node", "Host", (row) => (row.job ? `job ${row.job}` : row.node), (row) => (row.job ? jobAddress(row.job) : nodeAddress(row.node))),
+  linked("node", "Host", (row) => (row.job ? `job ${row.job}` : row.node), (row) => row.address),
   column("owner", "Owner", (row) => row.owner ?? "", { left: true, sorts: false, rank: 1 }),
   column("share", "Memory", () => "", {
     sorts: false,
@@ -70,7 +72,7 @@ const COLUMNS = [
   column("used", "Used", (row) => size(row.used)),
   column("reserved", "Reserved", (row) => size(row.reserved)),
   column("free", "Available", (row) => (row.job ? "" : size(row.free)), { long: "of all less what is reserved", rank: 1 }),
-  column("all", "All", (row) => (row.job ? "" : size(row.all)), { rank: 1 }),
+  column("all", "Total", (row) => (row.job ? "" : size(row.all)), { rank: 1 }),
   column("slots", "Slots", (row) => (row.job ? count(row.slots) : `${count(row.slots)} of ${row.cpus === null ? NONE : count(row.cpus)}`), { rank: 1 }),
 ];
 
@@ -134,9 +136,10 @@ export class Memory {
 
   async refresh(signal) {
     this.who ??= await ask("api/v1/whoami", {}, signal);
-    const [hosts, owners] = await Promise.all([ask("qhost", {}, signal), ask("qstat", {}, signal)]);
+    const known = this.who.gridengine ? all(signal).then((answer) => new Set(answer.items.map((row) => row.node))) : null;
+    const [hosts, owners, nodes] = await Promise.all([ask("qhost", {}, signal), ask("qstat", {}, signal), known]);
     this.message = hosts.success ? "" : this.who.admin ? hosts.message : NO_JOB;
-    this.hosts = measured(hosts.data, owners.data, this.who.admin);
+    this.hosts = measured(hosts.data, owners.data, this.who.admin, nodes);
     this.#list();
   }
 }
