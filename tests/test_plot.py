@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -210,16 +209,6 @@ def test_values_take_no_matplotlib(stored, capsys, monkeypatch):
     assert colmet.main(["plot", str(JOB), "memory_current", "--json"]) == 0
     (metric,) = json.loads(capsys.readouterr().out)["metrics"]
     assert metric["series"] == [{"host": "b", "label": "", "times": TIMES, "values": [1, 2, 3]}]
-
-
-def test_a_reader_that_has_gone_is_no_error():
-    script = "import sys; from colmet.tools import plot\nsys.stdin.readline()\nplot._print(b'x' * 1000000)\n"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    process.stdout.close()
-    process.stdout = None
-    assert process.communicate(b"\n", timeout=60)[1] == b"" and process.returncode == 0
 
 
 def test_the_columns_that_its_page_names_exist():

@@ -698,19 +698,6 @@ def test_a_command_line_that_is_wrong(report, capsys, argv):
     assert status == 2 and not out and err.count("\n") == 1
 
 
-def test_a_reader_that_goes_is_no_error(history, report, monkeypatch, capfd):
-    import os
-    import sys
-
-    full(history)
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as broken:
-        monkeypatch.setattr(sys, "stdout", broken)
-        assert report("42") == 0
-    assert not capfd.readouterr().err
-
-
 def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, monkeypatch, capsys):
     import sys
 

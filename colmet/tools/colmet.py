@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet import __version__
@@ -81,11 +81,21 @@ def build_command_parser(name: str, command: Command, module: Any) -> cli.Parser
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Entry point of ``colmet``; the exit status: 2 where the command line is wrong."""
+    return ended("colmet", lambda: _run(argv, commands))
+
+
+def ended(program: str, work: Callable[[], int]) -> int:
+    """Do the work of a program; its exit status, also where its output ends early.
+
+    Args:
+        program: its name, for errors.
+        work: prints to standard output; returns the exit status.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal need not have every character of a user's name
     try:
         try:
-            return _run(argv, commands)
+            return work()
         finally:  # also of what a help prints
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
@@ -96,7 +106,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = CO
     except OSError as err:
         if err.errno != errno.ENOSPC or err.filename is not None:
             raise
-        print(f"colmet: standard output: {err.strerror}", file=sys.stderr)
+        print(f"{program}: standard output: {err.strerror}", file=sys.stderr)
         status = 1
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
     return status

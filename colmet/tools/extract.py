@@ -519,9 +519,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ColmetError: what is asked for cannot be had; the text says what to do.
     """
-    if options.oar:
-        return main(options.oar)
-    return ending_with_the_pipe(lambda: _run(options))
+    return main(options.oar) if options.oar else _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -625,15 +623,18 @@ def _write_csv(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Column]
 
     answer = join(found, chosen)
     names = [text(name.encode("utf-8", "replace")) for name in answer.names]
-    packed = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(packed, lineterminator="\n")
+    block = io.StringIO()
+    writer = csv.writer(block, lineterminator="\n")
     writer.writerow([*ALWAYS, *answer.columns])
     for begin in range(0, len(answer.times), BLOCK_ROWS):
         rows = slice(begin, begin + BLOCK_ROWS)
         hosts = [names[n] for n in answer.hosts[rows].tolist()]
         columns = [plain(column[rows], "") for column in answer.columns.values()]
         writer.writerows(zip(answer.times[rows].tolist(), hosts, *columns))
-    packed.detach()
+        out.write(block.getvalue().encode())
+        block.seek(0)
+        block.truncate()
+    out.write(block.getvalue().encode())  # the line of names, where there is no row
 
 
 def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Column]) -> None:

@@ -340,15 +340,6 @@ def target(options: argparse.Namespace) -> tuple[str, str]:
     return output, kind
 
 
-def _print(data: bytes) -> None:
-    """Write to standard output; who reads it may have gone."""
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def run(options: argparse.Namespace) -> int:
     """Make the picture; the exit status: 1 where there is nothing to draw.
 
@@ -373,7 +364,7 @@ def run(options: argparse.Namespace) -> int:
     if wanted:
         data = picture(options.job, plotted, kind, options.width, options.height, options.utc)
         if path == "-":
-            _print(data)
+            sys.stdout.buffer.write(data)
         else:
             try:
                 with open(path, "wb") as file:
@@ -381,7 +372,7 @@ def run(options: argparse.Namespace) -> int:
             except OSError as err:
                 raise ColmetError(f"{path}: cannot be written: {err.strerror}") from err
             if not options.json:
-                _print(f"{path}\n".encode("utf-8", "surrogateescape"))
+                sys.stdout.buffer.write(f"{path}\n".encode("utf-8", "surrogateescape"))
     if options.json:
-        _print((json.dumps(document(options.job, plotted), allow_nan=False) + "\n").encode())
+        print(json.dumps(document(options.job, plotted), allow_nan=False))
     return 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
 from colmet import __version__
 from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.tools.colmet import INTERRUPTED, PIPE_ENDED
+from colmet.tools.colmet import ended
 from colmet.tools.mem import server, text
 from colmet.tools.mem.command import Printing
 from colmet.tools.mem.server import Server
@@ -48,13 +46,14 @@ def build_parser() -> cli.Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``qmemview``; the exit status: 2 where the command line is wrong, 1 for what else fails."""
-    argv = sys.argv[1:] if argv is None else argv
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    return ended("qmemview", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="qmemview: %(message)s", stream=sys.stderr)
     parser = build_parser()
     if not argv or argv[-1] == "-h":
-        why = "-h takes the name of a host" if argv else "where is the server? Give HOST:PORT"
+        why = "-h requires the name of a host" if argv else "no server is given; give HOST:PORT"
         print(f"qmemview: {why}", file=sys.stderr)
         parser.print_help(sys.stderr)
         return cli.EXIT_CONFIG
@@ -69,15 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ColmetError as err:
         print(f"qmemview: {err}", file=sys.stderr)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        status = PIPE_ENDED
-    except OSError as err:  # no room on the disk, for one
-        print(f"qmemview: standard output: {err.strerror}", file=sys.stderr)
-        status = FAILED
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
-    return status
 
 
 if __name__ == "__main__":

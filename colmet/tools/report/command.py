@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -89,11 +88,11 @@ def run(options: argparse.Namespace) -> int:
             if path is not None:
                 _write(report, path, kind)
         if options.json:
-            _print(lambda: print(json.dumps(document_of(report), allow_nan=False)))
+            print(json.dumps(document_of(report), allow_nan=False))
         elif options.html is None and options.png is None:
             from colmet.tools.report.text import show
 
-            _print(lambda: show(report, sys.stdout))
+            show(report, sys.stdout)
     except ModuleNotFoundError as err:
         name = str(err.name).partition(".")[0]
         raise ConfigError(f"it requires the Python module {name}: {how_to_install(name)}") from err
@@ -129,12 +128,3 @@ def _write(report: Report, path: str, kind: str) -> None:
         write(report, path)
     except OSError as err:
         raise ColmetError(f"{path}: {err.strerror or err}") from err
-
-
-def _print(write: Callable[[], None]) -> None:
-    """Write to standard output; whoever reads it may have gone."""
-    try:
-        write()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

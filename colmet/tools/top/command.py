@@ -34,7 +34,6 @@ exit status: 0; 1 where no daemon answers, or it refuses; 2 where the command li
 """
 ASK_S = 15.0  # for an answer: a daemon rests nine times as long as it answers, and others may ask, too
 LOOK_S = 0.5  # between two looks whether all nodes have two samples
-PIPE_ENDED = 141  # as the shell tells of SIGPIPE
 
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -113,7 +112,8 @@ def run(options: argparse.Namespace) -> int:
     asked = _asker(options)
     if options.once or options.json:
         answer = settled(asked, {**request, "limit": options.limit}, options.wait)
-        return _print(json.dumps(answer, indent=2) if options.json else "\n".join(text(answer, request, _width())))
+        print(json.dumps(answer, indent=2) if options.json else "\n".join(text(answer, request, _width())))
+        return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         raise ConfigError("standard output is no terminal: give --once for a table, --json for all values")
     try:
@@ -198,12 +198,3 @@ def text(answer: Mapping[str, Any], request: Mapping[str, Any], width: int) -> l
 
 def _width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
-
-
-def _print(told: str) -> int:
-    try:
-        print(told, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
-        return PIPE_ENDED
-    return 0
