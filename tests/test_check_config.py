@@ -50,6 +50,7 @@ REFUSED = [
     ),
     ("collector", "--enable-stdout-backend --http-listen 0 --http-open --gridengine-encoding klingon", "klingon"),
     ("collector", "--enable-stdout-backend --http-users {tmp}/no", "--http-users has no effect without --http-listen"),
+    ("collector", "--enable-stdout-backend --http-trusted-proxy 10.0.0.1", "--http-trusted-proxy has no effect"),
     ("collector", "--enable-stdout-backend --gridengine", "--gridengine has no effect without --http-listen"),
     ("collector", "--hdf5-filepath {tmp}/x --hdf5-rotate 1d --hdf5-rotate 2d", "give one period, one size"),
     ("collector", "--hdf5-filepath {tmp}/x.hdf5 --hdf5-rotate 1d", "so it is the one file"),

@@ -51,9 +51,8 @@ def option_text(action):
         return "2", [name, name]
     if action.nargs == 0:
         return "true", [name]
-    plain = next(
-        filter(lambda text: is_one(action, text), [*map(str, action.choices or ()), "12", "500M", "1d", "blosc", "x"])
-    )
+    texts = [*map(str, action.choices or ()), "12", "500M", "1d", "blosc", "10.0.0.1", "x"]
+    plain = next(filter(lambda text: is_one(action, text), texts))
     quoted = f'"{plain}"'
     if action.nargs == "+":
         return f"[{quoted}, {quoted}]", [name, plain, plain]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import ctypes
 import gc
 import http.client
+import ipaddress
 import json
 import os
 import re
@@ -19,17 +22,18 @@ import time
 import warnings
 
 import pytest
-from conftest import cannot_run
+from conftest import cannot_run, fork
 from test_web_access import cheap
 from web_client import basic
 from web_facts import MadeUpFacts
 
+from colmet.collector.web import trusted_proxy
 from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
 from colmet.tools.web import server as server_module
-from colmet.tools.web.access import Access
+from colmet.tools.web.access import Access, TooMany, Unauthorized
 from colmet.tools.web.credentials import Line
-from colmet.tools.web.peers import peer_of
+from colmet.tools.web.peers import _HEADER, NETLINK_SOCK_DIAG, Peers
 from colmet.tools.web.server import Limit, Server, Tls
 
 # up to Python 3.10 asyncio complains of connections whose handshake failed, though it has closed them
@@ -374,12 +378,13 @@ def test_the_limit_counts_each_address_and_all():
     assert limit.enter(made[2]) and limit.count == 3
 
 
-def test_users_of_this_machine_count_apart(root):
+def keys_of_users(peers, *uids):
+    """What counts as the peers of users of this machine, by connections over loopback."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         found = []
-        for uid in (0, 65534):
+        for uid in uids:
             os.seteuid(uid)
             try:
                 client = socket.create_connection(listening.getsockname(), timeout=20)
@@ -387,15 +392,121 @@ def test_users_of_this_machine_count_apart(root):
                 os.seteuid(0)
             accepted, address = listening.accept()
             with client, accepted:
-                found.append(peer_of(accepted, address))
-    assert found == ["uid 0", "uid 65534"]
+                found.append(peers.key(accepted, address))
+    return found
+
+
+def test_users_of_this_machine_count_apart(root):
+    assert keys_of_users(Peers(), 0, 65534) == ["uid 0", "uid 65534"]
+
+
+def test_they_do_in_a_user_namespace_with_a_socket_of_the_service_manager(root, capfd):
+    """As in the packaged service, which sees no other users itself (PrivateUsers=)."""
+    netlink = (socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG)
+    with socket.socket(*netlink) as kernel, socket.create_server(("127.0.0.1", 0)) as listening:
+        os.seteuid(12345)
+        client = socket.create_connection(listening.getsockname(), timeout=20)
+        os.seteuid(0)
+        accepted, address = listening.accept()
+        child = fork()
+        if not child:
+            if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+                os._exit(3)
+            peers = Peers(kernel=kernel)
+            for _ in range(3):
+                kernel.sendto(_HEADER.pack(_HEADER.size, 99, 1, 0, 0), (0, 0))  # its answer is still there
+                print(Peers().key(accepted, address), peers.key(accepted, address), sep=", ", flush=True)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        client.close()
+        accepted.close()
+    if status == 3:
+        cannot_run("no user namespaces")
+    assert status == 0 and capfd.readouterr().out == "uid 65534, uid 12345\n" * 3
 
 
 def test_a_peer_elsewhere_or_that_is_gone_counts_by_address():
     with socket.socket() as unconnected:
-        assert peer_of(unconnected, ("127.0.0.1", 9)) == "127.0.0.1"
-        assert peer_of(unconnected, ("192.0.2.7", 9)) == "192.0.2.7"
-        assert peer_of(unconnected, ("2001:db8::7", 9, 0, 0)) == "2001:db8::/64"
+        assert Peers().key(unconnected, ("127.0.0.1", 9)) == "127.0.0.1"
+        assert Peers().key(unconnected, ("192.0.2.7", 9)) == "192.0.2.7"
+        assert Peers().key(unconnected, ("2001:db8::7", 9, 0, 0)) == "2001:db8::/64"
+
+
+# -- proxies --
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "client"),
+    [
+        (["198.51.100.7"], "198.51.100.7"),
+        (["6.6.6.6, 198.51.100.7"], "198.51.100.7"),  # the first one is the client's own word
+        (["6.6.6.6", "198.51.100.7"], "198.51.100.7"),
+        (["198.51.100.7, 10.0.0.9"], "198.51.100.7"),  # over two proxies
+        (["2001:db8:1:2:3::4"], "2001:db8:1:2::/64"),
+        (["::ffff:198.51.100.7"], "198.51.100.7"),
+        ([], "proxy 10.0.0.5"),
+        ([""], "proxy 10.0.0.5"),
+        (["198.51.100.7, unknown"], "proxy 10.0.0.5"),
+        (["10.0.0.8"], "proxy 10.0.0.5"),
+    ],
+)
+def test_a_trusted_proxy_names_its_clients(forwarded, client):
+    peers = Peers([ipaddress.ip_network("10.0.0.0/28")])
+    with socket.socket() as unconnected:
+        key = peers.key(unconnected, ("10.0.0.5", 9))
+        assert peers.client(key, forwarded) == client
+        other = peers.key(unconnected, ("192.0.2.7", 9))
+        assert peers.client(other, forwarded) == other == "192.0.2.7", "another peer may write that header, too"
+
+
+def test_a_proxy_on_this_machine_is_known_by_its_user(root):
+    peers = Peers([65534])
+    assert keys_of_users(peers, 0, 65534) == ["uid 0", "proxy uid 65534"]
+    assert peers.client("proxy uid 65534", ["198.51.100.7"]) == "198.51.100.7"
+    assert peers.client("uid 0", ["198.51.100.7"]) == "uid 0"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.5", ipaddress.ip_network("10.0.0.5")),
+        ("10.0.0.5/8", ipaddress.ip_network("10.0.0.0/8")),
+        ("2001:db8::/48", ipaddress.ip_network("2001:db8::/48")),
+        ("root", 0),
+    ],
+)
+def test_a_proxy_is_named_by_address_network_or_user(text, found):
+    assert trusted_proxy(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("127.0.0.1", "every user of this machine"), ("::1", "every user"), ("no-such-user", "give an addr")],
+)
+def test_a_proxy_that_cannot_be_told_from_others_is_refused(text, why):
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        trusted_proxy(text)
+
+
+def test_clients_of_a_proxy_do_not_lock_each_other_out(facts, root):
+    """Neither by wrong passwords, nor by connections."""
+    access, asked = Access(None), []
+
+    async def visitor(given, client):
+        asked.append(client)
+        raise TooMany("slow down", 1.0) if client == "6.6.6.6" else Unauthorized
+
+    access.visitor = visitor
+    with running(facts, access=access, peers=Peers([os.geteuid()]), limit=Limit(512, 1)) as server:
+        idle = [connect(server) for _ in range(3)]
+        for client, status in (("6.6.6.6", 429), ("198.51.100.7", 401), ("198.51.100.8, 198.51.100.9", 401)):
+            connection = connect(server)
+            connection.sendall(WHOAMI + f"X-Forwarded-For: {client}\r\nConnection: close\r\n\r\n".encode())
+            assert read_all(connection).startswith(f"HTTP/1.1 {status} ".encode())
+            connection.close()
+        for one in idle:
+            one.close()
+    assert asked == ["6.6.6.6", "198.51.100.7", "198.51.100.9"]
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost", "::"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -124,6 +125,25 @@ def test_a_stream_that_is_not_the_collectors_is_refused(tmp_path, monkeypatch, s
             connected({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_service_has_a_socket_that_asks_the_kernel_where_its_unit_gives_one(tmp_path, monkeypatch, count):
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client.connect(str(tmp_path / "s"))
+        client.sendall(web._note({"arguments": ["-v"], "directory": os.getcwd()}))
+        first = fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, 500)
+        if count == 2:
+            with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as made:
+                os.dup2(made.fileno(), first + 1, inheritable=False)
+        monkeypatch.setattr(feed_module, "LISTENER", first)
+        feed, arguments, kernel = connected({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(count)})
+        assert arguments == ["-v"] and (kernel is not None) == (count == 2)
+        assert kernel is None or kernel.family == socket.AF_NETLINK
+        for one in filter(None, (feed, kernel)):
+            one.close()
+
+
 def test_it_is_nobodys_command():
     with pytest.raises(FeedError, match=r"colmet-web.socket starts this"):
         connected({})
@@ -131,6 +151,9 @@ def test_it_is_nobodys_command():
 
 def test_the_service_can_write_nothing_and_has_no_keys():
     text = (PACKAGING / "systemd/colmet-web.service").read_text()
+    # one for the collector, one that asks the kernel for this machine's users, whom PrivateUsers= hides
+    listens = re.findall(r"^Listen(\w+)=(.+)$", (PACKAGING / "systemd/colmet-web.socket").read_text(), re.M)
+    assert listens == [("Stream", "/run/colmet/web.sock"), ("Netlink", "inet-diag")]
     for line in (
         "User=colmet-web",
         "SupplementaryGroups=colmet",

@@ -13,10 +13,12 @@ import codecs
 import contextlib
 import glob
 import grp
+import ipaddress
 import json
 import logging
 import math
 import os
+import pwd
 import re
 import signal
 import socket
@@ -28,6 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from typing import Union
 
 from colmet.common import cli, logs
 from colmet.common.cli import powers_of_ten
@@ -38,6 +41,8 @@ from colmet.common.readable import readable
 from colmet.common.top import Heard
 
 log = logging.getLogger(__name__)
+
+Proxy = Union[ipaddress.IPv4Network, ipaddress.IPv6Network, int]
 
 # -- what both ends agree on --
 
@@ -65,7 +70,15 @@ _READ = (
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
 )
 # what means nothing without --http-listen
-_VAIN = ("http_users", "http_open", "http_tls_cert", "http_tls_key", "gridengine", "gridengine_xml")
+_VAIN = (
+    "http_users",
+    "http_open",
+    "http_trusted_proxy",
+    "http_tls_cert",
+    "http_tls_key",
+    "gridengine",
+    "gridengine_xml",
+)
 STUCK_S = 60.0  # a process that takes nothing for so long is ended
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before it is started again
 STEADY_S = 60.0  # a process that has lived for so long has not failed at its start
@@ -102,6 +115,16 @@ def add_options(parser: cli.Options) -> None:
     )
     parser.add_argument("--http-tls-cert", metavar="FILE", help="serve https with this certificate chain (PEM)")
     parser.add_argument("--http-tls-key", metavar="FILE", help=cli.Rare("the key of --http-tls-cert (PEM)"))
+    parser.add_argument(
+        "--http-trusted-proxy",
+        metavar="WHO",
+        action="append",
+        type=trusted_proxy,
+        help=cli.Rare(
+            "believe the X-Forwarded-For of this proxy, so that its clients are told apart: an address, a network, or, "
+            "of a proxy on this machine, the user that it runs as"
+        ),
+    )
     parser.add_argument(
         "--http-memory",
         metavar="SIZE",
@@ -140,6 +163,26 @@ def add_options(parser: cli.Options) -> None:
         default="utf-8",
         help=cli.Rare("encoding of their output or of these files, such as iso-8859-15 (default: %(default)s)"),
     )
+
+
+def trusted_proxy(text: str) -> Proxy:
+    """Return the proxy that --http-trusted-proxy names: a network, or the number of a user of this machine.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither, or every user of this machine has this address.
+    """
+    try:
+        found = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        try:
+            return pwd.getpwnam(text).pw_uid
+        except KeyError:
+            raise argparse.ArgumentTypeError("give an address, a network or a user of this machine") from None
+    if found.is_loopback:
+        raise argparse.ArgumentTypeError(
+            "every user of this machine has this address; give the user that the proxy runs as, such as www-data"
+        )
+    return found
 
 
 def service_of(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:

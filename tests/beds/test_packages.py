@@ -198,6 +198,24 @@ print(u.urlopen(r).read().decode())'"""
     machine.wait_for(f"{fetch} | grep -q '\"total\":1'")
 
 
+def assert_users_of_the_machine_count_apart_on_the_page(machine):
+    """Wrong names that one tries slow down no other, though the page's process has a user namespace of its own."""
+    script = """python3 - {} <<'END'
+import base64, collections, http.client, sys
+found = collections.Counter()
+for n in range(int(sys.argv[1])):
+    connection = http.client.HTTPConnection("127.0.0.1", 8080)
+    word = base64.b64encode(f"nobody{{n}}:x".encode()).decode()
+    connection.request("GET", "/api/v1/whoami", headers={{"Authorization": f"Basic {{word}}"}})
+    found[connection.getresponse().status] += 1
+print(dict(found))
+END"""
+    said = machine.run(f"runuser -u nobody -- {script.format(80)}")
+    assert "429" in said, said
+    assert machine.run(f"runuser -u daemon -- {script.format(1)}") == "{401: 1}\n"
+    assert machine.run(f"runuser -u nobody -- {script.format(1)}") == "{429: 1}\n"
+
+
 def assert_gone(machine):
     assert not machine.run("ls -d /run/systemd/units/invocation:colmet* 2>/dev/null || true").strip()
     assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-facility")
@@ -218,6 +236,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert_ports_are_held(machine)
     assert_the_agent_has_a_user_of_its_own(machine)
     assert_the_page_has_a_user_of_its_own(machine)
+    assert_users_of_the_machine_count_apart_on_the_page(machine)
 
     machine.run("systemctl reload colmet-collector colmet-node")
     machine.wait_for("test $(ls /var/lib/colmet/*.hdf5 | wc -l) -ge 2")  # SIGHUP starts the next file

@@ -23,6 +23,7 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.tools.web.feed import Feed, connected, inherited
 from colmet.tools.web.known import Known, gridengine_of
 from colmet.tools.web.memory import Memory
+from colmet.tools.web.peers import Peers
 from colmet.tools.web.store import Store, opener
 from colmet.tools.web.users import Names
 
@@ -31,12 +32,13 @@ log = logging.getLogger(__name__)
 NICE = 10  # the collector goes first
 
 
-def run(options: argparse.Namespace, feed_socket: socket.socket) -> None:
+def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.socket | None = None) -> None:
     """Serve until the collector ends, or SIGTERM comes.
 
     Args:
         options: of the collector.
         feed_socket: where its messages come from.
+        kernel: asks the kernel for this machine's users; None where this process sees them itself.
 
     Raises:
         ColmetError: the options ask for what cannot be done, or nobody feeds this.
@@ -56,7 +58,8 @@ def run(options: argparse.Namespace, feed_socket: socket.socket) -> None:
     facts = Known(memory, store, gridengine, feed.counters, Names())
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(None if options.http_open else options.http_users, options.http_admin_group)
-    server = Server(options.http_listen, facts, access, tls=tls, gridengine=gridengine is not None)
+    peers = Peers(options.http_trusted_proxy or (), kernel)
+    server = Server(options.http_listen, facts, access, tls=tls, gridengine=gridengine is not None, peers=peers)
 
     def read() -> None:
         try:
@@ -92,15 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve() -> int:
     """Entry point of ``colmet-web``, the service; the exit status."""
     try:
-        feed, argv = connected(os.environ)
+        feed, argv, kernel = connected(os.environ)
     except ColmetError as err:
         cli.set_up_logging(0)
         log.error("%s", err)
         return cli.EXIT_CONFIG
-    return _serve(argv, lambda: feed)
+    return _serve(argv, lambda: feed, kernel)
 
 
-def _serve(argv: Sequence[str] | None, feed: Callable[[], socket.socket]) -> int:
+def _serve(argv: Sequence[str] | None, feed: Callable[[], socket.socket], kernel: socket.socket | None = None) -> int:
     try:
         options = Configuration(lambda: collector.build_parser(cli.load(NAMES)), argv).read()
     except ConfigError as err:
@@ -109,7 +112,7 @@ def _serve(argv: Sequence[str] | None, feed: Callable[[], socket.socket]) -> int
         return cli.EXIT_CONFIG
     cli.set_up_logging(options.verbose)
     try:
-        run(options, feed())
+        run(options, feed(), kernel)
     except ColmetError as err:
         log.error("%s", err)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1

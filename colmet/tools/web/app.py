@@ -1,7 +1,7 @@
 """The routes of the JSON interface: what may be asked, and what of it who asks may see."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Optional
 
@@ -111,6 +111,7 @@ def build_app(
     gridengine: bool = False,
     connections: Callable[[], int] = lambda: 0,
     hosts: Optional[frozenset[str]] = None,
+    client: Callable[[str, Sequence[str]], str] = lambda key, forwarded: key,
     folder: FilePath = FOLDER,
     fresh_files: bool = False,
 ) -> FastAPI:
@@ -122,6 +123,7 @@ def build_app(
         gridengine: whether Grid Engine's hosts and jobs are told at /qhost and /qstat.
         connections: how many there are.
         hosts: what Host headers may say; None for whatever.
+        client: who a request is from, of a connection's peer and the values of X-Forwarded-For.
         folder: with the page's files.
         fresh_files: read them for every request: for who writes the page.
     """
@@ -132,7 +134,7 @@ def build_app(
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Busy, _busy)
-    app.add_middleware(Front, access=access, hosts=hosts)
+    app.add_middleware(Front, access=access, hosts=hosts, client=client)
     return app
 
 

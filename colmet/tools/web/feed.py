@@ -45,27 +45,29 @@ def inherited(environment: Mapping[str, str]) -> socket.socket:
     return feed
 
 
-def connected(environment: MutableMapping[str, str]) -> tuple[socket.socket, list[str]]:
+def connected(environment: MutableMapping[str, str]) -> tuple[socket.socket, list[str], socket.socket | None]:
     """Return the stream of the collector that has connected to this service, and the collector's command line.
 
-    The service manager has started this for a connection that waits at its socket, which is the collector's alone.
+    The service manager has started this for a connection that waits at its socket, which is the collector's alone. The
+    third is a second socket of the service's, where it has one: it asks the kernel for this machine's users.
 
     Raises:
         FeedError: there is no such socket, or what comes is not from a collector.
     """
     pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
-    if pid != str(os.getpid()) or count != "1":
+    if pid != str(os.getpid()) or count not in ("1", "2"):
         raise FeedError("colmet-web.socket starts this for colmet-collector, with --http-listen")
     with contextlib.ExitStack() as stack:
         try:
             with socket.socket(fileno=LISTENER) as listener:
                 feed = stack.enter_context(listener.accept()[0])
+            kernel = stack.enter_context(socket.socket(fileno=LISTENER + 1)) if count == "2" else None
             arguments = _read_arguments(feed)
         except (OSError, WireError) as err:
             raise FeedError(f"the collector's stream cannot be read: {err}") from err
         stack.pop_all()
-    return feed, arguments
+    return feed, arguments, kernel
 
 
 def _read_arguments(feed: socket.socket) -> list[str]:

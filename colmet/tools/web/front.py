@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -42,13 +42,21 @@ class Front:
         access: says who asks.
         hosts: names that the Host header may have, beside addresses; None for whatever. An open interface that is for
             this machine only is not to be read by any web page whose name is made to mean this machine.
+        client: who a request is from, of a connection's peer and the values of X-Forwarded-For.
     """
 
-    def __init__(self, app: App, access: Access, hosts: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        access: Access,
+        hosts: frozenset[str] | None = None,
+        client: Callable[[str, Sequence[str]], str] = lambda key, forwarded: key,
+    ) -> None:
         self._app = app
         self._access = access
         self._counts = access.counts
         self._hosts = hosts
+        self._client = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -105,8 +113,10 @@ class Front:
                 return failure(400, text, CLOSE)
         try:
             given = [value.decode("latin-1") for key, value in headers if key == b"authorization"]
-            client = scope.get("client")
-            scope[VISITOR] = await self._access.visitor(given, client[0] if client else "")
+            peer = scope.get("client")
+            forwarded = [value.decode("latin-1") for key, value in headers if key == b"x-forwarded-for"]
+            client = self._client(peer[0], forwarded) if peer else ""
+            scope[VISITOR] = await self._access.visitor(given, client)
         except Unauthorized:
             response = failure(401, "give a name and a password, or a token, that this interface knows")
             response.headers["WWW-Authenticate"] = 'Basic realm="Colmet", charset="UTF-8"'

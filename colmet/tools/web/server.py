@@ -29,7 +29,7 @@ from colmet.tools.web.app import build_app
 from colmet.tools.web.counts import Counts
 from colmet.tools.web.facts import Facts
 from colmet.tools.web.files import FOLDER
-from colmet.tools.web.peers import peer_of
+from colmet.tools.web.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,8 @@ class Limit:
     def enter(self, connection: Connection) -> bool:
         """One more; False where that is one too many, and all others have requests that are being answered."""
         here = self._open.get(connection.key, {})
-        if len(here) >= self._most_of_address and not self._evict(here):
+        is_one = not Peers.is_proxy(connection.key)  # else many clients are behind it
+        if is_one and len(here) >= self._most_of_address and not self._evict(here):
             return False
         if self.count >= self._most and not any(
             self._evict(there) for there in sorted(self._open.values(), key=len, reverse=True)
@@ -131,6 +132,7 @@ class _Listener(socket.socket):
 
     limit: Limit
     counts: Counts
+    peers: Peers
 
     def listen(self, backlog: int = 0) -> None:
         """Listen; asyncio's backlog is also how many connections it accepts at once, and is for that alone here."""
@@ -140,7 +142,7 @@ class _Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         accepted, address = super().accept()
         connection = Connection(fileno=accepted.detach())
-        connection.key = peer_of(connection, address)
+        connection.key = self.peers.key(connection, address)
         before = self.limit.count
         entered = self.limit.enter(connection)
         if not entered or self.limit.count == before:
@@ -262,6 +264,7 @@ class Server:
         folder: with the page's files.
         fresh_files: read them for every request: for who writes the page.
         limit: of connections.
+        peers: says who is at the other end of a connection.
 
     Raises:
         ConfigError: it cannot listen there, or certificate and key cannot be used.
@@ -278,12 +281,14 @@ class Server:
         folder: Path = FOLDER,
         fresh_files: bool = False,
         limit: Limit | None = None,
+        peers: Peers | None = None,
     ) -> None:
+        peers = peers or Peers()
         self._tls = tls
         self._context = None if tls is None else _context(tls)
         self._counts = access.counts
         self._limit = limit or Limit(CONNECTIONS, CONNECTIONS_OF_ADDRESS)
-        self._sockets = _listen(listen, self._limit, access.counts)
+        self._sockets = _listen(listen, self._limit, access.counts, peers)
         self.addresses: Sequence[tuple[str, int]] = [one.getsockname()[:2] for one in self._sockets]
         is_local = all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host, _ in self.addresses)
         if not is_local and tls is None:
@@ -295,6 +300,7 @@ class Server:
             gridengine=gridengine,
             connections=lambda: self._limit.count,
             hosts=own_names() if is_local and access.is_open else None,
+            client=peers.client,
             folder=folder,
             fresh_files=fresh_files,
         )
@@ -437,7 +443,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def _listen(listen: Listen, limit: Limit, counts: Counts) -> list[socket.socket]:
+def _listen(listen: Listen, limit: Limit, counts: Counts, peers: Peers) -> list[socket.socket]:
     where = f"--http-listen {listen.host}:{listen.port}"
     try:
         found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -448,7 +454,7 @@ def _listen(listen: Listen, limit: Limit, counts: Counts) -> list[socket.socket]
         try:
             one = _Listener(family, socket.SOCK_STREAM)
             sockets.append(one)
-            one.limit, one.counts = limit, counts
+            one.limit, one.counts, one.peers = limit, counts, peers
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
