@@ -130,7 +130,7 @@ def test_what_would_be_of_no_effect_is_refused(file, monkeypatch, capsys, argume
 def test_a_token_that_has_ended_already_is_not_made(file, monkeypatch, capsys):
     today = datetime.now(timezone.utc).date()
     assert run(monkeypatch, file, "add", "bob", "--token", "--until", str(today - timedelta(1))) == 2
-    assert "has passed" in capsys.readouterr().err and not file.exists()
+    assert "is in the past" in capsys.readouterr().err and not file.exists()
     assert run(monkeypatch, file, "add", "bob", "--token", "--until", str(today + timedelta(1))) == 0
 
 

@@ -189,7 +189,7 @@ def test_a_defect_in_counting_costs_this_table_alone(fake, counters, caplog):
     for _ in range(10):
         assert [table.schema.name for table in agent.tick().tables] == ["fake_default"]
     agent.close()
-    assert caplog.text.count("nothing told of the agent itself") == 2
+    assert caplog.text.count("agent_default not sent") == 2
 
 
 def test_a_statm_of_another_form_is_told(fake, caplog):

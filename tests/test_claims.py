@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import threading
+import types
 
 import pytest
 from test_link_collector import World
@@ -41,6 +42,7 @@ class Link:
 def collector_of(server, taken, directory):
     made = main.Collector.__new__(main.Collector)
     made._pull, made._link, made._link_port = Receiving(), Link(server), LinkPort(server.socket, taken, str(directory))
+    made.health = types.SimpleNamespace(link_failed="")
     return made
 
 

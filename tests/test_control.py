@@ -204,7 +204,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(served, tmp_path):
 def test_what_is_not_a_socket_is_left_alone(served, tmp_path):
     path = tmp_path / "file"
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="not a socket"):
+    with pytest.raises(ConfigError, match="another file is there"):
         served(str(path))
     assert path.read_text() == "precious"
 
@@ -453,7 +453,7 @@ def test_over_tcp_those_whose_keys_are_known_are_answered_and_nobody_else(site, 
     assert ask(place, "node", {"command": "hello", "name": "x"}, client=known) == {"hello": "x"}
     with pytest.raises(Unreachable, match=r"no answer from tcp://.* do both know each other's keys"):
         ask(place, "node", {"command": "hello"}, timeout_s=1, client=unknown)
-    with pytest.raises(ConfigError, match="TCP takes keys"):
+    with pytest.raises(ConfigError, match="TCP requires keys"):
         ask(place, "node", {"command": "hello"})
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
@@ -482,7 +482,7 @@ def test_what_is_missing_for_tcp_is_named(site, changes, missing):
 
 def test_who_asks_over_tcp_needs_both_keys(site):
     for options in ({"curve_secret": "x", "curve_daemon": None}, {"curve_secret": None, "curve_daemon": "x"}):
-        with pytest.raises(ConfigError, match="is missing: TCP takes both keys"):
+        with pytest.raises(ConfigError, match="is missing: TCP requires both keys"):
             control.client_of(argparse.Namespace(**options))
 
 

@@ -565,4 +565,4 @@ def test_a_flood_of_one_node_on_the_link_is_left_out(durable, caplog):
         link.serve()
     assert link.counters()["limited"] == 15_000
     assert server.said[-1][0] == b"good" and len(server.said) == 5001
-    assert "link: messages left out, too many come from=evil limited=10000" in caplog.text
+    assert "link: messages dropped, too many from=evil limited=10000" in caplog.text

@@ -232,7 +232,7 @@ def test_a_new_node_feeds_an_old_collector(start, uri):
     assert pull.wait(20)
     message = pull.receive().message
     assert node.stop()[0] == 0
-    assert re.search(r"WARNING \S+ collectors are not asked to acknowledge: .* is lost", node.log.read_text())
+    assert re.search(r"WARNING \S+ collectors do not acknowledge: .* lost when", node.log.read_text())
     pull.close()
     names = []
     while message:
@@ -332,7 +332,8 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     reader = threading.Thread(target=lambda: lines.extend(collector.process.stdout))
     reader.start()
     code = (
-        "import os, sys\nimport colmet.node.main as main\nfrom colmet.common import cli\n"
+        "import locale, os, sys, colmet.node.discovery.watches\nimport colmet.node.main as main\n"
+        "from colmet.common import cli\n"
         "from colmet.node.backends import NAMES\ncli.load(NAMES)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"sys.exit(main.main(['-s', '0.2', '--zeromq-uri', {uri!r}, '--cpuset_rootpath', '/none', '--spool-dir', '']))"

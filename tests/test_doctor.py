@@ -1103,7 +1103,7 @@ def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys,
         ("connections", {"unknown_key": 3}, "3 connections with a key that nobody has", "why=unknown_key"),
         ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` tells from where"),
         ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
-        ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "sends as n1: they are stored as n1, n1~2", "hostnamectl"),
+        ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "send as n1: they are stored as n1, n1~2", "hostnamectl"),
     ],
 )
 def test_what_the_collector_knows_of_its_nodes_is_told_with_the_remedy(machine, path, value, found, remedy):

@@ -128,7 +128,7 @@ class World:
             self.collector.signal(signal.SIGTERM)
             assert self.collector.wait(120) == 0
             # at the end it writes for ten seconds, which is not enough for a machine that is very busy
-            left = self.collector.said("output goes on with these after the next start")
+            left = self.collector.said("output continues with these records after the next start")
             assert not left or time.monotonic() < until, self.collector.log.read_text()[-4000:]
 
     def close(self):

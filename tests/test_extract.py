@@ -402,7 +402,7 @@ def test_the_list_tells_tables_rows_and_units(stored, capfd):
         ([], 2, "--job JOB"),
         (["--job", "7", "--format", "parquet"], 2, "--output FILE"),
         (["--job", "7", "--json", "--format", "csv"], 2, "give one of them"),
-        (["--job", "99"], 1, "nothing of job 99"),
+        (["--job", "99"], 1, "nothing is stored of job 99"),
         (["--job", "7", "--metrics", "nope"], 1, "none of 'nope'"),
         (["--job", "7", "--output", "/nowhere/file"], 1, "/nowhere/file: cannot be written"),
     ],

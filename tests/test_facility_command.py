@@ -265,7 +265,7 @@ def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
     argv = ["--host", "--disk", str(tmp_path), "--disk", "/none", "-u", endpoint.url, *kept(tmp_path)]
     assert facility(*argv) == 0
     assert [document["mount"] for document in endpoint.taken if document["kind"] == "DISK"] == [str(tmp_path)]
-    assert "disk left out: path=/none" in caplog.text
+    assert "disk skipped: path=/none" in caplog.text
 
 
 def test_an_endpoint_that_is_away_gets_the_documents_later(endpoint, tmp_path):

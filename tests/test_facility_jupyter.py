@@ -102,7 +102,7 @@ def test_pods_in_an_unknown_form_are_left_out_and_counted(server, asked, caplog)
     items += [{"metadata": {"labels": {"owner": owner}}} for owner in ("", "x" * 300, "alice")]
     server.answer = json.dumps({"metadata": {}, "items": items}).encode()
     assert asked.users("ns", "owner") == ["alice"]
-    assert asked.odd == 7 and "pods left out, they are in an unknown form: namespace=ns pods=7" in caplog.text
+    assert asked.odd == 7 and "pods skipped, their form is unknown: namespace=ns pods=7" in caplog.text
 
 
 def test_a_pod_whose_label_is_empty_has_no_user_and_is_not_odd(server, asked, caplog):
@@ -126,7 +126,7 @@ def test_a_page_has_a_bound(server, asked, monkeypatch):
 
 
 def test_a_mark_where_a_list_goes_on_is_a_text():
-    with pytest.raises(SourceFailed, match="in an unknown form where its list goes on"):
+    with pytest.raises(SourceFailed, match="continues its list in an unknown form"):
         parse(b'{"metadata": {"continue": 5}, "items": []}', "owner")
 
 

@@ -69,7 +69,7 @@ def test_only_members_of_the_group_are_told_of(machine, here):
         machine.add_user(name, number, group)
     found, log = users(machine, "-s", "-S", "-g", "atlas", "-v", cwd=here)
     assert found == ["bob", "carol"]  # carol by the primary group; this machine does not know alice
-    assert "users left out, this machine does not know them: users=1" in log
+    assert "users skipped, this machine does not know them: users=1" in log
 
 
 def test_the_filter_comes_before_other_names(machine, here):

@@ -301,15 +301,15 @@ def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, root):
 def test_a_missing_disk_is_left_out_with_a_warning_at_first(tmp_path, caplog):
     disks = Disks([str(tmp_path), str(tmp_path / "none"), "/proc"], Deadlines(), 10)
     assert [space.mount for space in disks.spaces()] == [str(tmp_path)]
-    assert f"disk left out: path={tmp_path}/none: No such file or directory" in caplog.text
-    assert "disk left out: path=/proc: it has no size" in caplog.text
+    assert f"disk skipped: path={tmp_path}/none: No such file or directory" in caplog.text
+    assert "disk skipped: path=/proc: it has no size" in caplog.text
     caplog.clear()
     assert len(disks.spaces()) == 1 and not caplog.text
     (tmp_path / "none").mkdir()
     assert len(disks.spaces()) == 2
     (tmp_path / "none").rmdir()
     disks.spaces()
-    assert "disk left out" in caplog.text
+    assert "disk skipped" in caplog.text
 
 
 def test_a_disk_that_nobody_named_is_left_out_without_a_warning(tmp_path, caplog):
@@ -321,7 +321,7 @@ def test_a_disk_that_nobody_named_is_left_out_without_a_warning(tmp_path, caplog
 
 def test_without_a_table_of_mounts_devices_are_left_out(tmp_path, caplog):
     [space] = Disks(["/"], Deadlines(), 10, mtab=str(tmp_path / "none")).spaces()
-    assert space.device is None and "devices are left out" in caplog.text
+    assert space.device is None and "devices are missing" in caplog.text
 
 
 def test_a_file_system_that_does_not_answer_does_not_cost_the_others(tmp_path, monkeypatch):

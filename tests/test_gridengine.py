@@ -743,7 +743,7 @@ def test_failures_are_logged_when_they_begin_and_end(caplog):
     watch = MemoryWatch(MadeUp(BatchError("boo"), BatchError("boo"), OSError("disk"), (QHOST, QSTAT)))
     assert [watch.refresh() for _ in range(4)] == [False, False, False, True]
     assert [record.getMessage() for record in caplog.records] == [
-        "Grid Engine gives no answer why=boo",
+        "Grid Engine does not answer why=boo",
         "Grid Engine answers again failures=3",
     ]
 
@@ -754,8 +754,8 @@ def test_one_failure_between_good_answers_is_counted_and_not_logged(caplog):
     assert [watch.refresh() for _ in range(4)] == [True, False, True, False]
     assert (watch.failures, watch.warnings(), caplog.messages) == (2, [], [])
     assert not watch.refresh()
-    assert caplog.messages == ["Grid Engine gives no answer why=far"]
-    assert watch.warnings() == ["Grid Engine gives no answer: far"]
+    assert caplog.messages == ["Grid Engine does not answer why=far"]
+    assert watch.warnings() == ["Grid Engine does not answer: far"]
     assert watch.refresh()
     assert watch.warnings() == []
 

@@ -195,7 +195,7 @@ def test_a_burst_that_was_killed_is_taken_back_in_its_file_whatever_the_command_
     output.close()
     assert files(tmp_path) == ["x.hdf5", "xx.hdf5"]
     assert stored(tmp_path) == expected(50)
-    assert "write that was interrupted taken back" in caplog.text
+    assert "interrupted write undone" in caplog.text
 
 
 def test_after_a_power_failure_the_file_is_looked_through(tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_notes_that_are_not_ours_are_not_used(tmp_path, caplog, wrong):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
-    assert "is not understood" in caplog.text
+    assert "is invalid and not used" in caplog.text
     assert stored(tmp_path) == expected(20)
 
 

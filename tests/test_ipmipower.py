@@ -337,9 +337,9 @@ def test_options_reach_the_tool_that_they_are_for_and_the_other_is_not_used(dell
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--ipmipower-cmd", "x", "--ipmipower-sensor", "y"], "leave out the other"),
-        (["--ipmipower-cmd", "x", "--ipmipower-freeipmi=-h y"], "leave out the other"),
-        (["--ipmipower-cmd", "x", "--ipmipower-ipmitool="], "leave out the other"),
+        (["--ipmipower-cmd", "x", "--ipmipower-sensor", "y"], "excludes the other"),
+        (["--ipmipower-cmd", "x", "--ipmipower-freeipmi=-h y"], "excludes the other"),
+        (["--ipmipower-cmd", "x", "--ipmipower-ipmitool="], "excludes the other"),
         (["--ipmipower-cmd", "x 'y"], "No closing quotation"),
         (["--ipmipower-cmd", ""], "name a program"),
         (["--ipmipower-cmd", "", "x"], "name a program"),

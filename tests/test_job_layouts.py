@@ -126,7 +126,7 @@ def test_oar_3_jobs_are_their_shallowest_directories_with_all_that_is_inside(mac
     assert len(job.cgroups) == 4
     assert small.directory("unified") == f"{slice_}/oar-u1000-j60.slice"
     assert job.directory("unified") is None, "in none of the two is all of it"
-    assert caplog.text.count("several cgroups beside each other") == 1
+    assert caplog.text.count("several cgroups side by side") == 1
     assert state_of(source, "oar3") == [("/sys/fs/cgroup/oar.slice", "found, 2 jobs")]
 
 
@@ -233,7 +233,7 @@ def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog
     assert "cannot tell" not in caplog.text, "slurmstepd may be about to start"
     for _ in range(3):
         assert machine.full_look(source) == []
-    assert caplog.text.count("cannot tell which job") == 1 and "CgroupJobIdPaths=yes" in caplog.text
+    assert caplog.text.count("job of a cgroup is unknown") == 1 and "CgroupJobIdPaths=yes" in caplog.text
     assert source.unmapped == 1
     assert "1 whose job id cannot be told" in state_of(source, "slurm-sluid")[0][1]
     machine.process(500, b"slurmstepd: [77.batch]\0", uid=0)

@@ -169,7 +169,7 @@ def test_when_the_collector_is_upgraded_what_was_kept_meanwhile_goes_as_v1(old, 
     old.push.connected = True
     old.run(3)
     assert old.take() == [("v1", 3), ("v1", 4), ("v1", 5)] and old.routes[0].state is State.THERE
-    assert "collector acknowledges" in caplog.text and "takes data again" in caplog.text
+    assert "collector acknowledges" in caplog.text and "receives data again" in caplog.text
 
 
 def test_when_the_link_answers_later_v1_goes_on_the_same_data_connection(old):
@@ -261,9 +261,9 @@ def options(**changes):
         ({}, False, "auto", "", ""),
         ({}, True, "v1", "v1", ""),
         ({"wire": "v1"}, False, "v1", "v1", ""),
-        ({"wire": "v1", "zeromq_link_uri": [""]}, False, "v1", "v1", "not asked to acknowledge"),
+        ({"wire": "v1", "zeromq_link_uri": [""]}, False, "v1", "v1", "collectors do not acknowledge"),
         ({"zeromq_link_uri": [""]}, False, "auto", "colmet06", "cannot be asked what it reads"),
-        ({"wire": "colmet06"}, False, "colmet06", "colmet06", "not asked to acknowledge"),
+        ({"wire": "colmet06"}, False, "colmet06", "colmet06", "collectors do not acknowledge"),
         ({"wire": "colmet06", "enable_nvidia": True}, False, "colmet06", "colmet06", "nvidiastats_default ends a"),
     ],
 )

@@ -106,7 +106,7 @@ def test_two_agents_on_one_machine_are_never_stored_under_one_name_at_a_time(wor
     assert names == {"vm", "vm~2"} and len(world.stored()) == 17, "and nothing is lost"
     assert never_two_at_a_time(world.stored())
     assert world.receiver.shared_names() == {"vm": ["vm", "vm~2"]}
-    assert caplog.text.count("more than one agent sends as one host") == 1
+    assert caplog.text.count("several agents send as one host") == 1
 
 
 def test_a_cloned_node_does_not_get_the_name_of_the_one_that_was_there(world):
@@ -243,7 +243,7 @@ def test_numbers_that_somebody_else_used_do_not_keep_data_out(world, caplog):
         assert world.send(real) == [], "and stored once"
     assert [row[2] for row in world.stored()] == list(range(5, 25))
     sender = world.receiver.senders["vm"]
-    assert sender.conflicts == 20 and caplog.text.count("batch has the number of another one") == 2
+    assert sender.conflicts == 20 and caplog.text.count("batch has the number of another batch") == 2
     assert sum("conflicts=20" in line for line in world.receiver.report()) == 2
 
 
@@ -420,6 +420,6 @@ def test_the_page_warns_and_counts_a_node_and_its_job_once():
         alone["nodes"][key] for key in ("memory_total", "load")
     ]
     assert found["jobs"]["memory"] == pytest.approx(alone["jobs"]["memory"], rel=0.01) and found["jobs"]["running"] == 2
-    assert (alone["warnings"], found["warnings"]) == ([], ["more than one agent sends as n0: stored as n0, n0~2"])
+    assert (alone["warnings"], found["warnings"]) == ([], ["several agents send as n0: stored as n0, n0~2"])
     assert known.node("n0~2")["warnings"] == known.node("n0")["warnings"] == found["warnings"]
     assert known.node("n1")["warnings"] == []

@@ -307,7 +307,7 @@ def test_an_output_that_is_away_delays_no_other_and_goes_on_where_it_was(tmp_pat
     until(lambda: there.written == list(range(50)))
     assert running.stop() == [True, True]
     assert there.events[-1] == away.events[-1] == "close"
-    assert "goes on with these after the next start: output=away records=50" in caplog.text
+    assert "continues with these records after the next start: output=away records=50" in caplog.text
     there, away = Fake("there"), Fake("away")
     running = Running(tmp_path / "j", there, away)
     running.put(50)

@@ -120,7 +120,7 @@ def test_an_event_of_a_pmu_is_put_together_from_sysfs(intel, name, event):
         ("cpu/../=1/", "is no event"),
         ("cpu/.=1/", "no term"),
         ("cpu/event=1,,umask=1/", "no term"),
-        ("cpu/wants/", "wants a number: add ldlat=<number>"),
+        ("cpu/wants/", "requires a number: add ldlat=<number>"),
     ],
 )
 def test_what_can_be_no_event_is_refused_in_words_that_help(intel, name, says):

@@ -64,7 +64,7 @@ def test_a_refusal_is_told_and_nothing_ends(monkeypatch, caplog):
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: Libc())
     monkeypatch.setattr("ctypes.get_errno", lambda: 1)
     drop(["CAP_NET_ADMIN"])
-    assert "cannot drop privileges, the agent keeps what it has: [Errno 1]" in caplog.text
+    assert "cannot drop privileges, the agent keeps all it has: [Errno 1]" in caplog.text
 
 
 def as_the_unit():

@@ -138,7 +138,7 @@ def test_descriptions_beyond_a_senders_budget_are_not_parsed_and_not_acknowledge
     came = [bool(receiver.take(message, "10.0.0.1", "evil")) for message in messages]
     assert came == [True] * (len(came) - 2) + [False] * 2
     assert receiver.senders["evil"].limited == limits.counters()["fields"] == 2
-    assert "left out, beyond" in caplog.text and "fields=1 of all senders" in caplog.text
+    assert "dropped, beyond" in caplog.text and "fields=1 of all senders" in caplog.text
     assert receiver.take(messages[0].replace(b"evil", b"good"), "10.0.0.1", "good"), "what is known costs nobody"
     assert receiver.take(made_up(1000).replace(b"evil", b"good"), "10.0.0.1", "good"), "others have their own"
     clock.now += 1024 / NEW_FIELDS_PER_S

@@ -194,7 +194,7 @@ def test_a_table_of_colmets_own_with_another_kind_of_value_is_left_out_for_its_s
     assert [table.schema for table in taken.tables] == [good]
     (again,) = receiver.take(v1.encode(Batch("evil", 1, 2, 1, (), tables)), "10.0.0.1")
     assert len(again.tables) == 1 and receiver.senders["evil"].left_out == 6
-    assert "rows left out from=evil left_out=3" in caplog.text and "left_out_rows=6" in receiver.report()[0]
+    assert "rows dropped from=evil left_out=3" in caplog.text and "left_out_rows=6" in receiver.report()[0]
     (others,) = receiver.take(v1.encode(Batch("good", 1, 1, 1, (), (tables[1],))), "10.0.0.1")
     assert others.row_count == 2 and not receiver.senders["good"].left_out
 

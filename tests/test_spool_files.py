@@ -124,7 +124,7 @@ def test_damage_is_passed_over_counted_and_what_is_around_it_is_read(spool, capl
     assert held.message((5, 6)) == wanted[5].message
     (dropped,) = held.dropped_ranges()
     assert dropped[:3] == (5, 5, 5) and dropped.cause == "damage"
-    assert "passed over" in caplog.text
+    assert "damaged, skipped" in caplog.text
 
 
 def test_records_in_a_message_are_no_records():

@@ -124,7 +124,7 @@ def changed(status, path, value):
         (COLLECTOR, {"senders.without_acknowledgements": 1}, WARNING, "1 node without acknowledgements"),
         (COLLECTOR, {"link_failed": "Address in use"}, WARNING, "nothing is acknowledged, Address in use"),
         (COLLECTOR, {"http": {"running": 0}}, WARNING, "process of the JSON interface and the page does not run"),
-        (COLLECTOR, {"senders.shared_names": {"n1": ["n1", "n1~2"]}}, WARNING, "more than one agent sends as n1"),
+        (COLLECTOR, {"senders.shared_names": {"n1": ["n1", "n1~2"]}}, WARNING, "several agents send as n1"),
         (COLLECTOR, {"last_hour.refused_documents": 1}, WARNING, "1 refused document in the last hour"),
         (COLLECTOR, {"outputs.0.behind_s": 301}, WARNING, "hdf5 is 5 min behind"),
         (

@@ -212,7 +212,7 @@ def test_who_takes_nothing_makes_nobody_wait_and_what_is_left_out_is_counted_and
         one.flush()
     left_out = one.counters()["left_out"]
     assert 100 < left_out < 290 and one.counters()["waiting_bytes"] <= 1 << 20
-    assert "messages left out of it left_out=10" in caplog.text
+    assert "messages dropped left_out=10" in caplog.text
     process.send_signal(signal.SIGCONT)
     flushed(one)
     flushed(one)
@@ -234,7 +234,7 @@ def test_one_that_hangs_for_too_long_is_ended_and_started_again(start, monkeypat
     wait_for(lambda: out.read_text().count("begins") == 2)
     counts = one.counters()
     assert (counts["stuck"], counts["restarts"]) == (1, 1)
-    assert "has taken nothing for 60 s" in caplog.text and "SIGKILL" in caplog.text
+    assert "has read nothing for 60 s" in caplog.text and "SIGKILL" in caplog.text
 
 
 def test_one_that_dies_is_started_again_and_gets_what_comes_then(start, monkeypatch, caplog):

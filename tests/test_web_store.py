@@ -478,8 +478,8 @@ def test_a_collector_that_has_written_nothing_yet_has_an_empty_store():
 def test_administrators_are_told_that_grid_engine_gives_no_answer(clock):
     class Silent:
         def warnings(self):
-            return ["Grid Engine gives no answer: why"]
+            return ["Grid Engine does not answer: why"]
 
     known = Known(Memory(1 << 20, 3600, clock, clock), None, Silent(), dict, clock, clock)
-    assert known.cluster(None)["warnings"] == ["Grid Engine gives no answer: why"]
+    assert known.cluster(None)["warnings"] == ["Grid Engine does not answer: why"]
     assert known.cluster("alice")["warnings"] == [], "it has names of hosts and files"

@@ -673,7 +673,7 @@ class Hdf5File:
     def _warn(self, table: str, name: str, reason: str) -> None:
         if (table, name) not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add((table, name))
-            log.warning("column left out: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
+            log.warning("column dropped: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
 
     def _new_table(self, job: int, name: str, schema: Schema) -> Any:
         columns = {n: column(d, i) for i, (n, d) in enumerate(grown({}, file_columns(schema)).items())}

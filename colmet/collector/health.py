@@ -207,7 +207,7 @@ class Health:
         )
         for key, (kind, text) in _RECEIVED.items():
             yield single(named(name, key, kind=kind), kind, text, status["received"][key])
-        text = "Senders forgotten, as there were more than are told apart."
+        text = "Senders forgotten, as there were too many."
         yield single(f"{name}_forgotten_senders_total", "counter", text, status["received"]["forgotten"])
         dialects = [(labels({"dialect": key}), value) for key, value in status["received"]["dialects"].items()]
         yield Family(f"{name}_messages_total", "counter", "Messages that could be read.", dialects)

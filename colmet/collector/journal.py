@@ -265,7 +265,7 @@ class Journal:
             os.truncate(path, offset)
             self._sizes[path] = offset
             self.torn_bytes = torn
-            log.warning("journal: cut off what was not written to the end: path=%s bytes=%d", path, torn)
+            log.warning("journal: incomplete record cut off: path=%s bytes=%d", path, torn)
         # one that was killed before it synced acknowledged nothing of that; this one will
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -460,7 +460,7 @@ class Journal:
         try:
             self._durable(records)
         except Exception:  # a defect there must not have them written again
-            log.exception("journal: defect in telling that records=%d are on disk", len(records))
+            log.exception("journal: defect in reporting that records=%d are on disk", len(records))
         if group[0].kind == ACCOUNT:
             self._accounted = self._paths[-1][0]
             self.trim()
@@ -667,7 +667,7 @@ class Journal:
             cause = f"not kept: {err.strerror}"
         if powers_of_ten(count):
             log.error(
-                "journal: damaged, these bytes are passed over: path=%s offset=%d bytes=%d damaged=%d aside=%s (%s)",
+                "journal: damaged, bytes skipped: path=%s offset=%d bytes=%d damaged=%d aside=%s (%s)",
                 reader.path,
                 damage.offset,
                 damage.size,

@@ -189,7 +189,7 @@ class Link:
         self.limited += 1
         if powers_of_ten(self.limited):
             name = called.user or f"[{called.peer}]"
-            log.warning("link: messages left out, too many come from=%s limited=%d", name, self.limited)
+            log.warning("link: messages dropped, too many from=%s limited=%d", name, self.limited)
 
     def _acknowledge(self) -> None:
         keys = self._durable.take()
@@ -274,7 +274,7 @@ class Link:
     def _take_answer(self, called: Called, answer: wire.Answer) -> None:
         known = self._callers.get(called.caller)
         if known is None:
-            raise WireError("link: an answer from somebody who did not say Hello")
+            raise WireError("link: an answer from a client without a Hello")
         host = known.host
         if called.user not in ("", host):  # who connects may choose the name that the caller of another host had
             raise WireError(f"link: an answer of {host} with the key of {called.user}")

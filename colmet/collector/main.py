@@ -269,7 +269,7 @@ class Collector:
         """Receive nothing for a moment; the nodes keep what they have."""
         self._paused += 1
         if cli.powers_of_ten(self._paused):
-            log.error("receiving nothing, until the journal can take what was received: paused=%d", self._paused)
+            log.error("receiving paused, the journal has no room for what was received: paused=%d", self._paused)
         readable([signals.fd], FULL_WAIT_S)
 
     def _tell(self) -> None:

@@ -146,7 +146,9 @@ class Outlet:
             failures = self.failures
         if self.waiting and self._journal.directory:
             log.warning(
-                "output goes on with these after the next start: output=%s records=%d", self.output.name, self.waiting
+                "output continues with these records after the next start: output=%s records=%d",
+                self.output.name,
+                self.waiting,
             )
         elif self.waiting:
             self.lost += self.waiting

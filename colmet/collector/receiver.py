@@ -550,7 +550,7 @@ class Receiver:
                 for host, state in more.get("agents", {}).items():
                     self._namesakes[host] = Namesakes.restored(host, state, now_ns)
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
-                log.error("account of the senders unreadable, what comes twice may be taken twice: %r", err)
+                log.error("account of the senders unreadable, duplicates may be stored: %r", err)
         for message in messages:
             try:
                 batches = self._decoder.heads(message)
@@ -610,7 +610,7 @@ class Receiver:
             self._namesakes.pop(name, None)
         before, self.forgotten = self.forgotten, self.forgotten + len(names)
         if len(str(before)) != len(str(self.forgotten)) or (names and not before):
-            log.warning("senders forgotten, there are more than are told apart forgotten=%d", self.forgotten)
+            log.warning("senders forgotten, there are too many forgotten=%d", self.forgotten)
 
     def admits_host(self, host: str, peer: str, user: str) -> bool:
         """Whether a host may be heard: one that is known, has a key, or is not one too many of its address."""
@@ -648,7 +648,7 @@ class Receiver:
         sender = self.sender(host)
         before, sender.left_out = sender.left_out, sender.left_out + rows
         if len(str(before)) != len(str(sender.left_out)) or not before:
-            log.warning("rows left out from=%s left_out=%d cause=%s", host, sender.left_out, why)
+            log.warning("rows dropped from=%s left_out=%d cause=%s", host, sender.left_out, why)
 
     def _skip(self, host: str, values: int) -> None:
         sender = self.sender(host)
@@ -664,8 +664,8 @@ class Receiver:
         self.apart += 1
         if powers_of_ten(self.apart):
             log.warning(
-                "more than one agent sends as one host, each is stored under a name of its own: do two nodes have one "
-                "name, or does an older colmet-node run beside this one? host=%s name=%s from=[%s] batches=%d",
+                "several agents send as one host, each is stored under its own name: do two nodes share a name, or "
+                "does an older colmet-node still run? host=%s name=%s from=[%s] batches=%d",
                 *(host, name, peer or "local", self.apart),
             )
 
@@ -675,8 +675,8 @@ class Receiver:
         sender.overfull += not kept
         if powers_of_ten(sender.conflicts) or (not kept and powers_of_ten(sender.overfull)):
             log.warning(
-                "batch has the number of another one, both are kept unless there are too many: host=%s epoch=%s seq=%s "
-                "from=[%s] conflicts=%d refused=%d; somebody else sends as this host, or a node's spool was copied",
+                "batch has the number of another batch, both are kept up to a limit: host=%s epoch=%s seq=%s "
+                "from=[%s] conflicts=%d refused=%d; another sender uses this host's name, or a node's spool was copied",
                 *(batch.host, batch.epoch, batch.seq, peer or "local", sender.conflicts, sender.overfull),
             )
 
@@ -686,7 +686,7 @@ class Receiver:
         sender.limited += 1
         if powers_of_ten(sender.limited):
             log.warning(
-                "messages left out, beyond --max-rate, --max-byte-rate or what else is taken from one sender from=%s "
+                "messages dropped, beyond --max-rate, --max-byte-rate or another limit of one sender from=%s "
                 "left_out=%d (%s of all senders)",
                 *(name, sender.limited, " ".join([f"{name}={n}" for name, n in self._rates.counters().items() if n])),
             )

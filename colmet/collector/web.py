@@ -197,7 +197,7 @@ def service_of(options: argparse.Namespace, environment: Mapping[str, str] = os.
     for file in filter(None, [getattr(options, option, None) for option in _READ]):
         if not _is_for_group(file):
             log.warning(
-                "JSON interface runs as the collector's user, who can write what is stored: the group of the collector "
+                "JSON interface runs as the collector's user, which can write the store: the group of the collector "
                 "cannot read %s; chgrp colmet %s; chmod 640 %s",
                 *(file, file, file),
             )
@@ -450,7 +450,7 @@ class Web:
             return
         self._left_out_here += 1
         if powers_of_ten(self._left_out_here):
-            log.warning("JSON interface is behind, messages left out of it left_out=%d", self._left_out_here)
+            log.warning("JSON interface is behind, messages dropped left_out=%d", self._left_out_here)
 
     # -- with the lock --
 
@@ -478,11 +478,11 @@ class Web:
     def _end_stuck(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._stuck += 1
-            log.error("JSON interface has taken nothing for %g s, ended stuck=%d", STUCK_S, self._stuck)
+            log.error("JSON interface has read nothing for %g s, killed stuck=%d", STUCK_S, self._stuck)
             self._process.kill()
         elif self._process is None and self._socket is not None:
             self._stuck += 1
-            log.error("JSON interface has taken nothing for %g s, hung up stuck=%d", STUCK_S, self._stuck)
+            log.error("JSON interface has read nothing for %g s, disconnected stuck=%d", STUCK_S, self._stuck)
             self._hang_up(self._socket)
         self._clear()
 

@@ -185,7 +185,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
         except argparse.ArgumentTypeError as err:
             raise ValueError(str(err)) from err
         except (TypeError, ValueError) as err:
-            raise ValueError(f"{text!r:.100} is not what the option takes") from err
+            raise ValueError(f"{text!r:.100} is not a value of this option") from err
     if action.choices is not None and converted not in action.choices:
         raise ValueError(f"{text!r:.100} is none of {', '.join(map(str, action.choices))}")
     return converted

@@ -84,7 +84,7 @@ def client_of(options: argparse.Namespace) -> Client | None:
     if not secret and not daemon:
         return None
     if not secret or not daemon:
-        raise ConfigError(f"{'--curve-daemon' if secret else '--curve-secret'} is missing: TCP takes both keys")
+        raise ConfigError(f"{'--curve-daemon' if secret else '--curve-secret'} is missing: TCP requires both keys")
     pair = check_pair(read_pair(secret, "--curve-secret"), f"--curve-secret {secret}")
     return Client(pair, read_public(daemon, "--curve-daemon"))
 
@@ -116,7 +116,7 @@ def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | Non
         return None
     if not secret or not (place or "").startswith("tcp:"):
         missing = "--control-socket tcp://HOST:PORT" if secret else "--zeromq-curve-secret"
-        raise ConfigError(f"{missing} is missing: --control-curve-keys is for those who ask over TCP")
+        raise ConfigError(f"{missing} is missing: --control-curve-keys is for clients over TCP")
     pair = check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
     return Keys(pair, KnownKeys(keys, "--control-curve-keys"))
 

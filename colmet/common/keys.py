@@ -352,7 +352,7 @@ class KnownKeys:
                 if not entry.name.endswith(PUBLIC) or entry.name.startswith("."):
                     continue
                 if len(files) == MAX_FILES:
-                    log.error("more than %d keys, the rest is left out: %s", MAX_FILES, self._directory)
+                    log.error("more than %d keys, the others are not used: %s", MAX_FILES, self._directory)
                     break
                 known = self._files.get(name)
                 try:
@@ -382,7 +382,7 @@ class KnownKeys:
     def _keys(self, name: str, path: str) -> tuple[str, ...]:
         try:
             if HOST.fullmatch(name) is None:
-                raise ValueError("what is before .key is not the name of a host")
+                raise ValueError("the name before .key is not a host name")
             return tuple(_read(path, private=False).public)
         except (OSError, ValueError) as err:
             if isinstance(err, OSError) and err.errno in _NOT_OF_THE_FILE:
@@ -393,4 +393,4 @@ class KnownKeys:
     def _complain(self, what: str) -> None:
         self.broken += 1
         if self.broken <= 10 or powers_of_ten(self.broken):
-            log.error("key left out broken=%d: %s", self.broken, what)
+            log.error("key file skipped broken=%d: %s", self.broken, what)

@@ -46,7 +46,10 @@ class Service:
         watchdog_us = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "")
         if address and address[0] not in "/@":
-            log.warning("NOTIFY_SOCKET=%.100r is neither a path nor an abstract name: nobody is told anything", address)
+            log.warning(
+                "NOTIFY_SOCKET=%.100r is neither a path nor an abstract name: the service manager gets no reports",
+                address,
+            )
             address = ""
         ours = not pid or pid == str(os.getpid())
         is_number = watchdog_us.isascii() and watchdog_us.isdigit() and len(watchdog_us) < 20
@@ -97,6 +100,6 @@ class Service:
         except OSError as err:
             self._failures += 1
             if powers_of_ten(self._failures):
-                log.warning("service manager cannot be told failures=%d %s: %s", self._failures, text[:40], err)
+                log.warning("service manager cannot be notified failures=%d %s: %s", self._failures, text[:40], err)
             return False
         return True

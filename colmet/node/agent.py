@@ -380,7 +380,7 @@ class Agent:
         except Exception:  # a defect of ours here must not stop the measuring
             self._own_failures += 1
             if powers_of_ten(self._own_failures):
-                log.exception("no account of what is complete failures=%d", self._own_failures)
+                log.exception("completeness rows not sent failures=%d", self._own_failures)
         return batch
 
     def _own_tables(self, time_ns: int) -> list[Table]:
@@ -572,7 +572,7 @@ class Agent:
         except Exception:
             self._own_failures += 1
             if powers_of_ten(self._own_failures):
-                log.exception("nothing told of the agent itself failures=%d", self._own_failures)
+                log.exception("agent_default not sent failures=%d", self._own_failures)
 
     def _note_overruns(self) -> None:
         skipped = self._schedule.done()

@@ -188,7 +188,7 @@ class Beside(InputBackend):
             self._is_late = True
             self._late += 1
             log.error(
-                "backend does not answer backend=%s late=%d: nothing for %.0f s; it is waited for, all else goes on",
+                "backend does not answer backend=%s late=%d: nothing for %.0f s; the other backends continue",
                 self.name,
                 self._late,
                 took_s,

@@ -36,7 +36,7 @@ def load(folder: str, abi: int, variable: str) -> CDLL:
         except OSError as err:
             if path not in _refused:
                 _refused.add(path)
-                log.warning("%s=%s is refused, %s is taken: %s", variable, named, built, err)
+                log.warning("%s=%s is refused, %s is used: %s", variable, named, built, err)
     try:
         return _open(built, folder, abi)
     except OSError as err:

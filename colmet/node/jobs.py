@@ -201,8 +201,8 @@ class Job:
                     self._within.append(real[len(mount.point.rstrip("/")) :])
             if len(set(self._within)) > 1:
                 log.warning(
-                    "a job has several cgroups beside each other, of which no controller tells the sum: what cgroups "
-                    "tell is missing job=%d cgroups=%s",
+                    "a job has several cgroups side by side, and no controller has their sum: its cgroup columns are "
+                    "missing job=%d cgroups=%s",
                     self.id,
                     " ".join(self.tops),
                 )

@@ -110,7 +110,7 @@ def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
     max_age_s = options.spool_age * 86400.0
     now_ns = time.time_ns()
     if not directory:
-        log.info("no --spool-dir: what is not acknowledged when colmet-node ends is lost")
+        log.info("no --spool-dir: unacknowledged batches are lost when colmet-node ends")
         return Held(now_ns, None, max_age_s=max_age_s)
     private = None
     try:
@@ -123,8 +123,7 @@ def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
             private.close()
         why = "another colmet-node uses it" if isinstance(err, BlockingIOError) else err.strerror
         log.warning(
-            "batches are kept in memory only, and what is not acknowledged when colmet-node ends is lost: --spool-dir "
-            "%s: %s",
+            "batches are kept in memory only, unacknowledged ones are lost when colmet-node ends: --spool-dir %s: %s",
             directory,
             why,
         )
@@ -182,7 +181,7 @@ def open_routes(
         dialect = V1
     acknowledged = dialect != COLMET06  # batches of that have no numbers
     if not acknowledged or not all(by_uri.values()):
-        log.warning("collectors are not asked to acknowledge: what is on its way when one stops is lost")
+        log.warning("collectors do not acknowledge: batches under way are lost when one stops")
     if dialect == AUTO and not all(by_uri.values()):
         log.warning(
             "without --zeromq-link-uri a collector cannot be asked what it reads: it is sent the format of Colmet 0.6, "
@@ -421,8 +420,8 @@ class Link:
         before, self.false_acknowledgements = self.false_acknowledgements, self.false_acknowledgements + unsent
         if unsent and (not before or len(str(before)) != len(str(self.false_acknowledgements))):
             log.warning(
-                "collector acknowledges batches that were sent to nobody, they are kept: is it a false one? Give nodes "
-                "and collector keys: collector=%s batches=%d",
+                "collector acknowledges batches that were never sent, they are kept: does another host pose as the "
+                "collector? Set up keys: collector=%s batches=%d",
                 *(route.uri, self.false_acknowledgements),
             )
 
@@ -454,9 +453,7 @@ class Link:
             and now - best.since >= self._times.back_s
         ):
             if best is not self._route:
-                log.warning(
-                    "collector is taken in place of the other: collector=%s other=%s", best.uri, self._route.uri
-                )
+                log.warning("collector replaces the other: collector=%s other=%s", best.uri, self._route.uri)
             self._route = best
 
     def _send(self, key: Key, message: bytes, now: float) -> bool:

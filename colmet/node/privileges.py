@@ -52,6 +52,6 @@ def drop(wanted: Iterable[str]) -> None:
         names = choose(CORE.union(wanted), held)
         capabilities.keep(bits(names))
     except OSError as err:
-        log.warning("cannot drop privileges, the agent keeps what it has: %s", err)
+        log.warning("cannot drop privileges, the agent keeps all it has: %s", err)
     else:
         log.info("privileges kept: %s", ",".join(sorted(names)) or "none")

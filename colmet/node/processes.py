@@ -295,8 +295,8 @@ class Processes:
         self.unanswered += 1
         if powers_of_ten(self.unanswered):
             log.warning(
-                "a process does not answer pid=%d of=%s unanswered=%d: what its files in /proc say is missing until "
-                "they can be read; all else goes on",
+                "a process does not answer pid=%d of=%s unanswered=%d: its values from /proc are missing until they "
+                "can be read",
                 question.pid,
                 question.party,
                 self.unanswered,

@@ -242,8 +242,8 @@ class Route:
         self._heard_at = now
         if self.durable and not ack.durable:
             log.warning(
-                "collector keeps what it acknowledges in memory only: what it has not written is lost when it is "
-                "killed; give it a --journal-dir: collector=%s",
+                "collector has no journal on disk: what it has not written is lost when it is killed; give it "
+                "--journal-dir: collector=%s",
                 self.uri,
             )
         self.durable = ack.durable
@@ -302,7 +302,8 @@ class Route:
             return
         if self.wire == AUTO:
             log.warning(
-                "collector takes data and does not acknowledge: it is sent the format of Colmet 0.6, with the tables "
+                "collector receives data and does not acknowledge: it is sent the format of Colmet 0.6, with the "
+                "tables "
                 "of that version alone and nvidiastats_default left out, and what is on its way when it stops is lost; "
                 "upgrade a collector of Colmet 0.6, and open the link port of a newer one to this node: collector=%s "
                 "link=%s: %s times=%d",
@@ -310,8 +311,8 @@ class Route:
             )
         else:
             log.warning(
-                "collector takes data and does not acknowledge: what is on its way when it stops, or when "
-                "colmet-node ends, is lost; is it of Colmet 0.6, or is the port of its "
+                "collector receives data and does not acknowledge: batches under way when it stops, or when "
+                "colmet-node ends, are lost; is it of Colmet 0.6, or is the port of its "
                 "--zeromq-link-bind-uri closed? collector=%s times=%d",
                 self.uri,
                 self._times_mute,
@@ -327,7 +328,7 @@ class Route:
             self._times_blocked += 1
             if powers_of_ten(self._times_blocked):
                 log.warning(
-                    "collector takes no data, batches are kept; does it run, is the port of its --zeromq-bind-uri "
+                    "collector receives no data, batches are kept; does it run, is the port of its --zeromq-bind-uri "
                     "open, and is there room for its journal? collector=%s times=%d",
                     self.uri,
                     self._times_blocked,
@@ -336,7 +337,7 @@ class Route:
     def _note_data(self) -> None:
         """It takes data."""
         if self.blocked_at is not None:
-            log.warning("collector takes data again collector=%s", self.uri)
+            log.warning("collector receives data again collector=%s", self.uri)
         self.blocked_at = None
 
     def _go_away(self, now: float) -> None:

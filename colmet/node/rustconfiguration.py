@@ -59,7 +59,9 @@ class RustPort:
         if self.uri.startswith(LOOPBACK):
             log.warning("any user of this machine can change the sample period and the perf events uri=%s", self.uri)
         else:
-            log.warning("whoever reaches this port can change the sample period and the perf events uri=%s", self.uri)
+            log.warning(
+                "any host that reaches this port can change the sample period and the perf events uri=%s", self.uri
+            )
         self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pull.wake_on(self._wake)
         self._thread = threading.Thread(target=self._run, name="rust-port", daemon=True)

@@ -304,7 +304,7 @@ class SpoolFiles:
     def _note_damage(self, name: str, offset: int, why: str) -> None:
         self.damaged += 1
         if powers_of_ten(self.damaged):
-            log.error("spool: damaged, passed over file=%s offset=%d damaged=%d: %s", name, offset, self.damaged, why)
+            log.error("spool: damaged, skipped file=%s offset=%d damaged=%d: %s", name, offset, self.damaged, why)
 
     # -- writing --
 

@@ -141,7 +141,7 @@ class StateFile:
             self._put_aside(err)
             return None
         if boot != self._boot:
-            log.info("state of an earlier boot is left out path=%s/%s", self._path, self._name)
+            log.info("state of an earlier boot is not used path=%s/%s", self._path, self._name)
             return None
         return payload
 

@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as err:
         raise ConfigError(str(err)) from err
     if until is not None and until < datetime.now(timezone.utc).date():
-        raise ConfigError(f"--until {until.isoformat()} has passed: nobody could use the token")
+        raise ConfigError(f"--until {until.isoformat()} is in the past: the token would be invalid")
     if options.action == "remove":
         count = remove(options.file, options.name, options.token)
         what = (

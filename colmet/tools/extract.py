@@ -533,7 +533,7 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--json and --format {options.format}: give one of them")
     form = options.format or "json"
     if form in ("parquet", "hdf5") and options.output is None and not options.list:
-        raise ConfigError(f"--format {form} takes a file to write to: give --output FILE")
+        raise ConfigError(f"--format {form} requires a file: give --output FILE")
     with sources.open_history(options) as history:
         wanted = Interval(options.since, options.until, options.host)
         try:
@@ -544,13 +544,13 @@ def _run(options: argparse.Namespace) -> int:
             hints = _hints(history, options.job, wanted, unknown)
             if chosen and len(unknown) == len(chosen):
                 names = ", ".join([_shown(name) for name in unknown[:5]])
-                raise ColmetError(f"job {options.job} has none of {names}; {hints[0]}; --list tells what there is")
+                raise ColmetError(f"job {options.job} has none of {names}; {hints[0]}; --list prints what is stored")
             found = fetch(history, options.job, chosen, wanted)
         finally:
             _warn(history.warnings)
     _warn([f"no table has {name}; {hint}" for name, hint in zip(unknown, hints)])
     if not any(found.values()):
-        raise ColmetError(f"there is nothing of job {options.job} in that time; --list tells what there is")
+        raise ColmetError(f"nothing is stored of job {options.job} in this interval; --list prints what is")
     chosen = [column for column in chosen if column.table]
     with _target(options.output) as out:
         WRITERS[form](out, options.job, found, chosen)

@@ -454,7 +454,7 @@ def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: 
     shared = _shared(senders)
     if shared:
         more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""
-        found.append((WARNING, f"more than one agent sends as {'; '.join(shared[:3])}{more}"))
+        found.append((WARNING, f"several agents send as {'; '.join(shared[:3])}{more}"))
     figures: Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
     figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
     return found, f"{counted(senders['heard'], 'nodes')} heard", figures

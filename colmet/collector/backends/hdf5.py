@@ -551,7 +551,7 @@ class Hdf5Output(OutputBackend):
         try:
             return Notes.parse(self._state.notes)
         except ValueError as err:
-            log.error("what was remembered about the file is not understood, it is not used: cause=%s", err)
+            log.error("state of the file is invalid and not used: cause=%s", err)
             return Notes()
 
     def _noted(self, undo: Mapping[str, int | None], tails: Mapping[str, int] | None = None) -> Notes:
@@ -622,7 +622,7 @@ class Hdf5Output(OutputBackend):
         try:
             self._take_back()
         except (ConfigError, OutputUnavailable) as err:
-            log.warning("failed write not taken back yet: path=%s cause=%s", self.path, err)
+            log.warning("failed write not undone yet: path=%s cause=%s", self.path, err)
 
     def _take_back(self) -> None:
         """Bring the tables that a failed burst touched back to the rows that they had, and remove those it created.
@@ -687,7 +687,7 @@ class Hdf5Output(OutputBackend):
                 if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
                     raise Damaged(f"{self.path}: {cause(err)}") from err
                 raise OutputUnavailable(f"cannot take a failed write back from {self.path}: {cause(err)}") from err
-            log.warning("write that was interrupted taken back: path=%s tables=%d", self.path, len(notes.undo))
+            log.warning("interrupted write undone: path=%s tables=%d", self.path, len(notes.undo))
         self._file.count()
         self._save(self._state.position, self._noted({}))
         self._burst = None

@@ -47,7 +47,7 @@ def check_control(uri: str, has_keys: bool) -> None:
     if uri.startswith("ipc:"):
         check_path(uri[len("ipc://") :])
     elif not has_keys:
-        raise ConfigError(f"{OPTION} {uri}: whoever reaches the port could ask: TCP takes keys; {REMEDY}")
+        raise ConfigError(f"{OPTION} {uri}: without keys any host could use it: TCP requires keys; {REMEDY}")
 
 
 def check_path(path: str) -> None:
@@ -74,7 +74,7 @@ def check_path(path: str) -> None:
                 f"{OPTION} {path}: others may write in {directory}; give a path in a directory of this user alone"
             )
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise ConfigError(f"{OPTION} {path}: there is something that is not a socket; it is left as it is")
+            raise ConfigError(f"{OPTION} {path}: another file is there, and is not removed")
 
 
 def _check_silent(path: str) -> None:
@@ -220,7 +220,7 @@ class ControlClient:
         if uri.startswith("ipc:"):
             knock(uri[len("ipc://") :])
         elif client is None:
-            raise ConfigError(f"{OPTION} {uri}: TCP takes keys; give --curve-secret and --curve-daemon")
+            raise ConfigError(f"{OPTION} {uri}: TCP requires keys; give --curve-secret and --curve-daemon")
         self._uri = uri
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

@@ -44,7 +44,7 @@ def check_pair(pair: Pair, option: str) -> Pair:
 
 def _need_curve() -> None:
     if not zmq.has("curve"):
-        raise ConfigError("the installed libzmq was built without CURVE; take one with libsodium (Debian's has it)")
+        raise ConfigError("the installed libzmq was built without CURVE; install one with libsodium (Debian's has it)")
 
 
 class Client:

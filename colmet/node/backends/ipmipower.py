@@ -331,7 +331,7 @@ class IpmipowerBackend(InputBackend):
         freeipmi, ipmitool = options.ipmipower_freeipmi, options.ipmipower_ipmitool
         words = options.ipmipower_cmd or []
         if words and (options.ipmipower_sensor or freeipmi is not None or ipmitool is not None):
-            raise ConfigError("--ipmipower-cmd: leave out the other --ipmipower options, they belong into the command")
+            raise ConfigError("--ipmipower-cmd excludes the other --ipmipower options: put them into the command")
         if len(words) == 1:
             try:
                 words = _words(words[0])

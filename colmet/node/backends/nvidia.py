@@ -354,7 +354,7 @@ class NvidiaBackend(InputBackend):
                 continue
             if reasons and not self._told:
                 self._told = True
-                log.warning("nvidia-smi is asked in place of NVML, it tells less: %s", reasons[0])
+                log.warning("nvidia-smi is used instead of NVML, and reports less: %s", reasons[0])
             self._reader = reader
             return
         raise BackendUnavailable("; ".join(reasons))

@@ -352,7 +352,7 @@ class PerfhwBackend(InputBackend):
         texts, left_out = options.perfhw_list[:MAX_EVENTS], options.perfhw_list[MAX_EVENTS:]
         if left_out:
             log.warning(
-                "--perfhw-list names %d events, the first %d are counted: %s left out",
+                "--perfhw-list names %d events, the first %d are counted: %s are not",
                 *(len(options.perfhw_list), MAX_EVENTS, ", ".join(left_out)),
             )
         try:
@@ -766,7 +766,8 @@ class PerfhwBackend(InputBackend):
         self._shortages += 1
         if powers_of_ten(self._shortages):
             log.warning(
-                "no descriptors left for the events of a job, which take %d (events times CPUs) job=%d shortages=%d: "
+                "no descriptors left for the events of a job, which require %d (events times CPUs) job=%d "
+                "shortages=%d: "
                 "raise the limit on open files (LimitNOFILE of the service), or give fewer events in --perfhw-list",
                 count,
                 job.id,

@@ -366,7 +366,7 @@ class RaplBackend(InputBackend):
             else:
                 self._resets += 1
                 if powers_of_ten(self._resets):
-                    log.warning("counter of zone began anew zone=%s resets=%d", zone.label, self._resets)
+                    log.warning("counter of zone restarted zone=%s resets=%d", zone.label, self._resets)
         return [
             Sample(NODE_JOB, self._row(fresh, read)),
             *[Sample(NODE_JOB, _zone_row(zone, zone in fresh), ZONE_SCHEMA) for zone in self._known.values()],

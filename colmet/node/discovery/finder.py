@@ -151,7 +151,8 @@ class Finder:
             self.left_out += 1
             if powers_of_ten(self.left_out):
                 log.warning(
-                    "too many or too deep directories in a job's cgroup, the rest is left out job=%d directories=%d",
+                    "too many or too deep directories in a job's cgroup, the others are not measured job=%d "
+                    "directories=%d",
                     job_id,
                     self.left_out,
                 )

@@ -82,7 +82,7 @@ class Sluids:
             self.unmapped += 1
             if self.unmapped <= _MOST_TOLD or powers_of_ten(self.unmapped):
                 log.warning(
-                    "cannot tell which job a cgroup belongs to path=%s directories=%d; its tasks are not measured "
+                    "job of a cgroup is unknown path=%s directories=%d; its tasks are not measured "
                     "(with CgroupJobIdPaths=yes in cgroup.conf, Slurm 26.05.2 and later name cgroups job_<id>)",
                     path,
                     self.unmapped,

@@ -169,7 +169,7 @@ class Directories:
     def _overflow(self) -> None:
         self.overflows += 1
         if powers_of_ten(self.overflows):
-            log.warning("inotify dropped events, all jobs are looked at anew overflows=%d", self.overflows)
+            log.warning("inotify dropped events, all jobs are scanned again overflows=%d", self.overflows)
         self.expire()
 
     def _take(self, path: str, mask: int, name: str) -> None:

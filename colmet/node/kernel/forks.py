@@ -69,7 +69,7 @@ class ForkEvents:
             self._listen()
         except OSError as err:
             self._socket.close()
-            raise BackendUnavailable(f"the kernel does not tell of forks: {err}") from err
+            raise BackendUnavailable(f"the kernel reports no forks: {err}") from err
         except BaseException:
             self._socket.close()
             raise
@@ -85,7 +85,7 @@ class ForkEvents:
             if len(answer) >= _DATA + 4 and struct.unpack_from("=I", answer, _WHAT)[0] == PROC_EVENT_NONE:
                 code = struct.unpack_from("=I", answer, _DATA)[0]
                 if code:
-                    raise BackendUnavailable(f"the kernel does not tell of forks: {os.strerror(code)}")
+                    raise BackendUnavailable(f"the kernel reports no forks: {os.strerror(code)}")
                 return
 
     def receive(self) -> Ints:

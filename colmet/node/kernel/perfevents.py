@@ -174,7 +174,7 @@ def _of_pmu(name: str, pmu: str, terms: str, host: Host) -> Event:
     if kind is None:
         raise Absent(f"{name}: there is no PMU {pmu}, only {', '.join(_names(host, DEVICES)) or 'none at all'}")
     if _read(host, f"{folder}/cpumask") is not None:
-        raise ValueError(f"{name!r}: {pmu} counts for a whole socket or core, which cannot be told apart by jobs")
+        raise ValueError(f"{name!r}: {pmu} counts for a whole socket or core, which cannot be split by job")
     if not re.fullmatch(r"[0-9]{1,9}", kind, re.ASCII):
         raise Absent(f"{name}: cannot parse {folder}/type {kind!r:.80}")
     configs = [0, 0, 0]
@@ -212,7 +212,7 @@ def _terms(name: str, folder: str, text: str, host: Host) -> dict[str, int]:
 
 def _number(name: str, key: str, text: str) -> int:
     if text == "?":
-        raise ValueError(f"{name!r}: the event wants a number: add {key}=<number>")
+        raise ValueError(f"{name!r}: the event requires a number: add {key}=<number>")
     value = int(text, 16 if text[1:2] in ("x", "X") else 10) if _NUMBER.fullmatch(text) else 1 << 64
     if value >> 64:
         raise ValueError(f"{name!r}: {key}={text!r:.40} is no number of 64 bits")

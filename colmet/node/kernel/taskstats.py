@@ -410,7 +410,7 @@ class ExitRecords:
         if code == errno.EPERM:
             raise BackendUnavailable("listening to the ends of tasks needs CAP_NET_ADMIN")
         if code == errno.EINVAL:
-            raise BackendUnavailable("the kernel tells of the ends of tasks only outside of containers")
+            raise BackendUnavailable("the kernel sends exit records only outside of containers")
         if code:
             raise BackendUnavailable(f"cannot listen to the ends of tasks on CPU {cpu}: {os.strerror(code)}")
         self._epoll.register(listener.fileno(), select.EPOLLIN)

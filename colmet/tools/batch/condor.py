@@ -195,7 +195,7 @@ class HTCondor(BatchSystem):
             except BatchError as err:
                 errors.append(err)
                 self.left_out += 1
-                log.warning("queue is left out system=condor queue=%s error=%s", queue.name, err)
+                log.warning("queue is skipped system=condor queue=%s error=%s", queue.name, err)
         if errors and not found:
             raise errors[0]
         return found
@@ -219,7 +219,7 @@ class HTCondor(BatchSystem):
         jobs, left_out = condor_jobs(text, " ".join(command), now)
         if left_out:
             self.left_out += left_out
-            log.warning("jobs in a form that is not known are left out system=condor count=%d", left_out)
+            log.warning("jobs of an unknown form are skipped system=condor count=%d", left_out)
         return jobs
 
     def _queue(self, queue: QueueName) -> Queue:

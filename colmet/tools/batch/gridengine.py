@@ -447,7 +447,7 @@ class MemoryWatch:
 
     def warnings(self) -> list[str]:
         """What is wrong with what is told, for administrators."""
-        said = [f"Grid Engine gives no answer: {self.why}"] if self._is_told else []
+        said = [f"Grid Engine does not answer: {self.why}"] if self._is_told else []
         return said + (
             [f"jobs and tasks of Grid Engine that could not be read: {self.left_out}"] if self.left_out else []
         )
@@ -491,7 +491,7 @@ class MemoryWatch:
         self.failures += 1
         # once is no trouble while there is an answer: a file may have been read while it was written
         if not self._is_told and (self.why or self._last is None):
-            log.warning("Grid Engine gives no answer why=%s", why, exc_info=defect)
+            log.warning("Grid Engine does not answer why=%s", why, exc_info=defect)
             self._is_told = True
         self.why = why
         if self._known() is None:

@@ -151,7 +151,7 @@ class OAR(BatchSystem):
         jobs, left_out = oar_jobs(ask(command, "OAR"), line, now)
         if left_out:
             self.left_out += left_out
-            log.warning("jobs in a form that is not known are left out system=oar count=%d", left_out)
+            log.warning("jobs of an unknown form are skipped system=oar count=%d", left_out)
         return jobs
 
     def _queue_names(self) -> list[str]:

@@ -396,7 +396,7 @@ class Slurm(BatchSystem):
             if entry.size > MAX_LISTED:
                 self.left_out += entry.size - MAX_LISTED
                 log.warning(
-                    "tasks of a long array are left out array=%s count=%d", entry.job.id, entry.size - MAX_LISTED
+                    "tasks of a long array are skipped array=%s count=%d", entry.job.id, entry.size - MAX_LISTED
                 )
         return jobs
 
@@ -426,7 +426,7 @@ class Slurm(BatchSystem):
                 entries = self._ask_text()
                 # too much of it, or a form that is not known: that does not change; a failure may
                 self._json = isinstance(err, AskError) and err.why == "status"
-                log.info("squeue has no JSON that can be used, its other form is taken error=%s", err)
+                log.info("squeue has no usable JSON, its text form is used error=%s", err)
             return entries
         return self._ask_text()
 
@@ -451,7 +451,7 @@ class Slurm(BatchSystem):
     def _leave_out(self, count: int) -> None:
         if count:
             self.left_out += count
-            log.warning("jobs in a form that is not known are left out system=slurm count=%d", count)
+            log.warning("jobs of an unknown form are skipped system=slurm count=%d", count)
 
 
 def _queue(partition: str, entries: Sequence[Entry]) -> Queue:

@@ -369,7 +369,7 @@ def _judge_senders(patient: Patient, status: Mapping[str, Any]) -> Iterator[Find
     log = f"journalctl -u {patient.program} -g"
     for host, names in status["senders"].get("shared_names", {}).items():
         yield warn(
-            f"more than one agent sends as {host}: they are stored as {', '.join(names)}",
+            f"several agents send as {host}: they are stored as {', '.join(names)}",
             "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
             f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both",
         )

@@ -200,7 +200,7 @@ def open_held(
             private.close()
         why = "another colmet-facility uses it" if isinstance(err, BlockingIOError) else err.strerror
         log.warning(
-            "rows for the collector are not kept, and what it does not acknowledge now is lost: --spool-dir %s: %s",
+            "rows for the collector are not kept, unacknowledged ones are lost: --spool-dir %s: %s",
             directory,
             why,
         )

@@ -101,7 +101,7 @@ class Facility:
         for name, file, source in self._sources(people):
             if not go_on():
                 failed.append(name)
-                log.info("left out, it is time to end: source=%s", name)
+                log.info("skipped, the program ends: source=%s", name)
                 continue
             log.info("collecting %s", name)
             found = groups.setdefault(file, [])
@@ -124,7 +124,7 @@ class Facility:
                 log.debug("document %s", json.dumps(document))
             log.info("collected %s: documents=%d", name, len(found) - before)
         if people.unknown:
-            log.info("users left out, this machine does not know them: users=%d", len(people.unknown))
+            log.info("users skipped, this machine does not know them: users=%d", len(people.unknown))
         return Gathered([Group(file, found) for file, found in groups.items()], failed, len(people.unknown))
 
     def _left_out(self) -> int:

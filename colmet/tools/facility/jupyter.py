@@ -61,7 +61,7 @@ def parse(text: bytes, label: str) -> Pods:
         )
     more = metadata.get("continue") or ""
     if not isinstance(more, str):
-        raise SourceFailed("the Kubernetes cluster says in an unknown form where its list goes on")
+        raise SourceFailed("the Kubernetes cluster continues its list in an unknown form")
     users = [_label(item, label) for item in items]
     return Pods(list(dict.fromkeys(filter(None, users))), more, users.count(None))
 
@@ -126,7 +126,7 @@ class Jupyter:
         )
         if odd:
             self.odd += odd
-            log.warning("pods left out, they are in an unknown form: namespace=%s pods=%d", namespace, odd)
+            log.warning("pods skipped, their form is unknown: namespace=%s pods=%d", namespace, odd)
         return users
 
     def _ask(self, namespace: str, label: str, until: float) -> tuple[list[str], int]:

@@ -314,7 +314,7 @@ class Disks:
 
     def _miss(self, path: str, why: str) -> None:
         if path not in self.missing:
-            log.log(self._level, "disk left out: path=%s: %s (--disk names those that are wanted)", path, why)
+            log.log(self._level, "disk skipped: path=%s: %s (see --disk)", path, why)
         self.missing.add(path)
 
     def _devices(self) -> dict[str, str]:
@@ -323,7 +323,7 @@ class Disks:
                 Path(file).read_text(encoding="utf-8", errors="replace") for file in (self._mtab, MOUNTINFO)
             )
         except OSError as err:
-            log.warning("devices are left out: file=%s: %s", err.filename, err.strerror or err)
+            log.warning("devices are missing: file=%s: %s", err.filename, err.strerror or err)
             return {}
         none = parse_self_binds(mountinfo)
         return {path: device for path, device in parse_mounts(mtab).items() if path not in none}

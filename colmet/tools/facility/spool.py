@@ -351,7 +351,7 @@ class Spool:
         self.dropped += dropped
         if dropped:
             log.error(
-                "documents dropped that the endpoint has not taken dropped=%d: beyond --spool-size or --spool-age",
+                "unsent documents dropped dropped=%d: beyond --spool-size or --spool-age",
                 dropped,
             )
         return dropped

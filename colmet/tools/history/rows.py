@@ -176,7 +176,9 @@ class _Files:
         try:
             return read(self._file(path))
         except MemoryError:
-            return _Failure("there is not enough memory for what is asked; ask for less at a time", False)
+            return _Failure(
+                "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval", False
+            )
         except Exception as err:  # noqa: BLE001 - what PyTables raises on a damaged file is anything
             self._drop(path)
             return _Failure(_reason(path, err), not is_of_system(err))

@@ -179,7 +179,7 @@ class Server:
         if not why.startswith("No data for "):
             return ""
         own = "you have no job that runs, or " if "Authorization" in self._headers else ""
-        return f": {own}no node has sent anything yet, or Grid Engine gives no answer; the server's log says why"
+        return f": {own}no node has sent anything yet, or Grid Engine does not answer; the server's log says why"
 
     def _knows_all(self) -> bool:
         """Whether the collector tells whoever asks of all jobs. QmemTools' server knows no users."""

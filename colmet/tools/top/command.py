@@ -133,7 +133,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the options go not together.
     """
     if options.nodes and (options.job is not None or options.user):
-        raise ConfigError("--nodes is for all jobs: leave out --job and --user, or --nodes")
+        raise ConfigError("--nodes excludes --job and --user")
     name = "nodes" if options.nodes else "jobs" if options.job is None else "job"
     keys = NODE_KEYS if options.nodes else JOB_KEYS if options.job is None else ("node", *JOB_KEYS)
     request = {"command": "top", "view": name, "reverse": options.reverse, "user": options.user, "text": options.text}

@@ -260,9 +260,7 @@ class Access:
         except (Busy, OSError):
             count = self.counts.add("groups_failures")
             if powers_of_ten(count):
-                log.warning(
-                    "this machine does not tell in time who is in a group: group=%s times=%d", self._group, count
-                )
+                log.warning("members of a group not known in time: group=%s times=%d", self._group, count)
             return found[0] if found is not None else False
         self._members[known.name] = (is_admin, now + GROUP_S)
         if len(self._members) > KEPT:
@@ -283,7 +281,7 @@ class Access:
             self._users, self._mark = users.read_users(self._path)
         except ConfigError as err:
             self.counts.add("users_failures")
-            log.error("users not read again, those of before remain: reason=%s", err)
+            log.error("users not read again, the previous ones remain: reason=%s", err)
             return
         self._known.clear()
         self._members.clear()

@@ -215,7 +215,7 @@ class Routes:
     async def status(self, request: Request) -> Response:
         """How this process is; for administrators."""
         if visitor_of(request.scope).only is not None:
-            raise HTTPException(404, "only administrators are told the status")
+            raise HTTPException(404, "the status is for administrators")
         return answer(
             {
                 "version": __version__,

@@ -817,5 +817,5 @@ def _shared(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     shared = sorted({base_of(name) for name in live if is_namesake(name)})
     apart = [sorted(name for name in live if base_of(name) == host) for host in shared]
     several = [names for names in apart if len(names) > 1]
-    found = [f"more than one agent sends as {names[0]}: stored as {', '.join(names)}" for names in several[:5]]
+    found = [f"several agents send as {names[0]}: stored as {', '.join(names)}" for names in several[:5]]
     return [*found, f"and {len(several) - 5} other names"] if len(several) > 5 else found

@@ -274,7 +274,9 @@ class Store:
                 answer = Answer(work(history), tuple(map(StoreWarning, history.warnings)))
             except MemoryError as err:
                 history.close()
-                raise ColmetError("there is not enough memory for what is asked; ask for less at a time") from err
+                raise ColmetError(
+                    "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval"
+                ) from err
             except BaseException:
                 history.close()
                 raise

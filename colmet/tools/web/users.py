@@ -96,7 +96,7 @@ def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
             if found.st_mode & stat.S_IWOTH:
                 raise ConfigError(f"{path} can be written by everybody; chmod o-w {path}")
             if found.st_uid not in (0, os.geteuid()):
-                raise ConfigError(f"{path} belongs to user {found.st_uid}, who could let in anybody; chown it")
+                raise ConfigError(f"{path} belongs to user {found.st_uid}, who could add users; chown it")
             data = file.read(MAX_BYTES + 1)
     except OSError as err:
         raise ConfigError(f"{path}: {err.strerror}") from err
