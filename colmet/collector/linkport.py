@@ -45,8 +45,9 @@ class LinkPort(NamedTuple):
         self.claims.close()
         _note(self.directory)
         log.warning(
-            "link given up, as another collector receives data on its port: what is on its way when the collector "
-            "stops is lost; give --zeromq-link-bind-uri another port here, and --zeromq-link-uri to the nodes"
+            "link given up, as another collector receives data on its port: nodes send the format of Colmet 0.6, "
+            "and what is on its way when the collector stops is lost; give --zeromq-link-bind-uri another port here, "
+            "and --zeromq-link-uri to the nodes"
         )
 
 
