@@ -340,7 +340,7 @@ def test_a_redirect_is_not_followed_and_told(endpoint, make, caplog, status):
     endpoint.always = status, {"Location": "/elsewhere"}, b""
     assert make().send(documents(1, 2)) == Outcome(0, 2, 0, 0)
     assert [path for path, _, _ in endpoint.requests] == ["/in"] and not endpoint.gets
-    assert "it points to '/elsewhere', which is not followed; give the right address with --url" in caplog.text
+    assert "a redirection to '/elsewhere', which is not followed; give the right address with --url" in caplog.text
 
 
 def test_it_waits_as_long_as_the_endpoint_asks_for(endpoint, make, clock):

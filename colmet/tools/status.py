@@ -38,33 +38,32 @@ Its first lines are the verdict of --check. A daemon can be asked by root and by
 exit status: 0; 1 where a daemon does not answer; 2 where the command line is wrong. With --check: 0 OK, 1 WARNING,
 2 CRITICAL, 3 UNKNOWN; of several daemons the highest."""
     parser.add_argument(
-        "daemon", choices=SIDES, nargs="?", help="which of them to ask (default: those that run or are set up here)"
+        "daemon", choices=SIDES, nargs="?", help="ask this daemon (default: those that run or are set up here)"
     )
     add_client_options(parser)
-    parser.add_argument("--json", action="store_true", help="print all that it says, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     parser.add_argument(
         "--all", action="store_true", help=f"every counter, and every sender of a collector, not only the {WORST} worst"
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="print one line and exit with 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN), as Nagios wants it",
+        help="print one line for Nagios, and exit; with status 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN)",
     )
     parser.add_argument(
         "--max-age",
         metavar="S",
         type=cli.positive_seconds,
         default=60.0,
-        help="seconds without a sample, without a word of a node, or without an output, that are too long "
-        "(default: %(default)g)",
+        help="judge S seconds as too long; without a sample, a message of a node, or an output (default: %(default)g)",
     )
     parser.add_argument(
         "--max-behind",
         metavar="S",
         type=cli.positive_seconds,
         default=300.0,
-        help="seconds that what was received may wait for an output, or what was measured for a collector, before "
-        "--check warns (default: %(default)g)",
+        help="warn of rows that wait longer than S seconds; at the node for a collector, there for an output "
+        "(default: %(default)g)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Look for what is in the way of a node or a collector, and name the remedies."""
+"""Diagnose a node or a collector, and suggest remedies."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from colmet import __version__
+from colmet.common import cli
 from colmet.common.errors import ConfigError
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Finding, Level, examine, quiet
@@ -37,8 +38,9 @@ class Result(NamedTuple):
     finding: Finding
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
+    parser.usage = f"{parser.prog} [OPTION ...] [-- DAEMON-OPTION ...]"
     parser.epilog = (
         "exit status:\n"
         "  0  all is well\n"
@@ -56,13 +58,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="its configuration file (default: what the running daemon has, else what its unit would give it)",
+        help="configuration file of the daemon (default: that of the running daemon, else of its unit)",
     )
-    parser.add_argument("--control-socket", metavar="PATH", help="where it listens, if not where it does by default")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only what is wrong")
-    parser.add_argument("--json", action="store_true", help="as JSON: every finding with its check and its remedy")
     parser.add_argument(
-        "options", metavar="OPTION", nargs="*", help="behind --: options of the daemon, in place of those that it has"
+        "--control-socket", metavar="PATH", help=cli.Rare("socket of the daemon (default: that of its own default)")
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only what is wrong")
+    parser.add_argument("--json", action="store_true", help="print JSON: each finding with its check and remedy")
+    parser.add_argument(
+        "options", metavar="DAEMON-OPTION", nargs="*", help="judge the daemon with these options, instead of its own"
     )
 
 

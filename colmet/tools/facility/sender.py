@@ -652,7 +652,8 @@ class Sender:
             return Answer(Fate.TAKEN, status=status)
         if 300 <= status < 400:
             where = shown_url(headers.get("Location", ""))[:SHOWN]
-            why = f"status {status}, it points to {where!r}, which is not followed; give the right address with --url"
+            why = f"status {status}, a redirection {f'to {where!r}' if where else 'without an address'}, which is not "
+            why += "followed; give the right address with --url"
             return Answer(Fate.MISDIRECTED, why, status=status)
         if status in ABOUT_US:
             why = f"{said}; the documents are kept; is the token right, and has it not expired?"

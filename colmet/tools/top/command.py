@@ -76,7 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sort",
         metavar="KEY",
-        help=f"of jobs: {', '.join(JOB_KEYS)} (default: cpu); of nodes: {', '.join(NODE_KEYS)} (default: node)",
+        help=f"sort by this column; of jobs: {', '.join(JOB_KEYS)}; of nodes: {', '.join(NODE_KEYS)} (default: cpu, of "
+        "nodes node)",
     )
     parser.add_argument("--reverse", action="store_true", help="sort in reverse order")
     parser.add_argument(

@@ -79,8 +79,8 @@ _CHOICES = {  # what those that are texts may be
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
 _STORE_FAILS = "what is stored cannot be read, or not all of it; administrators are told why"
-_NO_JOB = "there is no job {} that you may see"
-_NO_NODE = "there is no node {!r} that you may see"
+_NO_JOB = "job {} does not exist, or you may not see it"
+_NO_NODE = "node {!r} does not exist, or you may not see it"
 _ERRORS: dict[Any, dict[str, Any]] = {
     400: {"model": models.Error, "description": "A value cannot be used."},
     401: {
@@ -324,7 +324,7 @@ class Routes:
             asked = SeriesAsked(job, table, column, node, start, until, points, fold, rate, source, own)
             if start is not None and until is not None and start > until:
                 return _no_series(asked, [])
-            return self._series(asked, only, f"job {job} has no {metric}, or is none that you may see")
+            return self._series(asked, only, f"job {job} has no {metric}, or you may not see it")
 
         return await self._told(self._store, request, work)
 
@@ -413,7 +413,7 @@ class Routes:
             asked = SeriesAsked(0, table, column, node, start, until, points, fold, rate, source)
             if start is not None and until is not None and start > until:
                 return _no_series(asked, [])
-            return self._series(asked, only, f"node {node!r} has no {metric}, or is none that you may see")
+            return self._series(asked, only, f"node {node!r} has no {metric}, or you may not see it")
 
         return await self._told(self._store, request, work)
 

@@ -52,7 +52,7 @@ export class Chart {
     this.at = el("p", { class: "about" });
     this.box = el("div", { class: "plot", role: "img", "aria-label": `${title}: no values yet` }, el("p", { text: "Asking…" }));
     this.numbers = el("tbody");
-    const heads = ["Line", "Last", "Least", "Most", "Mean"].map((text, n) =>
+    const heads = ["Line", "Last", "Min", "Max", "Mean"].map((text, n) =>
       el("th", { scope: "col", class: n ? "" : "left" }, n ? text : el("span", { class: "unseen", text })));
     this.summary = el("table", { class: "summary", hidden: true }, el("caption", { class: "unseen", text: `${title} in numbers` }),
       el("thead", {}, el("tr", {}, ...heads)), this.numbers);

@@ -44,7 +44,7 @@ export class Host {
     this.warnings = new Warnings();
     this.rows = [];
     this.table = new Table("Jobs on the node", COLUMNS, (row) => row.job, { sort: "cpu", reverse: false }, () => this.#list());
-    this.none = el("p", { class: "soft", text: "None that you may see.", hidden: true });
+    this.none = el("p", { class: "soft", text: "No job to show here.", hidden: true });
     this.panels = new Panels(this.path, CHARTS, context, "3600");
     this.element = el("div", {},
       el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Cluster" })),
