@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import cannot_run, cgroup_mount
@@ -217,16 +219,34 @@ def test_the_user_is_cut_to_its_column_and_missing_where_not_known(fake, backend
         assert values.get("user") == (expected and expected.encode())
 
 
-@pytest.mark.usefixtures("root")
-def test_where_no_path_says_whose_a_job_is_its_processes_do(fake, backend):
-    """As with Slurm on cgroup v2, where some of root's are in the job, too."""
+def with_processes(fake, *uids):
+    """A job of which no path says whose it is, and its processes; None for one that has ended."""
     job = make_v2(fake)
     job.user = ""
-    job.pids = lambda: [7, 8, 9]
-    for pid, uid in ((7, 0), (9, 1042)):  # 8 has ended meanwhile
-        os.chown(fake.mkdir(f"/proc/{pid}"), uid, uid)
+    job.pids = lambda: list(range(7, 7 + len(uids)))
+    for pid, uid in enumerate(uids, 7):
+        if uid is not None:
+            fake.write(f"/proc/{pid}/status", f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nGid:\t0\n")
+    return job
+
+
+def test_where_no_path_says_whose_a_job_is_its_processes_do(fake, backend):
+    """As with Slurm on cgroup v2, where some of root's are in the job, too."""
+    job = with_processes(fake, 0, None, 1042, 1043)
     assert values_of(backend, job)["user"] == b"1042"
     assert job.user == "1042"
+
+
+@pytest.mark.parametrize(
+    ("uid", "user"),
+    [(1042, "1042"), (100_000, "1042"), (165_535, "1042"), (165_536, "65535"), (300_000, "1044"), (400_000, "")],
+)
+def test_a_process_under_a_subordinate_uid_is_its_owners(fake, backend, monkeypatch, uid, user):
+    fake.write("/etc/subuid", "alice:100000:65536\n# x\n65535:165536:1\nbad:x:1\nbob:300000:9\ngone:400000:9\n")
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid={"alice": 1042, "bob": 1044}[name]))
+    job = with_processes(fake, uid)
+    values_of(backend, job)
+    assert job.user == user
 
 
 def test_a_job_of_root_is_nobodys_and_is_not_looked_at_for_ever(fake, backend):

@@ -19,6 +19,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.plural import counted
 from colmet.node.discovery.finder import Finder, Found
 from colmet.node.discovery.mounts import Mounts
+from colmet.node.discovery.owners import owner_of
 from colmet.node.discovery.places import NamedRoot, Place, layout_places
 from colmet.node.host import Host, Kept, is_gone
 from colmet.node.processes import NO_ANSWER, Processes, Question
@@ -150,14 +151,8 @@ class Job:
             return
         pids = self.pids()[:_USER_PROCESSES]
         self._user_looks += bool(pids)
-        for pid in pids:
-            try:
-                uid = self._host.owner(f"/proc/{pid}")
-            except OSError as err:
-                if not is_gone(err):
-                    raise
-                continue
-            if uid != 0:
+        for uid in self._ask(pids, lambda pid: owner_of(self._host, pid)):
+            if uid is not None:
                 self.user = str(uid)
                 return
 

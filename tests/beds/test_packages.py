@@ -200,20 +200,25 @@ print(u.urlopen(r).read().decode())'"""
 
 def assert_users_of_the_machine_count_apart_on_the_page(machine):
     """Wrong names that one tries slow down no other, though the page's process has a user namespace of its own."""
-    script = """python3 - {} <<'END'
-import base64, collections, http.client, sys
-found = collections.Counter()
+    script = """python3 - {} {} <<'END'
+import base64, json, sys, urllib.error, urllib.request
+def ask(path, word):
+    request = urllib.request.Request("http://127.0.0.1:8080/api/v1/" + path)
+    request.add_header("Authorization", "Basic " + base64.b64encode(word.encode()).decode())
+    return json.load(urllib.request.urlopen(request))
 for n in range(int(sys.argv[1])):
-    connection = http.client.HTTPConnection("127.0.0.1", 8080)
-    word = base64.b64encode(f"nobody{{n}}:x".encode()).decode()
-    connection.request("GET", "/api/v1/whoami", headers={{"Authorization": f"Basic {{word}}"}})
-    found[connection.getresponse().status] += 1
-print(dict(found))
+    try:
+        ask("whoami", f"nobody{{n}}:x")
+    except urllib.error.HTTPError as err:
+        assert err.code == 401, err
+if sys.argv[2] == "slowed":
+    print(ask("status", "root:secret")["counts"]["passwords_slowed"])
 END"""
-    said = machine.run(f"runuser -u nobody -- {script.format(80)}")
-    assert "429" in said, said
-    assert machine.run(f"runuser -u daemon -- {script.format(1)}") == "{401: 1}\n"
-    assert machine.run(f"runuser -u nobody -- {script.format(1)}") == "{429: 1}\n"
+    machine.run(f"runuser -u nobody -- {script.format(62, 'tries')}")
+    slowed = int(machine.run(script.format(0, "slowed")))
+    assert slowed
+    machine.run(f"runuser -u daemon -- {script.format(1, 'tries')}")
+    assert int(machine.run(script.format(0, "slowed"))) == slowed
 
 
 def assert_gone(machine):
