@@ -12,7 +12,9 @@ scripts/need.sh mmdebstrap util-linux
 [[ ${COLMET_BARE:-} ]] || COLMET_BARE=1 exec unshare --mount --propagation private "$0" "$@"
 
 root=$(mktemp -d -p /var/tmp colmet-bare.XXXXXX)
-trap 'umount -R --lazy "$root"/{proc,sys,dev} 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
+trap 'umount -R --lazy "$root"/{proc,sys,dev} "$root" 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
+
+mount --bind "$root" "$root"  # a mount point, which `unshare --mount` in it needs
 
 own=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' |
