@@ -123,7 +123,7 @@ def test_what_would_be_of_no_effect_is_refused(file, monkeypatch, capsys, argume
     before = file.read_text()
     assert run(monkeypatch, file, *arguments, stdin="secret\n") == 2
     out, err = capsys.readouterr()
-    assert f" takes no {argument}" in err and not out
+    assert f" has no {argument}" in err and not out
     assert file.read_text() == before
 
 

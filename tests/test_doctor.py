@@ -167,7 +167,7 @@ BROKEN = {
         kernel.check_delays,
         (),
         {**OLD_KERNEL, "/proc/cmdline": "quiet nodelayacct\n"},
-        *(WARN, "delays are not counted", "take nodelayacct from"),
+        *(WARN, "delays are not counted", "remove nodelayacct from"),
     ),
     "perf_event is in a hierarchy that is mounted nowhere": (
         *(kernel.check_perf, ("--enable-perfhw",), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
@@ -315,7 +315,7 @@ BROKEN = {
     ),
     "LIB_RAPL_PATH names a library of 0.6": (
         *(software.check_libraries, (), {"/opt/colmet06/lib_rapl.so": "old\n"}),
-        *(WARN, "is refused", "take LIB_RAPL_PATH out of the environment"),
+        *(WARN, "is refused", "remove LIB_RAPL_PATH from the environment"),
     ),
     "no energy counters": (
         *(software.check_backends, ("--enable-RAPL", "--disable-procstats"), {}),
@@ -931,7 +931,13 @@ def test_nobody_at_the_collectors_port(machine):
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", (), FAIL, "does not speak ZeroMQ", "ss -ltnp"),
         (zmtp.greeting(), (), PASS, "a collector answers, without keys", ""),
         (zmtp.greeting(b"CURVE"), (), FAIL, "known keys only", "`colmet enrol "),
-        (zmtp.greeting(), ("--zeromq-curve-secret", "x"), FAIL, "takes none", "`colmet keygen collector --if-missing`"),
+        (
+            zmtp.greeting(),
+            ("--zeromq-curve-secret", "x"),
+            FAIL,
+            "collector has none",
+            "`colmet keygen collector --if-missing`",
+        ),
         (zmtp.greeting(b"CURVE"), ("--zeromq-curve-secret", "x"), PASS, "with keys", ""),
     ],
     ids=["a web server", "no keys", "keys on its side alone", "keys on our side alone", "keys"],
@@ -1101,7 +1107,7 @@ def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys,
     ("path", "value", "found", "remedy"),
     [
         ("connections", {"unknown_key": 3}, "3 connections with a key that nobody has", "why=unknown_key"),
-        ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` tells from where"),
+        ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` shows from where"),
         ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
         ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "send as n1: they are stored as n1, n1~2", "hostnamectl"),
     ],

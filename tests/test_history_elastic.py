@@ -178,7 +178,7 @@ def test_more_rows_of_one_host_and_time_than_a_page_has_are_told(elastic, opened
 def test_more_rows_than_memory_is_meant_for_are_told(elastic, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(history_module, "MAX_BYTES", 1000)
     write(elastic, tmp_path, [batch(tick) for tick in range(40)])
-    with pytest.raises(ColmetError, match="take more than 0 MiB; ask for fewer columns or hosts, or for a shorter"):
+    with pytest.raises(ColmetError, match="require more than 0 MiB; ask for fewer columns or hosts, or for a shorter"):
         opened().read(7, "job_default")
     assert len(opened().read(7, "job_default", ["cpu"], until=TIME + 5)) == 1
 

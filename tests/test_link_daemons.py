@@ -46,6 +46,6 @@ def test_what_a_killed_node_had_measured_is_stored_once_when_the_collector_comes
 
 def test_without_a_link_the_collector_says_what_is_lost_then(start_collector):
     collector = start_collector("--enable-stdout-backend", "--zeromq-link-bind-uri", "")
-    collector.said("no acknowledgements: what is on its way when the collector stops is lost")
+    collector.said("no acknowledgements: batches under way when the collector stops are lost")
     collector.said("link=(none)")
     assert collector.stop()[0] == 0

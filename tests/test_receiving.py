@@ -57,4 +57,4 @@ def test_nodes_that_take_no_acknowledgements_are_told_of_once(tmp_path, monkeypa
         for _ in range(3):
             collector._tell()
     journal.close()
-    assert caplog.text.count("nodes=1 take no acknowledgements") == 1
+    assert caplog.text.count("nodes=1 wait for no acknowledgements") == 1

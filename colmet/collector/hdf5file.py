@@ -565,7 +565,7 @@ class Hdf5File:
         self._keep(key, None)
         if (in_the_way, "") not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add((in_the_way, ""))
-            log.warning("rows left out, their place is taken: path=%s node=%s", self.path, in_the_way)
+            log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)
         return True, None
 
     def _handle(self, job: int, schema: Schema) -> _Handle | None:

@@ -46,7 +46,7 @@ class LinkPort(NamedTuple):
         _note(self.directory)
         log.warning(
             "link given up, as another collector receives data on its port: nodes send the format of Colmet 0.6, "
-            "and what is on its way when the collector stops is lost; give --zeromq-link-bind-uri another port here, "
+            "and batches under way when the collector stops are lost; give --zeromq-link-bind-uri another port here, "
             "and --zeromq-link-uri to the nodes"
         )
 
@@ -66,7 +66,7 @@ def open_link(
         ConfigError: the address that an option names cannot be bound.
     """
     if uri == "":
-        log.info("no acknowledgements: what is on its way when the collector stops is lost")
+        log.info("no acknowledgements: batches under way when the collector stops are lost")
         return None, None
     if uri is not None:
         return LinkServer(uri, door=entrance), None
@@ -80,7 +80,7 @@ def open_link(
         server = LinkServer(uri, door=entrance)
     except ConfigError as err:
         # a site that has always started Colmet like this has something else there
-        log.warning("no acknowledgements: what is on its way when the collector stops is lost: %s", err)
+        log.warning("no acknowledgements: batches under way when the collector stops are lost: %s", err)
         _note(directory)
         return None, None
     if directory:

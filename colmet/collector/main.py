@@ -283,8 +283,8 @@ class Collector:
             silent = self._receiver.without_acknowledgements()
             if silent > self._silent:
                 log.warning(
-                    "nodes=%d take no acknowledgements: they are older, or cannot reach --zeromq-link-bind-uri; what "
-                    "is on its way when either end stops is lost",
+                    "nodes=%d wait for no acknowledgements: they are older, or cannot reach --zeromq-link-bind-uri; "
+                    "batches under way when either end stops are lost",
                     silent,
                 )
             self._silent = silent

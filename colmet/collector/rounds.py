@@ -84,7 +84,7 @@ class Rounds:
         if found is None or host not in found.waiting:
             self.late += 1
             if powers_of_ten(self.late):
-                log.warning("answer of a node that nobody waits for host=%s late=%d", host, self.late)
+                log.warning("late answer of a node, nothing waits for it host=%s late=%d", host, self.late)
             return
         found.waiting.remove(host)
         found.answers[host] = content if len(content) <= MAX_ANSWER_BYTES else b""

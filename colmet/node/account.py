@@ -111,7 +111,7 @@ SCHEMA = Schema(
             "gauge",
             "1 while the kernel tells of ended tasks. Source: the taskstats backend.",
         ),
-        Field("fork_events_on", "count", "gauge", "1 while the kernel tells of forks. Source: the taskstats backend."),
+        Field("fork_events_on", "count", "gauge", "1 while the kernel reports forks. Source: the taskstats backend."),
         _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
         _backend("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
         _backend("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),

@@ -142,7 +142,7 @@ def _check(options: argparse.Namespace) -> None:
     }
     for argument, value in given.items():
         if value is not None and argument not in TAKEN[what]:
-            raise ConfigError(f"{what} takes no {argument}")
+            raise ConfigError(f"{what} has no {argument}")
 
 
 def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = None) -> bool:

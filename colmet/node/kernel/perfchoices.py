@@ -67,7 +67,7 @@ def split(text: str) -> list[str]:
         ConfigError: it is too long.
     """
     if len(text) > MAX_TEXT:
-        raise ConfigError(f"a list of events of {len(text)} characters; at most {MAX_TEXT} are taken")
+        raise ConfigError(f"a list of events of {len(text)} characters; give at most {MAX_TEXT}")
     between = text.split("/")  # the odd ones stand between slashes
     marked = "/".join(part if n % 2 else part.replace(",", "\0") for n, part in enumerate(between))
     return [part.strip() for part in marked.split("\0")]

@@ -130,7 +130,7 @@ def find(name: str, host: Host) -> Event:
         raise ValueError(_unknown(name, host))
     pmu, terms, modifiers = match.groups()
     if modifiers:
-        raise ValueError(f"{name!r}: what is counted cannot be narrowed by {modifiers!r}; leave it out")
+        raise ValueError(f"{name!r}: the count cannot be limited by {modifiers!r}; leave it out")
     return _of_pmu(name, pmu, terms, host)
 
 

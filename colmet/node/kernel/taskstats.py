@@ -353,7 +353,7 @@ class SequenceCount:
 
 
 class ExitRecords:
-    """Listens to what the kernel tells of every task that ends, on a socket for each CPU.
+    """Listens to what the kernel sends exit records, on a socket for each CPU.
 
     A CPU that is offline is listened to as well, so CPUs may come and go.
 

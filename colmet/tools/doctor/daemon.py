@@ -65,7 +65,7 @@ def check_running(patient: Patient) -> Iterator[Finding]:
     elif patient.unit.get("ActiveState") == "active":
         yield fail(
             f"its unit is active, but: {patient.unreachable}",
-            f"`journalctl -u {patient.program} -n 50` tells why; then `systemctl restart {patient.program}`",
+            f"`journalctl -u {patient.program} -n 50` shows why; then `systemctl restart {patient.program}`",
         )
     else:
         remedy = "see under libraries" if patient.damage else f"`systemctl start {patient.program}`"
@@ -144,7 +144,7 @@ def check_unit(patient: Patient) -> Iterator[Finding]:
     elif active == "failed":
         yield fail(
             f"{patient.unit_name} failed: {unit.get('Result')}",
-            f"`journalctl -u {name} -n 50` tells why; then `systemctl restart {name}`",
+            f"`journalctl -u {name} -n 50` shows why; then `systemctl restart {name}`",
         )
     elif enabled.startswith("enabled") and active not in ("active", "reloading", "activating"):
         yield fail(f"{patient.unit_name} is enabled, and {active}", f"`systemctl start {name}`")
@@ -153,7 +153,7 @@ def check_unit(patient: Patient) -> Iterator[Finding]:
     elif unit.get("NRestarts", "0") != "0":
         yield warn(
             f"{patient.unit_name} was restarted {unit['NRestarts']} times after it had failed",
-            f"`journalctl -u {name} -p warning` tells why",
+            f"`journalctl -u {name} -p warning` shows why",
         )
     else:
         yield good(f"{patient.unit_name}: {active}, {enabled}")

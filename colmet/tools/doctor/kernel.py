@@ -87,11 +87,11 @@ def check_ends(patient: Patient) -> Iterator[Finding]:
             remedy = _as_root(patient)
         yield warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
     else:
-        yield good("the kernel tells of every task that ends")
+        yield good("the kernel sends exit records")
 
 
 def check_forks(patient: Patient) -> Iterator[Finding]:
-    """Whether the kernel tells of forks, which say whose an ended task was."""
+    """Whether the kernel reports forks, which say whose an ended task was."""
     from colmet.node.kernel.forks import ForkEvents
     from colmet.node.kernel.netlink import Inbox
 
@@ -106,7 +106,7 @@ def check_forks(patient: Patient) -> Iterator[Finding]:
             "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`), and CAP_NET_ADMIN; or --no-fork-events",
         )
     else:
-        yield good("the kernel tells of forks")
+        yield good("the kernel reports forks")
 
 
 # -- settings of the kernel --
@@ -120,7 +120,7 @@ def check_delays(patient: Patient) -> Iterator[Finding]:
         if _release(patient.host) >= (5, 14):
             yield warn(f"there is no {DELAYACCT}: delays are not counted", "a kernel with CONFIG_TASK_DELAY_ACCT=y")
         elif "nodelayacct" in _text(patient.host, "/proc/cmdline").split():
-            yield warn("delays are not counted", "take nodelayacct from the kernel's command line, and boot")
+            yield warn("delays are not counted", "remove nodelayacct from the kernel's command line, and boot")
         else:
             yield good("before Linux 5.14 delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
         return
@@ -422,12 +422,12 @@ def check_pressure(patient: Patient) -> Iterator[Finding]:
         if err.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
             raise
         yield warn(
-            "the kernel tells no pressure (PSI): the columns ..._pressure_... are missing",
+            "the kernel has no pressure stall information (PSI): the columns ..._pressure_... are missing",
             "`psi=1` on the kernel's command line (`grubby --update-kernel=ALL --args=psi=1`, or GRUB_CMDLINE_LINUX "
-            "and `update-grub`), and boot; it takes CONFIG_PSI, Linux 4.20 or newer",
+            "and `update-grub`), and boot; it requires CONFIG_PSI, Linux 4.20 or newer",
         )
     else:
-        yield good("the kernel tells pressure (PSI)")
+        yield good("the kernel has pressure stall information (PSI)")
 
 
 def check_inotify(patient: Patient) -> Iterator[Finding]:
@@ -463,7 +463,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         yield good(f"{who} has {', '.join(sorted(wanted & held))}")
     elif os.geteuid() != 0 and not patient.pid:
         yield warn(
-            f"this command runs as user {os.geteuid()}: what root may do here cannot be told",
+            f"this command runs as user {os.geteuid()}: what root may do here is not known",
             f"`sudo colmet doctor --{patient.side}`",
         )
     else:

@@ -103,7 +103,7 @@ def check_collectors(patient: Patient) -> Iterator[Finding]:
             second = _reach(link, locked)
             if second.level != Level.PASS:
                 yield warn(
-                    f"acknowledgements: {second.found}; what is on its way when the collector stops is lost",
+                    f"acknowledgements: {second.found}; batches under way when the collector stops are lost",
                     "open that port, too (it is the one after the data's), and see --zeromq-link-bind-uri there",
                 )
 
@@ -114,7 +114,7 @@ def _reach(uri: str, locked: bool) -> Finding:
         path = uri.removeprefix("ipc://")
         if os.path.exists(path):
             return good(f"{uri}: there")
-        return fail(f"{uri}: nobody listens there", "start colmet-collector, or correct zeromq-uri")
+        return fail(f"{uri}: nothing listens there", "start colmet-collector, or correct zeromq-uri")
     host, port = address
     try:
         mechanism = greet(address)
@@ -144,7 +144,7 @@ def _reach(uri: str, locked: bool) -> Finding:
         )
     if locked and mechanism != "CURVE":
         return fail(
-            f"{uri}: this node has keys, and the collector takes none",
+            f"{uri}: this node has keys, and the collector has none",
             "give the collector keys, too (`colmet keygen collector --if-missing` there, and restart it), or turn them "
             "off here: zeromq-curve-secret = '' in node.toml",
         )
@@ -282,7 +282,7 @@ def check_databases(patient: Patient) -> Iterator[Finding]:
                 "in the journal",
             )
         else:
-            yield good(f"--elastic-host {url}: takes connections")
+            yield good(f"--elastic-host {url}: accepts connections")
     if not urls:
         yield good("none is written to")
 
@@ -384,14 +384,14 @@ def _judge_senders(patient: Patient, status: Mapping[str, Any]) -> Iterator[Find
     if counts.get("unknown_key"):
         yield warn(
             f"{counted(counts['unknown_key'], 'connections')} with a key that nobody has refused since its start",
-            f"`{log} why=unknown_key` tells from where; where that is a node, `colmet enrol --replace NAME` makes new "
+            f"`{log} why=unknown_key` shows from where; where that is a node, `colmet enrol --replace NAME` makes new "
             "keys for it",
         )
     if counts.get("handshake_failed", 0) > MAX_PROBES:
         yield warn(
             f"{counted(counts['handshake_failed'], 'connections')} without a key, or with one for another collector, "
             "refused since its start",
-            f"`{log} 'it has no key'` tells from where; where that is a node, `colmet enrol NAME` makes keys for it",
+            f"`{log} 'it has no key'` shows from where; where that is a node, `colmet enrol NAME` makes keys for it",
         )
 
 

@@ -122,7 +122,7 @@ def check_modules(patient: Patient) -> Iterator[Finding]:
         if not wrong:
             yield fail(
                 f"{patient.program} cannot be loaded: {patient.damage}",
-                "install again what that names, or colmet with all that it takes",
+                "reinstall what that names, or colmet with its dependencies",
             )
         return
     if not wrong:
@@ -166,7 +166,7 @@ def check_libraries(patient: Patient) -> Iterator[Finding]:
             yield good(f"what {switch} takes is built")
         for text in take_warnings():
             yield warn(
-                text, f"take {variable} out of the environment of colmet-node: it is of Colmet 0.6, or of another build"
+                text, f"remove {variable} from the environment of colmet-node: it is of Colmet 0.6, or of another build"
             )
 
 

@@ -192,7 +192,7 @@ def _check_room(host: Host, place: Place) -> Iterator[Finding]:
     if system.f_flag & os.ST_RDONLY:
         yield fail(
             f"{option} {path}: the file system {point} is read-only",
-            f"`mount -o remount,rw {point}`; `dmesg` tells why it is",
+            f"`mount -o remount,rw {point}`; `dmesg` shows why it is",
         )
         return
     if place.lasting and kind in ("tmpfs", "ramfs"):

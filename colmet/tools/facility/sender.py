@@ -468,7 +468,7 @@ class Sender:
             log.error("spool of documents cannot be read, they stay there: %s", err)
             return False
         if not held:
-            log.info("another run sends what is in the spool; these documents are put there")
+            log.info("another run sends the spool; these documents are added to it")
         return held
 
     def _deliver(self, stores: Sequence[Store]) -> tuple[int, int]:

@@ -287,7 +287,8 @@ class _Rows:
         self._count += len(page)
         if self._count * (16 + sum(self._widths.values())) > MAX_BYTES:
             raise ColmetError(
-                f"{self._table}: the rows take more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, or for "
+                f"{self._table}: the rows require more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, "
+                f"or for "
                 "a shorter interval"
             )
 

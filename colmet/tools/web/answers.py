@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"{type(value).__name__} cannot be told in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _finite(value: Any) -> Any:

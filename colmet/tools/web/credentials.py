@@ -178,7 +178,7 @@ def parse_secret(text: str) -> Secret:
         if not (2 <= n <= MAX_N and n & (n - 1) == 0 and 1 <= r <= MAX_R and 1 <= p <= MAX_P):
             raise ValueError("its N, r and p are not those of scrypt, or cost too much")
         if 128 * n * r > MAX_MEMORY or not 8 <= len(salt) <= 64 or len(digest) != 32:
-            raise ValueError("its salt or hash has another length, or it takes too much memory")
+            raise ValueError("its salt or hash has another length, or it requires too much memory")
         return Password(n, r, p, salt, digest)
     if kind == "sha256" and 1 <= len(parts) <= 3:
         if not _HEX.fullmatch(parts[0]):
