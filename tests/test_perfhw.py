@@ -47,7 +47,7 @@ def test_it_is_on_where_it_is_asked_for(fake):
     ("names", "says"),
     [
         (["instrutions"], "did you mean instructions.*; counter_1 is missing"),
-        (["page_faults", "cpu/mem-loads/u"], "cannot be narrowed .*; counter_2 is missing"),
+        (["page_faults", "cpu/mem-loads/u"], "the count cannot be limited by .*; counter_2 is missing"),
     ],
 )
 def test_events_that_cannot_be_are_left_out_with_a_warning(fake, caplog, names, says):
