@@ -92,7 +92,7 @@ def test_one_that_does_not_answer_costs_its_own_answer_and_a_moment(tree, ask, c
     answers = ask(*(tree.question(pid) for pid in (tree.answering(10), tree.silent(11), tree.answering(12))))
     assert answers == [b"io of 10", NO_ANSWER, b"io of 12"]
     assert ask.took_s[0] < 0.05
-    assert "a process does not answer pid=11 of=alice unanswered=1" in caplog.text
+    assert "a process does not answer pid=11 of=alice unanswered=1 blocked_in='S " in caplog.text
 
 
 def test_an_answer_that_comes_late_does_not_change_what_was_returned():

@@ -14,6 +14,7 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.node import processes
 from colmet.node.backends.taskstats import DELAY_FIELDS, TaskstatsBackend
 from colmet.node.host import Host
 from colmet.node.jobs import Job
@@ -145,7 +146,8 @@ def client(root):
 
 
 @pytest.fixture
-def backend(root):
+def backend(root, monkeypatch):
+    monkeypatch.setattr(processes, "LOOK_S", 1.0)  # a busy machine may hold up a read for some milliseconds
     made = TaskstatsBackend(Host())
     made.open()
     yield made

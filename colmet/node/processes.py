@@ -90,10 +90,16 @@ class _Work:
 
 
 class _Reader:
-    """A thread that finds answers. One that was given up ends when it returns."""
+    """A thread that finds answers. One that was given up ends when it returns.
+
+    Attributes:
+        cpu_ns: CPU time that it has used.
+        blocked_in: its state in the kernel and its system call, when it was last seen blocked.
+    """
 
     def __init__(self) -> None:
         self.cpu_ns = 0
+        self.blocked_in = "not begun"
         self._work: _Work | None = None
         self._fd = self._call_fd = -1
         self._start_by = time.monotonic() + START_S
@@ -116,9 +122,15 @@ class _Reader:
         if self._fd < 0:
             return time.monotonic() < self._start_by
         stat = os.pread(self._fd, 512, 0)
-        if stat[stat.rfind(b")") + 2 :][:1] == b"R":
+        state = stat[stat.rfind(b")") + 2 :][:1]
+        if state == b"R":
             return True
-        return self._call_fd >= 0 and os.pread(self._call_fd, 512, 0).split(None, 1)[:1] in ([b"running"], [_FUTEX])
+        call = os.pread(self._call_fd, 512, 0).split(None, 1)[:1] if self._call_fd >= 0 else []
+        # -1: in no system call, but waits for a page of its own memory, which no other process can hold back
+        if call in ([b"running"], [b"-1"], [_FUTEX]):
+            return True
+        self.blocked_in = b" ".join([state, *call]).decode("ascii", "replace")
+        return False
 
     def _run(self) -> None:
         # kept open, so that to look at the reader needs no lock of a directory
@@ -295,11 +307,12 @@ class Processes:
         self.unanswered += 1
         if powers_of_ten(self.unanswered):
             log.warning(
-                "a process does not answer pid=%d of=%s unanswered=%d: its values from /proc are missing until they "
-                "can be read",
+                "a process does not answer pid=%d of=%s unanswered=%d blocked_in=%r: its values from /proc are missing "
+                "until they can be read",
                 question.pid,
                 question.party,
                 self.unanswered,
+                reader.blocked_in,
             )
 
     def _suspect(self, party: str) -> None:

@@ -262,7 +262,7 @@ def test_it_says_when_no_answer_comes_and_asks_less(browser):
 def test_a_job_that_is_not_there_is_said_to_be_so(browser, site):
     with browser.page() as page:
         page.open(f"{site}#/job/12")
-        page.wait("document.getElementById('notice')?.textContent.includes('There is no job 12')")
+        page.wait("document.getElementById('notice')?.textContent.includes('ob 12 does not exist')")
         page.wait("document.getElementById('state').textContent === 'Not found'")
 
 
