@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs docs-pictures dashboards deb wheel demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs docs-pictures dashboards deb wheel constraints demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -72,6 +72,9 @@ deb: ## build the Debian packages, in dist/; as root it installs what that takes
 
 wheel: ## build the wheel, for pip on this platform, in dist/; as root it installs what that takes
 	@scripts/build-wheel.sh dist $(PYTHON)
+
+constraints: ## pin what pip installs at run time, with hashes: packaging/constraints.txt
+	@scripts/pin-requirements.sh $(PYTHON)
 
 demo: venv clibs ## watch one real job go from the kernel to an HDF5 file; as root shows all of it
 	@$(PY) -m colmet.tools.demo $(ARGS)

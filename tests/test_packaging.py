@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import cannot_run
+from packaging.requirements import Requirement
 
 from colmet.collector import main as collector
 from colmet.common import cli
@@ -233,3 +234,25 @@ def test_the_page_links_all_programs_of_a_pip_installation():
     assert "\nfind /usr/local/bin -lname '/opt/colmet/bin/*' -delete\n" in text
     extras = re.findall(r'^ +"(\w+)": (?:read_requirements|\["nv)', (PACKAGING.parent / "setup.py").read_text(), re.M)
     assert set(extras) - {"test"} <= set(re.findall(r"^\| `(\w+)` \|", text, re.M))
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.11", "3.15"])
+def test_what_pip_installs_is_pinned_with_hashes_for_each_python(version):
+    """So that a requirement that is added, or raised, is not forgotten there: `make constraints`."""
+
+    def applies(one):
+        return one.marker is None or one.marker.evaluate(here)
+
+    here = {"python_version": version, "python_full_version": f"{version}.0", "sys_platform": "linux", "extra": ""}
+    text = (PACKAGING / "constraints.txt").read_text()
+    parts = re.findall(r"^(\S+==[^\\\n]+)\\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    assert "".join([f"{line}\\\n{hashes}" for line, hashes in parts]) == text.partition("\n")[2], (
+        "a line without hashes"
+    )
+    found = [one for line, _ in parts if applies(one := Requirement(line))]
+    pinned = {one.name: next(iter(one.specifier)).version for one in found}
+    assert len(pinned) == len(found), "two versions of one module"
+    for name in ("requirements", "requirements-web", "requirements-tools", "requirements-facility"):
+        for line in (PACKAGING.parent / f"{name}.txt").read_text().splitlines():
+            if line and not line.startswith("#") and applies(one := Requirement(line.partition("  #")[0])):
+                assert one.specifier.contains(pinned[one.name.lower().replace("_", "-")]), line
