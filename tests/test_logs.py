@@ -61,8 +61,7 @@ def test_the_journal_has_levels_and_no_second_time(begin):
     say()
     assert journal.lines() == [
         "<6>INFO colmet.x: fine",
-        "<4>WARNING colmet.x: odd: two",
-        "<4>lines",
+        "<4>WARNING colmet.x: odd: two\\nlines",
         "<3>ERROR colmet.x: bad",
     ]
 
@@ -86,7 +85,28 @@ def test_elsewhere_each_line_has_its_time(begin, monkeypatch, stream):
     cli.set_up_logging(0)
     say()
     first, *_ = stderr.lines()
-    assert first[:4].isdigit() and first.partition(" WARNING ")[2] == "colmet.x: odd: two"
+    assert first[:4].isdigit() and first.partition(" WARNING ")[2] == "colmet.x: odd: two\\nlines"
+
+
+@pytest.mark.parametrize("is_journal", [True, False])
+def test_no_name_makes_a_line_of_its_own_or_reaches_a_terminal(begin, is_journal):
+    stderr = begin(is_journal)
+    cli.set_up_logging(0)
+    hostile = "n1\r\n<0>EMERG \x1b]0;owned\x07 \x9b2J \u202eevil \u2028 \udcff é"
+    log = logging.getLogger("colmet.x")
+    log.warning("sender=%s", hostile)
+    try:
+        try:
+            raise KeyError
+        except KeyError as err:
+            raise ValueError(hostile) from err
+    except ValueError:
+        log.exception("defect sender=%s", hostile)
+    escaped = "n1\\r\\n<0>EMERG \\x1b]0;owned\\x07 \\x9b2J \\u202eevil \\u2028 \\udcff é"
+    text = stderr.path.read_text()
+    assert text.count(f"sender={escaped}\n") == 2 and f"ValueError: {escaped}\n" in text
+    assert text.count("Traceback (most recent call last)") == 2 and "The above exception was the direct cause" in text
+    assert all(line.isprintable() and not line.startswith("<0>") for line in text.split("\n"))
 
 
 def test_a_wrong_command_line_is_an_error_of_the_journal(begin):

@@ -1,4 +1,7 @@
-"""Log lines on standard error: with time and level, or as systemd's journal takes them, which adds the time itself."""
+"""Log lines on standard error: with time and level, or as systemd's journal takes them, which adds the time itself.
+
+A message is one line whatever is in it: names come from the network, from files and from users.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import logging
 import os
 import re
 import sys
+import traceback
+from typing import Any
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"
@@ -28,13 +33,40 @@ def priority(level: str) -> str:
     return f"<{_PRIORITIES.get(level, 6)}>" if is_journal() else ""
 
 
+def visible(text: str, kept: str = "") -> str:
+    """Return a text with escapes for what is not printable: ends of lines, control characters, directions of writing.
+
+    Args:
+        text: of any origin.
+        kept: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text])
+
+
 def passed_on(line: str) -> str:
     """Return a line of another process's log as this one's: without its time in the journal, where it has a level."""
+    line = visible(line)
     found = _TIMED.fullmatch(line)
     return f"{priority(found[2])}{found[1]}" if found and is_journal() else line
 
 
-class JournalFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
+    """Formats records: a line for the message, then the lines of a traceback, all of them printable."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
+        """Return the line of a record."""
+        record.message = visible(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - of logging
+        """Return the lines of a traceback; the text of each exception is one."""
+        parts = [part.rstrip("\n") for part in traceback.format_exception(*ei)]
+        return "\n".join([visible(part, "\n" if part[:1] in (" ", "\n") else "") for part in parts])
+
+
+class JournalFormatter(LineFormatter):
     """Formats records for the journal: each line with its priority, none with a time."""
 
     def __init__(self) -> None:
@@ -49,5 +81,5 @@ class JournalFormatter(logging.Formatter):
 def set_up(level: int) -> None:
     """Log to standard error from this level on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JournalFormatter() if is_journal() else logging.Formatter(FORMAT))
+    handler.setFormatter(JournalFormatter() if is_journal() else LineFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
