@@ -1,12 +1,16 @@
 #!/bin/bash
-# Runs `make test` in a Debian with git, make and python3 alone, as chroot: shows a missing installation step. The root
-# directory is in /var/tmp, on a disk as that of most machines, and is removed at the end.
+# Runs `make test` in a Debian with git, make and python3 alone: shows a missing installation step. The root directory is
+# in /var/tmp, on a disk as that of most machines, and is removed at the end.
 #
-# usage: test-bare.sh [RELEASE [USER]]    as root; RELEASE: bookworm (default), trixie ...; USER: root (default) or another
+# usage: test-bare.sh [RELEASE [USER [PLACE]]]    as root
+#   RELEASE  bookworm (default), trixie ...
+#   USER     root (default) or another
+#   PLACE    root (default): a root directory of its own, the rest is the machine's; chroot: as chroot, which may not
+#            make user namespaces; container: processes, host name and rights of its own, too (systemd-nspawn)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-release=${1:-bookworm} user=${2:-root}
-scripts/need.sh mmdebstrap util-linux
+release=${1:-bookworm} user=${2:-root} place=${3:-root}
+scripts/need.sh mmdebstrap util-linux $([[ $place != container ]] || echo systemd-container)
 
 # the rest has a mount namespace of its own, so that all mounts end with it
 [[ ${COLMET_BARE:-} ]] || COLMET_BARE=1 exec unshare --mount --propagation private "$0" "$@"
@@ -22,18 +26,26 @@ mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Pa
 mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --include=git,make,python3,ca-certificates \
     "$release" "$root" <<<"$mirrors"
 
-for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
+[[ $place == container ]] || for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
 for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do # a site may have its own
     [[ ! -e $file ]] || cp -L "$file" "$root$file"
 done
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"  # an installer writes it
 git clone --quiet --no-hardlinks . "$root/colmet"
 
-# inside COMMAND...
+# inside COMMAND...: in the new root.
 inside() {
-    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
-        CI="${CI:-}" WORKERS="${WORKERS:-}" $(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true) \
-        chroot "$root" "$@"
+    local environment=(PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
+    environment+=(CI="${CI:-}" WORKERS="${WORKERS:-}")
+    mapfile -t -O "${#environment[@]}" environment < <(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true)
+    case $place in
+        root) unshare --mount sh -c 'cd "$1"; shift; mkdir -p .old; pivot_root . .old; umount --lazy /.old; exec "$@"' sh \
+            "$root" env -i "${environment[@]}" "$@" ;;
+        chroot) env -i "${environment[@]}" chroot "$root" "$@" ;;
+        container) systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --directory "$root" --console pipe \
+            env -i "${environment[@]}" "$@" ;;
+        *) echo "no such place: $place" >&2; return 2 ;;
+    esac
 }
 
 if [[ $user != root ]]; then # what root installs for all

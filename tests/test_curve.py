@@ -346,7 +346,7 @@ def test_a_message_whose_parts_never_end_costs_its_sender_the_connection(monkeyp
 
     wait_for(closed)
     wait_for(lambda: door.counters()["closed"] == 1)
-    assert "connection closed from=[127.0.0.1]" in caplog.text
+    wait_for(lambda: "connection closed from=[127.0.0.1]" in caplog.text)
     heard.clear()
     wait_for(lambda: closed() and heard)
     assert set(heard) == {b"good"}

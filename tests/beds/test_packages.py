@@ -226,6 +226,14 @@ def assert_gone(machine):
     assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-facility")
 
 
+def assert_commands_have_manuals_and_completion(machine):
+    files = machine.run("dpkg -L colmet-node colmet-collector colmet-common").split()
+    for command in machine.run("ls /usr/bin | grep -E '^(colmet|qmemview)' | grep -v [.]py").split():
+        assert [file for file in files if re.fullmatch(rf"/usr/share/man/man[18]/{command}\.[18]\.gz", file)], command
+        if command != "colmet-web":
+            assert f"/usr/share/bash-completion/completions/{command}" in files
+
+
 def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     (machine.root / "root/dist").mkdir()
     for package in packages:
@@ -242,6 +250,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert_the_agent_has_a_user_of_its_own(machine)
     assert_the_page_has_a_user_of_its_own(machine)
     assert_users_of_the_machine_count_apart_on_the_page(machine)
+    assert_commands_have_manuals_and_completion(machine)
 
     machine.run("systemctl reload colmet-collector colmet-node")
     machine.wait_for("test $(ls /var/lib/colmet/*.hdf5 | wc -l) -ge 2")  # SIGHUP starts the next file

@@ -19,6 +19,7 @@ from colmet.common import cli
 from colmet.common.control import add_client_options, ask, client_of
 from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError, Unreachable
+from colmet.common.suggestions import did_you_mean
 from colmet.common.top import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
 from colmet.tools import selection
 from colmet.tools.top import view
@@ -140,7 +141,9 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
     request = {"command": "top", "view": name, "reverse": options.reverse, "user": options.user, "text": options.text}
     if options.sort is not None:
         if options.sort not in keys:
-            raise ConfigError(f"--sort {options.sort!r:.40} is none of {', '.join(keys)}")
+            raise ConfigError(
+                f"--sort {options.sort!r:.40} is none of {', '.join(keys)}{did_you_mean(options.sort, keys)}"
+            )
         request["sort"] = options.sort
     return request if options.job is None else {**request, "job": options.job}
 
