@@ -399,7 +399,7 @@ content, open_perm, here = 4, ctypes.c_uint64(0x10000), -100  # of linux/fanotif
 fd = libc.fanotify_init(content, os.O_RDONLY)
 shut = fd >= 0 and libc.fanotify_mark(fd, 1, open_perm, here, os.fsencode(sys.argv[1])) == 0
 print("shut" if shut else os.strerror(ctypes.get_errno()), flush=True)
-time.sleep(5)
+time.sleep(20)
 """
 
 

@@ -28,9 +28,31 @@ def add_options(parser: cli.Options) -> None:
         help="HDF5 file, or the collector's --hdf5-filepath; that is all PATH.<10 digits>.hdf5; repeatable",
     )
     elastic.add_options(group, "read from")
-    group.add_argument(
+    add_config(group)
+
+
+def add_config(parser: cli.Options) -> None:
+    """Declare --config."""
+    parser.add_argument(
         "--config", metavar="FILE", default=CONFIG, help="configuration of the collector (default: %(default)s)"
     )
+
+
+def configured_files(path: str) -> list[str]:
+    """Return the HDF5 files of the collector of this machine, the oldest first.
+
+    Args:
+        path: of the collector's configuration.
+
+    Raises:
+        ConfigError: it cannot be used, or names no files.
+    """
+    from colmet.tools.history.hdf5 import files_of
+
+    prefix = _configured(path, "HDF5 files").hdf5_filepath
+    if not prefix:
+        raise ConfigError(f"{path} has no hdf5-filepath: give the HDF5 files")
+    return [file.path for file in files_of(prefix)]
 
 
 def open_history(options: argparse.Namespace) -> History:
@@ -67,7 +89,7 @@ def _database(options: argparse.Namespace) -> History:
     return ElasticHistory.from_options(options)
 
 
-def _configured(path: str) -> argparse.Namespace:
+def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> argparse.Namespace:
     """The options of the collector of this machine, which takes all that the collector is made of.
 
     Raises:
@@ -80,4 +102,4 @@ def _configured(path: str) -> argparse.Namespace:
     try:
         return Configuration(lambda: collector.build_parser(cli.load(NAMES)), ["--config", path]).read()
     except ConfigError as err:
-        raise ConfigError(f"{err}; give --hdf5 PATH, --elastic-host URL, or the collector's file as --config") from err
+        raise ConfigError(f"{err}; give {other}, or the collector's file as --config") from err
