@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import zmtp
+from conftest import cannot_run
 from test_check_config import in_child
 from test_daemons import Daemon, free_port
 from test_status import COLLECTOR, NODE, changed
@@ -623,7 +624,10 @@ def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_told(machine
 
 
 def test_the_clock_of_this_machine_is_read():
-    assert 0 <= clock.read_clock().max_error_s < 1e6
+    try:
+        assert 0 <= clock.read_clock().max_error_s < 1e6
+    except PermissionError:
+        cannot_run("adjtimex is not allowed in this container")
 
 
 def test_a_collector_that_may_open_few_files_is_told(machine):

@@ -25,7 +25,6 @@ from colmet.node import main as node_main
 from colmet.tools.colmet import main
 
 ROOT = Path(__file__).parents[1]
-root_alone = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespaces")
 
 
 @pytest.fixture
@@ -219,7 +218,7 @@ exec unshare --mount --uts sh -c '{machine}' sh "$to" {folder}/"$to" sh -c "$2"
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path, root):
     """A network namespace; machines in it are made by `Cluster.command`."""
     made = Cluster(tmp_path)
     yield made
@@ -286,7 +285,6 @@ class Cluster:
 NODE = ("colmet.node.main", "--config", "/etc/colmet/node.toml", "-s", "0.5", "--spool-dir", "", "--state-dir", "")
 
 
-@root_alone
 def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
     """The commands of docs/operations.md: what the package of the collector runs, and `colmet enrol`."""
     colmet = (sys.executable, "-m", "colmet.tools.colmet")

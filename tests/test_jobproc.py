@@ -358,7 +358,8 @@ def test_live_eight_threads_that_write_5_mb_count_5_mb_and_memory_once(backend, 
         finally:
             process.kill()
     assert row.values["wchar"] == 5_000_000 + 5
-    assert 5_000_000 <= row.values["write_bytes"] < 5_000_000 + 65536
+    written = 5_000_000 if os.major(tmp_path.stat().st_dev) else 0  # nothing to a file system in memory
+    assert written <= row.values["write_bytes"] < 5_000_000 + 65536
     lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert "Threads:\t9\n" in status
     for name in ("VmRSS", "VmSize", "RssShmem"):
