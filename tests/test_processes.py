@@ -91,7 +91,7 @@ def test_nothing_to_ask_takes_no_thread(tree):
 def test_one_that_does_not_answer_costs_its_own_answer_and_a_moment(tree, ask, caplog):
     answers = ask(*(tree.question(pid) for pid in (tree.answering(10), tree.silent(11), tree.answering(12))))
     assert answers == [b"io of 10", NO_ANSWER, b"io of 12"]
-    assert ask.took_s[0] < 0.05
+    assert ask.took_s[0] < 1
     assert "a process does not answer pid=11 of=alice unanswered=1 blocked_in='S " in caplog.text
 
 
@@ -118,7 +118,7 @@ def test_it_is_not_asked_again_before_it_has_answered(tree, ask):
     found = tree.host.processes
     assert (found.unanswered, found.left_out, found.waiting) == (1, 20, 1)
     assert threading.active_count() == threads
-    assert sorted(ask.took_s[1:])[10] < 0.003, "nothing is waited for again"
+    assert sorted(ask.took_s[1:])[10] < 2 * processes.LOOK_S, "nothing is waited for again"
     fd = tree.answer(11)
     until = time.monotonic() + 5
     while ask(*questions)[0] is NO_ANSWER and time.monotonic() < until:
@@ -244,9 +244,9 @@ def test_a_thread_that_computes_beside_costs_no_answer():
 def test_many_answers_that_each_come_late_are_not_waited_for_either():
     asked = Processes()
     start = time.monotonic()
-    slow = [Question(n, "mallory", lambda: time.sleep(0.006)) for n in range(100)]
+    slow = [Question(n, "mallory", lambda: time.sleep(0.02)) for n in range(100)]
     answers = asked.ask([*slow, Question(1000, "alice", lambda: "hers")])
-    assert time.monotonic() - start < 0.5, "all of them need 0.6 s"
+    assert time.monotonic() - start < 1, "all of them need 2 s"
     assert answers[-1] == "hers"
     assert asked.left_out > 50
     asked.close()
