@@ -16,7 +16,7 @@ scripts/need.sh mmdebstrap util-linux $([[ $place != container ]] || echo system
 [[ ${COLMET_BARE:-} ]] || COLMET_BARE=1 exec unshare --mount --propagation private "$0" "$@"
 
 root=$(mktemp -d -p /var/tmp colmet-bare.XXXXXX)
-trap 'umount -R --lazy "$root"/{proc,sys,dev} "$root" 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
+trap 'umount -R --lazy "$root"/{proc,sys,dev} "$root" 2>/dev/null || true; rm -rf --one-file-system "$root"' EXIT
 
 mount --bind "$root" "$root"  # a mount point, which `unshare --mount` in it needs
 
@@ -45,7 +45,7 @@ inside() {
     [[ -z ${CI:-} || $user != root || $place != root ]] || environment+=(CI="$CI")  # elsewhere some tests have to skip
     mapfile -t -O "${#environment[@]}" environment < <(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true)
     case $place in
-        root) unshare --mount sh -c 'cd "$1"; shift; mkdir -p .old; pivot_root . .old; umount --lazy /.old; exec "$@"' sh \
+        root) unshare --mount sh -c 'cd "$1" && shift && mount --move . / && exec chroot . "$@"' sh \
             "$root" env -i "${environment[@]}" "$@" ;;
         chroot) env -i "${environment[@]}" chroot "$root" "$@" ;;
         container) systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --directory "$root" --console pipe \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 import time
@@ -49,6 +50,8 @@ class Machine:
     def run(self, *command, check=True, **options):
         if os.geteuid() != 0:
             cannot_run("needs root, for a mount namespace")
+        if shutil.which("last") is None:
+            cannot_run("this system has no utmp and wtmp, nor `last`: systemd knows who is logged in (Debian 13)")
         files = self.path / "machine"
         files.mkdir(exist_ok=True)
         (files / "utmp").write_bytes(b"".join(self.now))
