@@ -409,18 +409,27 @@ def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tm
     program = tmp_path / "program"
     program.write_bytes(Path("/bin/true").read_bytes())
     program.chmod(0o755)
-    thread = threading.Thread(target=Command([str(program)], LONG).run)
+    ended = []
+
+    def run():
+        try:
+            ended.append(Command([str(program)], LONG).run())
+        except CommandFailed as err:
+            ended.append(str(err))
+
+    thread = threading.Thread(target=run)
     with subprocess.Popen([sys.executable, "-c", GATE, str(program)], stdout=subprocess.PIPE, text=True) as gate:
         said = gate.stdout.readline().strip()
         if said != "shut":
             cannot_run(f"fanotify with permissions: {said}")
+        start = time.monotonic()
         thread.start()
-        while gate.poll() is None and len(children()) < 2:
+        while gate.poll() is None and len(children()) < 2 and not ended:
             time.sleep(0.005)
-        others_ran = gate.poll() is None
+        seen = gate.poll(), children(), time.monotonic() - start, ended[:]
         gate.kill()
     thread.join(LONG)
-    assert others_ran
+    assert seen[0] is None and ended == [""], (seen, ended)
 
 
 def test_subprocess_is_loaded_where_a_program_is_started_and_not_before():
