@@ -15,6 +15,7 @@ import pytest
 from outputs import write
 
 from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.ledger import FAILED, LATE, Fate, Ledger
 from colmet.tools import completeness, gaps
@@ -403,12 +404,31 @@ def test_the_command_says_it_in_words(tmp_path, capsys):
     node.lines(tmp_path)
     status, out = run(tmp_path, capsys, "--job", "2")
     assert status == 1
-    assert "99.9021 % of the samples of job 2 are here: 1020 of 1021, 1 is missing" in out
+    assert "99.9021 % of the samples of job 2 are stored: 1,020 of 1,021, 1 missing" in out
     assert "2023-11-14T23:36:40Z .. 2023-11-14T23:36:40Z  dropped at the node" in out
     status, out = run(tmp_path, capsys, "--job", "2", "--json", "--host", "node-1")
     assert (json.loads(out)["here"], json.loads(out)["missing"]) == (1020, 1)
     status, out = run(tmp_path, capsys, "--until", "2023-11-14T23:00:00Z")
-    assert status == 0 and out.startswith("100 % of the samples of all nodes are here")
+    assert status == 0 and out.startswith("100 % of the samples of all nodes are stored")
+
+
+def test_without_a_file_it_reads_those_of_the_collectors_configuration(tmp_path, capsys):
+    node = Node()
+    node.ticks(30)
+    node.lines(tmp_path)
+    config = tmp_path / "collector.toml"
+    config.write_text(f"hdf5-filepath = '{tmp_path}/x.hdf5'\n")
+    parser = completeness.cli.Parser()
+    completeness.add_options(parser)
+    assert completeness.run(parser.parse_args(["-j", "2", "--config", str(config)])) == 0
+    assert "100 % of the samples of job 2 are stored: 30 of 30, 0 missing" in capsys.readouterr().out
+    for text, said in (
+        ("enable-stdout-backend = true", "no hdf5-filepath; give FILE"),
+        (f"hdf5-filepath = '{tmp_path}/y'", f"no file of hdf5-filepath {tmp_path}/y exists; give FILE"),
+    ):
+        config.write_text(f"{text}\n")
+        with pytest.raises(ConfigError, match=said):
+            completeness.run(parser.parse_args(["--config", str(config)]))
 
 
 WRITER = """

@@ -20,6 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.plural import counted
 from colmet.tools import selection
 from colmet.tools.accounts import GAPS, LEDGER, Host, Line, gathered, look
+from colmet.tools.history import sources
 from colmet.tools.history.hdf5 import BURST_S, ask, is_live
 from colmet.tools.history.rows import Marks, Reader, marks_of
 
@@ -30,16 +31,19 @@ def add_options(parser: cli.Parser) -> None:
     """Declare the files, and what of them is asked for."""
     parser.epilog = """\
 examples:
-  colmet completeness /var/lib/colmet/cluster.*.hdf5 -j 4242
-  colmet completeness /var/lib/colmet/cluster.*.hdf5 --host node-7 --since yesterday
+  colmet completeness -j 4242
+  colmet completeness --host node-7 --since yesterday /var/lib/colmet/cluster.*.hdf5
 
 exit status: 0 where nothing is missing; 1 where samples are missing; 2 where a file cannot be read, or has nothing of
 the job or host."""
-    parser.add_argument("files", metavar="FILE", nargs="+", help="HDF5 file that colmet-collector wrote or writes")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", help="HDF5 file (default: those of the collector's configuration)"
+    )
     selection.add_job(parser, "only this job; 0: the nodes themselves")
     parser.add_argument("--host", metavar="HOST", help="only this host")
     selection.add_interval(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    sources.add_config(parser)
 
 
 def read(paths: Iterable[str], host: str | None = None) -> dict[str, Host]:
@@ -93,11 +97,7 @@ def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
     """The answer, for people."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
-    missing = due - here
-    yield (
-        f"{percent(here, due)} of the samples of {what} are here: {here} of {due}, {missing} "
-        f"{'is' if missing == 1 else 'are'} missing"
-    )
+    yield f"{percent(here, due)} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
     if unknown:
         tables = counted(len(lines), "tables")
         yield f"{unknown} of {tables} without a ledger: samples missing from them cannot be noticed"
@@ -150,10 +150,11 @@ def run(options: argparse.Namespace) -> int:
         ConfigError: a file cannot be read, or has nothing of what is asked for.
     """
     selection.check_interval(options)
-    lines = list(look(read(options.files, options.host), options.job, options.since, options.until))
+    files = options.files or sources.configured_files(options.config)
+    lines = list(look(read(files, options.host), options.job, options.since, options.until))
     what = f"job {options.job}" if options.job is not None else (options.host or "all nodes")
     if not lines:
-        raise ConfigError(f"nothing of {what} in {', '.join(options.files)}")
+        raise ConfigError(f"nothing of {what} in {', '.join(files)}")
     if options.json:
         print(json.dumps(document_of(lines)))
     else:

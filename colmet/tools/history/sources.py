@@ -49,10 +49,13 @@ def configured_files(path: str) -> list[str]:
     """
     from colmet.tools.history.hdf5 import files_of
 
-    prefix = _configured(path, "HDF5 files").hdf5_filepath
+    prefix = _configured(path, "FILE").hdf5_filepath
     if not prefix:
-        raise ConfigError(f"{path} has no hdf5-filepath: give the HDF5 files")
-    return [file.path for file in files_of(prefix)]
+        raise ConfigError(f"{path}: no hdf5-filepath; give FILE")
+    files = [file.path for file in files_of(prefix)]
+    if not files:
+        raise ConfigError(f"{path}: no file of hdf5-filepath {prefix} exists; give FILE")
+    return files
 
 
 def open_history(options: argparse.Namespace) -> History:
