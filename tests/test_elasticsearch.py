@@ -676,6 +676,14 @@ def test_the_user_of_an_address_is_who_writes(elastic):
     output.close()
 
 
+def test_why_a_server_cannot_be_reached_is_said_in_the_systems_words():
+    output = from_options("--elastic-host", "http://127.0.0.1:1")
+    output.open(State("", JOURNAL, 0, 0))
+    with pytest.raises(OutputUnavailable, match=r"^http://127\.0\.0\.1:1: Connection refused$"):
+        output.write([record(0)])
+    output.close()
+
+
 def test_a_server_without_tls_is_named_as_such(elastic):
     output = from_options("--elastic-host", elastic.url.replace("http:", "https:"))
     output.open(State("", JOURNAL, 0, 0))

@@ -193,6 +193,9 @@ def _cause(err: BaseException) -> str:
     reason = getattr(err, "reason", None)
     if isinstance(reason, BaseException):
         return _cause(reason)
+    for one in (err, err.__cause__ or err.__context__):  # the system's own words are short: "Connection refused"
+        if isinstance(one, OSError) and one.strerror:
+            return one.strerror[:300]
     return f"{type(err).__name__}: {err}"[:300]
 
 
