@@ -39,6 +39,11 @@ def test_every_command_has_a_module_with_a_help(name, capsys):
         (["report", "4242", "--jsn"], "there is no option --jsn; did you mean --json?"),
         (["report", "--Since=2h"], "there is no option --Since; did you mean --since?"),
         (["top", "--usr", "bob"], "did you mean --user?"),
+        (["keygen"], "required: collector|node (try"),
+        (
+            ["access", "users", "ad", "bob"],
+            "argument add|remove|list: 'ad' is none of add, remove, list; did you mean add?",
+        ),
         (["extract", "-j", "1", "--format", "parket"], "is none of json, csv, parquet, hdf5; did you mean parquet?"),
     ],
 )

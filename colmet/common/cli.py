@@ -78,6 +78,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {left[0]!r:.100}")
         return options
 
+    def _get_positional_kwargs(self, dest: str, **settings: Any) -> Any:
+        if settings.get("metavar") is None and settings.get("choices"):  # errors name an argument by it
+            settings["metavar"] = "|".join(map(str, settings["choices"]))
+        if settings.get("nargs") == "*":  # else an error names it as required
+            settings.setdefault("default", [])
+        return super()._get_positional_kwargs(dest, **settings)
+
     def _check_option(self, word: str) -> None:
         if word.startswith("--") and not any(name.startswith(word) for name in self._option_string_actions):
             self._refuse_option(word)

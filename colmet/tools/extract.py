@@ -436,10 +436,13 @@ def build_parser() -> cli.Parser:
         prog="colmet-extract",
         description="Hand out what has been stored of a job, as OAR's REST API asks for it: gzip with one JSON object, "
         "in which each metric has a list of values, beside the lists timestamp and hostname.",
-        epilog="example: colmet-extract /var/lib/colmet/colmet 4242 1700000000 1700003600 cpu_run_real_total,coremem | "
-        "gunzip. colmet extract --job does more.",
+        epilog="example:\n"
+        "  colmet-extract /var/lib/colmet/colmet 4242 1700000000 1700003600 cpu_run_real_total,coremem | gunzip\n\n"
+        "colmet extract --job does more.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
     for name, help_text in zip(
         ARGUMENTS,
         (

@@ -42,6 +42,8 @@ def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
     parser.usage = f"{parser.prog} [OPTION ...] [-- DAEMON-OPTION ...]"
     parser.epilog = (
+        "Run it as root: it judges files with the rights of the daemon's user.\n"
+        "\n"
         "exit status:\n"
         "  0  all is well\n"
         "  1  something is missing, or will be (WARN)\n"

@@ -39,7 +39,9 @@ def build_parser() -> cli.Parser:
     group.add_argument("-u", "--details", action="store_true", help="show the jobs of each host")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
     server.add_options(parser)
     return parser
 
