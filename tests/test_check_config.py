@@ -52,10 +52,31 @@ REFUSED = [
         "--enable-stdout-backend --http-listen nosuch.invalid:1 --http-open",
         "--http-listen nosuch.invalid:1",
     ),
-    ("collector", "--enable-stdout-backend --http-listen 0 --http-open --gridengine-encoding klingon", "klingon"),
+    (
+        "collector",
+        "--enable-stdout-backend --http-listen 0 --http-open --gridengine --gridengine-encoding klingon",
+        "klingon",
+    ),
     ("collector", "--enable-stdout-backend --http-users {tmp}/no", "--http-users has no effect without --http-listen"),
     ("collector", "--enable-stdout-backend --http-trusted-proxy 10.0.0.1", "--http-trusted-proxy has no effect"),
     ("collector", "--enable-stdout-backend --gridengine", "--gridengine has no effect without --http-listen"),
+    (
+        "collector",
+        "--enable-stdout-backend --gridengine-xml {tmp}",
+        "--gridengine-xml has no effect without --http-listen",
+    ),
+    (
+        "collector",
+        "--hdf5-filepath {tmp}/x --stdout-format json",
+        "no effect without --enable-stdout-backend: give that",
+    ),
+    ("collector", "--hdf5-filepath {tmp}/x --elastic-timeout 3", "--elastic-timeout has no effect without --elastic-h"),
+    ("collector", "--elastic-host http://h --hdf5-rotate 1d", "--hdf5-rotate has no effect without --hdf5-filepath"),
+    ("collector", "--hdf5-filepath {tmp}/x --http-memory 64M", "--http-memory has no effect without --http-listen"),
+    ("collector", "--hdf5-filepath {tmp}/x --metrics-jobs", "--metrics-jobs has no effect without --metrics-listen"),
+    ("node", "--perfhw-yield", "--perfhw-yield has no effect without --enable-perfhw: give that, too, or leave --perf"),
+    ("node", "--ipmipower-sensor x", "--ipmipower-sensor has no effect without --enable-ipmipower"),
+    ("node", "--infiniband-perfquery", "--infiniband-perfquery has no effect without --enable-infiniband"),
     ("collector", "--hdf5-filepath {tmp}/x --hdf5-rotate 1d --hdf5-rotate 2d", "give one period, one size"),
     ("collector", "--hdf5-filepath {tmp}/x.hdf5 --hdf5-rotate 1d", "so it is the one file"),
     ("collector", "--hdf5-filepath {tmp}/text.hdf5/x", "Not a directory"),
@@ -116,6 +137,38 @@ def test_a_check_beside_a_running_collector_opens_nothing_and_writes_nothing(pat
     running.close()
     assert capsys.readouterr().out == "OK: command line\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_misspelt_codec_is_answered_with_the_right_one(capsys):
+    with pytest.raises(SystemExit):
+        collector_main.main(["--hdf5-filepath", "x", "--hdf5-complib", "zlibb"])
+    assert "blosc2:zstd; did you mean zlib?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("daemon", "line", "vain"),
+    [
+        ("node", "--perfhw-list cache_misses", "--perfhw-list requires --enable-perfhw"),
+        ("node", "--omnipath", "--omnipath requires --enable-infiniband"),
+        ("node", "--lustre-prefix scratch", "--lustre-prefix requires --enable-lustre"),
+        ("collector", "--enable-stdout-backend --hdf5-complevel 3", "--hdf5-complevel requires --hdf5-filepath"),
+        ("collector", "--enable-stdout-backend -P {tmp}/none", "--http-credentials requires --elastic-host"),
+        ("collector", "--enable-stdout-backend --no-check-certificates", "--no-check-certificates requires --elastic"),
+    ],
+)
+def test_an_option_of_0_6_without_an_effect_is_accepted_with_a_warning(daemon, line, vain, tmp_path, caplog):
+    assert MAINS[daemon].main([*line.format(tmp=tmp_path).split(), "--check-config"]) == 0
+    assert f"option without an effect: {vain}" in caplog.text
+
+
+def test_what_a_file_turns_off_or_leaves_as_it_is_needs_no_effect(tmp_path, capsys):
+    path = tmp_path / "collector.toml"
+    path.write_text(
+        f"hdf5-filepath = '{tmp_path}/x'\nhttp-open = false\nelastic-timeout = 30\nstdout-format = 'text'\n"
+    )
+    path.chmod(0o600)
+    assert collector_main.main(["--config", str(path), "--check-config"]) == 0
+    assert f"OK: {path}" in capsys.readouterr().out
 
 
 def test_a_node_whose_collector_is_not_named_yet_is_in_order_and_says_that_it_waits(caplog):

@@ -156,7 +156,7 @@ def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
     [
         ([], "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend"),
         (["--http-listen", "0", "--http-open"], "no output chosen"),
-        (["--gridengine"], "no output chosen"),
+        (["--gridengine"], "--gridengine has no effect without --http-listen"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://here"], "--zeromq-bind-uri"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://192.0.2.1:5556"], "Cannot assign requested address"),
         (["--hdf5-filepath", "/proc/1/folder/x", "--zeromq-bind-uri", "tcp://127.0.0.1:*"], "/proc/1/folder"),

@@ -25,6 +25,7 @@ import urllib3
 from colmet import __version__
 from colmet.common import cli
 from colmet.common.cli import Options, powers_of_ten
+from colmet.common.configuration import require
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.secretfile import read_line
 
@@ -249,6 +250,7 @@ def add_options(parser: Options, purpose: str) -> None:
         default=30.0,
         help=cli.Rare("wait at most S seconds for an answer of the server (default: %(default)g)"),
     )
+    require(parser, "--elastic-host", "--elastic-", "--http-credentials", "--no-check-certificates")
 
 
 def checked_urls(options: argparse.Namespace) -> list[str]:

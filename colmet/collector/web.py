@@ -34,6 +34,7 @@ from typing import Union
 
 from colmet.common import cli, logs
 from colmet.common.cli import powers_of_ten
+from colmet.common.configuration import require
 from colmet.common.dependencies import how_to_install
 from colmet.common.endpoint import Listen, cannot_listen, listen_address, resolve
 from colmet.common.errors import ConfigError
@@ -68,16 +69,6 @@ RETRY_S = 0.05  # between two tries to send what waits
 _READ = (
     *("config", "http_users", "http_tls_cert", "http_tls_key", "http_credentials"),
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
-)
-# what means nothing without --http-listen
-_VAIN = (
-    "http_users",
-    "http_open",
-    "http_trusted_proxy",
-    "http_tls_cert",
-    "http_tls_key",
-    "gridengine",
-    "gridengine_xml",
 )
 STUCK_S = 60.0  # a process that takes nothing for so long is ended
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before it is started again
@@ -163,6 +154,7 @@ def add_options(parser: cli.Options) -> None:
         default="utf-8",
         help=cli.Rare("encoding of their output or of these files, such as iso-8859-15 (default: %(default)s)"),
     )
+    require(parser, "--http-listen", "--http-", "--gridengine", "--gridengine-")
 
 
 def trusted_proxy(text: str) -> Proxy:
@@ -258,10 +250,6 @@ def check(options: argparse.Namespace) -> None:
         ConfigError: it cannot; the text names the option.
     """
     if options.http_listen is None:
-        vain = [name for name in _VAIN if getattr(options, name)]
-        if vain:
-            option = f"--{vain[0].replace('_', '-')}"
-            raise ConfigError(f"{option} has no effect without --http-listen: give that, too, or leave {option} out")
         return
     if bool(options.http_users) == options.http_open:
         raise ConfigError(

@@ -404,12 +404,14 @@ def run_daemon(
         own = unit.find(read.program) if read.is_check else None
         if own is not None:
             own.enter()
-        options = read.read()
+        options = read.read_for_start()
     except ConfigError as err:
         set_up_logging(0)
         log.error("%s", err)
         return EXIT_CONFIG
     set_up_logging(options.verbose)
+    for option, required in read.vain:
+        log.warning("option without an effect: %s requires %s", option, required)
     if isinstance(options.zeromq_hwm, DefaultBound):
         log.warning("--zeromq-hwm 0: %d is used; no queue is without a bound", options.zeromq_hwm)
     try:

@@ -12,7 +12,7 @@ import pwd
 import re
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,19 @@ _MAX_PLACES = 20  # where a key may stand: what looks like it may also be within
 _PLACE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 # What makes no sense in a file that is read at each start.
 _NOT_IN_FILES = frozenset({"help", "help_all", "version", "config", "check_config"})
+_REQUIRED = "required"  # the registry of `require`, which all groups of a parser share
+
+
+def require(options: argparse._ActionsContainer, required: str, *names: str) -> None:
+    """Declare that options have no effect without another one.
+
+    Args:
+        options: where they are declared.
+        required: the long name of the other one.
+        names: their long names; one that ends in a dash stands for all that begin so.
+    """
+    for name in names:
+        options.register(_REQUIRED, name, required)
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
@@ -61,6 +74,7 @@ class Configuration:
         program: whose options they are.
         is_check: whether --check-config is given.
         names: of all options that may stand in a file, by what argparse calls their values.
+        vain: options without an effect that are accepted, each with the one that it requires.
     """
 
     def __init__(self, build: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> None:
@@ -75,6 +89,7 @@ class Configuration:
         self.path: str | None = self._given.get("config")
         self.program = parser.prog
         self.is_check = bool(self._given.get("check_config"))
+        self.vain: list[tuple[str, str]] = []
 
     def read(self) -> argparse.Namespace:
         """All options: what the command line gives, else the file, else the defaults.
@@ -87,6 +102,18 @@ class Configuration:
         if self.path is not None:
             vars(options).update(parse(_text(self.path), self.path, parser))
         vars(options).update(self._given)
+        return options
+
+    def read_for_start(self) -> argparse.Namespace:
+        """All options, as `read`, for a daemon that is to do what they say: each of them has an effect.
+
+        An option of Colmet 0.6 without one is in `vain`, as its lines are accepted.
+
+        Raises:
+            ConfigError: as `read`; or an option has no effect without another one.
+        """
+        options = self.read()
+        self.vain = check_effects(self._build(), options)
         return options
 
 
@@ -121,6 +148,38 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
         except ValueError as err:
             raise ConfigError(f"{path}{_line(text, key)}: {key}: {err}") from err
     return values
+
+
+def check_effects(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[tuple[str, str]]:
+    """See that no option that differs from its default lacks the one that `require` declares.
+
+    Returns:
+        options without an effect that are accepted, as those of Colmet 0.6 are, each with the one that it requires.
+
+    Raises:
+        ConfigError: one that is not accepted.
+    """
+    vain = list(_find_vain(parser, options, parser.parse_args([])))
+    for option, required in vain:
+        if option not in getattr(parser, "older", ()):
+            raise ConfigError(f"{option} has no effect without {required}: give that, too, or leave {option} out")
+    return vain
+
+
+def _find_vain(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, defaults: argparse.Namespace
+) -> Iterator[tuple[str, str]]:
+    declared: Mapping[str, str] = parser._registries.get(_REQUIRED, {})
+    for name, action in _by_name(parser).items():
+        option = f"--{name}"
+        prefixes = [prefix for prefix in declared if prefix.endswith("-") and option.startswith(prefix)]
+        required = declared.get(option) or (declared[max(prefixes, key=len)] if prefixes else option)
+        if (
+            required != option
+            and getattr(options, action.dest) != getattr(defaults, action.dest)
+            and not getattr(options, parser._option_string_actions[required].dest)
+        ):
+            yield option, required
 
 
 def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from colmet.common import cli
 from colmet.common.cli import powers_of_ten
+from colmet.common.configuration import require
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.exposition import CONTENT_TYPE, Family, render
 from colmet.common.ownname import is_known, own_names
@@ -68,6 +69,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--metrics-jobs", action="store_true", help=cli.Rare("serve the latest values of every job there as well")
     )
+    require(parser, OPTION, "--metrics-jobs")
 
 
 def resolve(listen: Listen, option: str) -> tuple[int, tuple[object, ...]]:

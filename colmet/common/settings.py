@@ -57,7 +57,7 @@ class Settings:
             ConfigError: it cannot be used.
         """
         if self._configuration is not None:
-            vars(self._options).update(vars(self._configuration.read()))
+            vars(self._options).update(vars(self._configuration.read_for_start()))
 
     def __contains__(self, name: str) -> bool:
         return name in self._prepares
@@ -92,7 +92,7 @@ class Settings:
             return
         self.reloads += 1
         try:
-            wanted = vars(configuration.read())
+            wanted = vars(configuration.read_for_start())
             others = [n for n, v in wanted.items() if n not in self._prepares and v != getattr(self._options, n, v)]
             changes = self.change({name: value for name, value in wanted.items() if name in self._prepares})
         except ConfigError as err:

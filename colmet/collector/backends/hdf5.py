@@ -28,8 +28,10 @@ from colmet.collector.joined import join
 from colmet.collector.state import MAX_BYTES, State, parse
 from colmet.common import cli
 from colmet.common.cli import Options
+from colmet.common.configuration import require
 from colmet.common.directories import check_writable, make, sync_directory
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.suggestions import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,8 @@ def complib(text: str) -> str:
     if text in COMPLIBS or text in tables.filters.all_complibs:
         return text
     codecs = [name for name in tables.filters.all_complibs if ":" in name]
-    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join([*COMPLIBS, *codecs])}")
+    known = [*COMPLIBS, *codecs]
+    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{did_you_mean(text, known)}")
 
 
 def boot_id() -> str:
@@ -228,6 +231,7 @@ class Hdf5Output(OutputBackend):
                 "(default: %(default)g)"
             ),
         )
+        require(parser, "--hdf5-filepath", "--hdf5-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Hdf5Output | None:

@@ -24,6 +24,7 @@ from colmet.collector import text06
 from colmet.collector.backend import OutputBackend, Record
 from colmet.collector.state import State
 from colmet.common.cli import Options
+from colmet.common.configuration import require
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Sample, Table
 
@@ -124,6 +125,7 @@ class StdoutOutput(OutputBackend):
             help="text or csv: a line for each value; json: an object for each row; colmet06: as Colmet 0.6 "
             "(default: %(default)s)",
         )
+        require(parser, "--enable-stdout-backend", "--stdout-format")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> StdoutOutput | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from colmet.common.cli import Options, Rare, powers_of_ten
+from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
@@ -434,6 +435,7 @@ class InfinibandBackend(InputBackend):
                 "only 32-bit counters there"
             ),
         )
+        require(parser, "--enable-infiniband", "--infiniband-", "--omnipath")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.cli import Options, Rare, positive_seconds
+from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
@@ -318,6 +319,7 @@ class IpmipowerBackend(InputBackend):
             default=10.0,
             help=Rare("kill a tool that does not answer within S seconds (default: %(default)g)"),
         )
+        require(parser, "--enable-ipmipower", "--ipmipower-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.cli import Options, Rare, powers_of_ten
+from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
@@ -243,6 +244,7 @@ class LustreBackend(InputBackend):
                 "'' or '*': all (default: %(default)s)"
             ),
         )
+        require(parser, "--enable-lustre", "--lustre-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> LustreBackend | None:

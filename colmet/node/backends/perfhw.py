@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from colmet.common.cli import Options, Rare, powers_of_ten
+from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node import clib
@@ -339,6 +340,7 @@ class PerfhwBackend(InputBackend):
             action="store_true",
             help=Rare("release a job's counters while a process of the job uses perf; rows are missing meanwhile"),
         )
+        require(parser, "--enable-perfhw", "--perfhw-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> PerfhwBackend | None:

@@ -220,7 +220,7 @@ class Patient:
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 read = configuration.Configuration(lambda: main.build_parser(classes), self.argv)
-                return read.read(), classes, ""
+                return read.read_for_start(), classes, ""
         except ConfigError as err:
             return None, [], str(err)
         except SystemExit:

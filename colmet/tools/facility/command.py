@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, NamedTuple
 
 from colmet.common import cli, logs
+from colmet.common.configuration import check_effects
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.readable import readable
 from colmet.common.service import Service
@@ -86,8 +87,10 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
     """
     service = Service.from_environment()  # first, so that no program that is started has it
     try:
-        parsed = options.build_parser(program).parse_args(argv)
+        parser = options.build_parser(program)
+        parsed = parser.parse_args(argv)
         set_up_logging(program, parsed.loglevel)
+        check_effects(parser, parsed)
         if parsed.make_key is not None:
             secretfile.make_key(parsed.make_key)
             return 0

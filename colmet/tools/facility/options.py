@@ -10,6 +10,7 @@ from typing import NamedTuple
 from colmet import __version__
 from colmet.common import cli
 from colmet.common.cli import Rare
+from colmet.common.configuration import require
 from colmet.tools.batch.systems import SYSTEMS
 from colmet.tools.facility import collector_output, sender
 from colmet.tools.facility.machine import DISKS
@@ -89,6 +90,10 @@ def build_parser(program: Program) -> cli.Parser:
     _add_sources(parser, program)
     _add_people(parser.add_argument_group("users and names"))
     _add_outputs(parser, program)
+    if not program.is_alias:
+        require(parser, "--ssh", "--ssh-history")
+        require(parser, "--host", "--disk")
+        require(parser, "--jupyter", "--namespace", "--label", "--kubeconfig")
     return parser
 
 
