@@ -474,6 +474,15 @@ def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machin
     told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
     assert told.level == FAIL and "runs as somebody, who cannot write there" in told.found
     assert told.remedy == "`chown somebody /var/lib/colmet`"
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib")
+    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    assert told.remedy.startswith(
+        "others have files there: `install -d -o somebody /var/lib/colmet`, and choose a place"
+    )
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
+    (machine.path / "var/lib/colmet/of-root").touch()
+    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    assert told.remedy == "`chown -R somebody /var/lib/colmet`"
     os.chown(machine.path / "var/lib/colmet", 0, 12345)
     (machine.path / "var/lib/colmet").chmod(0o770)
     assert find(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))[0].level == PASS

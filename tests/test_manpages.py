@@ -132,6 +132,7 @@ def completed(made, words):
         (["colmet", "extract", "--format", "p"], {"parquet"}),
         (["colmet", "extract", "--format", "=", "h"], {"hdf5"}),
         (["colmet", "top", "-j", "7", "c"], {"collector"}),
+        (["colmet", "access", "users", "rem"], {"remove"}),
         (["colmet", "report", "--html", "b"], {"bash"}),
         (["colmet-extract", "--h"], {"--help", "--help-all"}),
         (["colmet-node", "--wire", ""], {"auto", "colmet06", "v1"}),

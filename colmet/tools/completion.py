@@ -116,8 +116,7 @@ def _bash_function(full: str, parser: Parser, commands: Sequence[str]) -> Iterat
         yield f"    COMPREPLY=($(compgen -W '{' '.join(names)}' -- \"$cur\"))"
     for word in words:
         if not word.names and not commands and (word.choices or word.kind):
-            yield f"    {_bash_value(word)}"
-            break
+            yield f"    {_bash_value(word).replace('COMPREPLY=', 'COMPREPLY+=')}"  # which argument it is, nobody counts
     yield "}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from colmet.node.host import Host
@@ -160,9 +161,9 @@ def _check(patient: Patient, place: Place) -> Iterator[Finding]:
         yield fail(
             f"{option} {path}: {patient.program} runs as {user.name}, who cannot write there: {blocked} does not "
             "let it",
-            f"`chown {user.name} {path}`"
+            _give(host, path, user, option)
             if blocked == path
-            else f"let {user.name} pass {blocked} (`chmod o+x {blocked}`), or choose another place with {option}",
+            else f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)",
         )
         return
     if place.private and user.uid == os.geteuid():
@@ -176,6 +177,16 @@ def _check(patient: Patient, place: Place) -> Iterator[Finding]:
             yield fail(f"{option} {path}: {err.strerror}", f"name the directory itself with {option}")
             return
     yield from _check_room(host, place)
+
+
+def _give(host: Host, path: str, user: User, option: str) -> str:
+    """How a user comes to write in a directory. One that is not Colmet's and has files of others is not given away."""
+    with os.scandir(host.path(path)) as entries:
+        others = {entry.stat(follow_symlinks=False).st_uid for entry in islice(entries, MAX_FILES)} - {user.uid}
+    if not others or "colmet" in os.path.basename(path):  # files there are those of a start by hand
+        return f"`chown {'-R ' * bool(others)}{user.name} {path}`"
+    own = os.path.join(path, "colmet")
+    return f"others have files there: `install -d -o {user.name} {own}`, and choose a place in {own} with {option}"
 
 
 def _blocked(host: Host, path: str, user: User) -> str:
