@@ -150,7 +150,7 @@ BROKEN = {
     ),
     "delays are counted until the next boot, as a later file says": (
         *(kernel.check_delays, (), {"/usr/lib/sysctl.d/d.conf": "-kernel/task_delayacct=0\n"}),
-        *(WARN, "/usr/lib/sysctl.d/d.conf sets it to 0 at the next boot", "take it out of /usr/lib/sysctl.d/d.conf"),
+        *(WARN, "/usr/lib/sysctl.d/d.conf sets it to 0 at the next boot", "remove it from /usr/lib/sysctl.d/d.conf"),
     ),
     "delays are counted until the next boot, as a file is masked": (
         *(
@@ -408,7 +408,7 @@ def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_conseque
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"), [(0, "not known how waits are counted"), (9, "counted as they are, as far as a short test")]
+    ("waits", "said"), [(0, "not known how waits are counted"), (9, "counted right, in a short test")]
 )
 def test_waits_that_can_be_are_no_warning(machine, monkeypatch, waits, said):
     pretend(machine, monkeypatch, f'{{"waits": {waits}, "waited_s": null, "age_s": null}}')
@@ -1119,7 +1119,7 @@ def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys,
 @pytest.mark.parametrize(
     ("path", "value", "found", "remedy"),
     [
-        ("connections", {"unknown_key": 3}, "3 connections with a key that nobody has", "why=unknown_key"),
+        ("connections", {"unknown_key": 3}, "3 connections with an unknown key refused", "why=unknown_key"),
         ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` shows from where"),
         ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
         ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "send as n1: they are stored as n1, n1~2", "hostnamectl"),

@@ -424,7 +424,7 @@ def test_rows_without_a_host_or_a_time_are_left_out_and_counted(tmp_path):
     os.utime(path, (START, START))
     with Hdf5History([str(path)]) as history:
         assert rows_of(history.read(0, "temperaturestats_default"), "temp") == [("node-1", START, 6)]
-        assert history.warnings == ["job_0/temperaturestats_default: rows without a host or a time left out: 3"]
+        assert history.warnings == ["job_0/temperaturestats_default: rows without a host or a time skipped: 3"]
 
 
 def test_a_table_that_claims_more_rows_than_a_file_can_have_is_an_error(tmp_path):

@@ -59,7 +59,7 @@ def test_the_message_of_the_rust_client_is_taken(caplog):
     assert node.taken == [1.5, ["cache_ll", "emulation_faults:2:4242"]]
     assert caplog.messages == [
         (
-            "configuration changed, as was asked for: sample_period: 5.0 -> 1.5; "
+            "configuration changed on request: sample_period: 5.0 -> 1.5; "
             "metrics: instructions -> cache_ll,emulation_faults:2:4242"
         )
     ]

@@ -510,7 +510,9 @@ def run(
                 pull.uri,
             )
             if options.http_listen is not None and options.http_users:
-                log.warning("--http-users without keys: a peer without a key can say whose a job is")
+                log.warning(
+                    "--http-users without keys: any peer can name the user of a job; set up keys with `colmet enrol`"
+                )
         asked = stack.enter_context(contextlib.closing(control.Control({})))
         # ends before what asks it: nobody waits for the main thread then
         with control.Errands() as errands:

@@ -84,9 +84,7 @@ def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     except ConfigError as err:
         raise Refused(str(err)) from err
     shown = {_NAMES[name]: [_shown(old), _shown(new)] for name, (old, new) in changes.items()}
-    log.info(
-        "configuration changed, as was asked for: %s", "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in shown.items())
-    )
+    log.info("configuration changed on request: %s", "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in shown.items()))
     return {
         "ok": True,
         "changed": shown,
@@ -134,8 +132,8 @@ class Remote:
         why = ""
         if not self._is_known:
             why = (
-                "this node has no keys, so it does not know who asks; give it keys (--zeromq-curve-...), or start it "
-                "with --allow-remote-configure"
+                "this node has no keys, so it cannot authenticate the sender; give it keys (--zeromq-curve-...), or "
+                "start it with --allow-remote-configure"
             )
         else:
             try:

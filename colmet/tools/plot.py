@@ -249,7 +249,7 @@ def gather(
         limited = since is not None or until is not None or hosts is not None
         where = "there in this time and on these hosts" if limited else "there"
         instead = [one.key for one in MEASURES.values() for choice in chosen if choice[1:3] == one.places[0]]
-        hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate takes two samples"
+        hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate requires two samples"
         raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
     return plotted
 

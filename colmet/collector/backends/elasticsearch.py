@@ -451,7 +451,7 @@ class ElasticsearchOutput(OutputBackend):
             self._templates.clear()
             log.warning(
                 "index templates cannot be made, missing indices are created without: status=%d %s; give the user the "
-                "right to manage index templates, or say --elastic-no-template",
+                "right to manage index templates, or give --elastic-no-template",
                 answer.status,
                 ": ".join(answer.error),
             )

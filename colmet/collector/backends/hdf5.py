@@ -647,7 +647,7 @@ class Hdf5Output(OutputBackend):
         except Exception as err:  # once HDF5 has failed, PyTables fails in all kinds of ways
             self._doubt = True
             self._close_file()
-            raise OutputUnavailable(f"cannot take a failed write back from {self.path}: {cause(err)}") from err
+            raise OutputUnavailable(f"cannot undo a failed write in {self.path}: {cause(err)}") from err
         self._burst = None
 
     # -- damage --
@@ -690,7 +690,7 @@ class Hdf5Output(OutputBackend):
                 self._close_file()
                 if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
                     raise Damaged(f"{self.path}: {cause(err)}") from err
-                raise OutputUnavailable(f"cannot take a failed write back from {self.path}: {cause(err)}") from err
+                raise OutputUnavailable(f"cannot undo a failed write in {self.path}: {cause(err)}") from err
             log.warning("interrupted write undone: path=%s tables=%d", self.path, len(notes.undo))
         self._file.count()
         self._save(self._state.position, self._noted({}))

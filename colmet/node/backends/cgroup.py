@@ -732,7 +732,7 @@ class CgroupBackend(InputBackend):
         self._failures += 1
         if powers_of_ten(self._failures):
             log.error(
-                "a cgroup's file is of no use, its columns are missing job=%d failures=%d: %s",
+                "cannot parse a cgroup's file, its columns are missing job=%d failures=%d: %s",
                 job.id,
                 self._failures,
                 what,

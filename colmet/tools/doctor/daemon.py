@@ -92,7 +92,7 @@ def check_health(patient: Patient) -> Iterator[Finding]:
         return
     found = "; ".join(verdict.texts)
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), "") or (
-        f"`colmet status {patient.side}` and `journalctl -u {patient.program} -n 50` tell more"
+        f"`colmet status {patient.side}` and `journalctl -u {patient.program} -n 50` show more"
     )
     yield Finding(Level.FAIL if verdict.level == CRITICAL else Level.WARN, found, remedy)
     for backend in patient.status.get("backends", ()):
@@ -124,7 +124,7 @@ def check_versions(patient: Patient) -> Iterator[Finding]:
             "they understand each other; upgrade the older side when it suits (docs/operations.md)",
         )
     if running == __version__ and not different:
-        told = "the other side has the same" if any(version for _, version in others) else "the other side tells none"
+        told = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
         yield good(f"{running}; {told}")
 
 

@@ -68,7 +68,7 @@ def check_taskstats(patient: Patient) -> Iterator[Finding]:
 def _as_root(patient: Patient) -> str:
     if os.geteuid() != 0:
         return f"`sudo colmet doctor --{patient.side}`; colmet-node, too, has to be started as root"
-    return "give the container, or the unit, CAP_NET_ADMIN, and its network namespace is to be that of the machine"
+    return "give the container, or the unit, CAP_NET_ADMIN and the network namespace of the machine"
 
 
 def check_ends(patient: Patient) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def check_delays(patient: Patient) -> Iterator[Finding]:
             yield good("before Linux 5.14 delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
         return
     kept, against = _is_kept(patient.host)
-    keep = f"take it out of {against}, and {_KEEP}" if against else _KEEP
+    keep = f"remove it from {against}, and {_KEEP}" if against else _KEEP
     if value == "0":
         what = "kernel.task_delayacct is 0: what tasks wait for block I/O, swap and reclaim is not counted"
         yield warn(what, "`systemctl restart systemd-sysctl`" if kept and patient.has_systemd else keep)
@@ -159,7 +159,7 @@ def check_waits(patient: Patient) -> Iterator[Finding]:
     elif not found["waits"]:
         yield good(f"no process had to wait for the disk of {_WAITS_IN}: not known how waits are counted")
     else:
-        yield good("waits for disks are counted as they are, as far as a short test tells")
+        yield good("waits for disks are counted right, in a short test")
 
 
 def _release(host: Host) -> tuple[int, ...]:
@@ -232,7 +232,7 @@ def _held(pid: int, host: Host) -> set[str]:
         if match:
             mask = int(match[1], 16)
             return {name for name, number in NUMBERS.items() if mask >> number & 1}
-    raise Unchecked("/proc tells no rights of a process; is it mounted?")
+    raise Unchecked("/proc has no capabilities of a process; is it mounted?")
 
 
 def _mounted(host: Host, controller: str) -> bool:
@@ -317,7 +317,7 @@ def check_jobs(patient: Patient) -> Iterator[Finding]:
     if os.path.islink(f"{links}/cpuset") and not os.path.exists(f"{links}/cpuset"):
         yield warn(
             f"{_OAR_LINKS}/cpuset leads nowhere",
-            "OAR's job_resource_manager makes it anew with the next job on this node",
+            "OAR's job_resource_manager makes it again with the next job on this node",
         )
 
 
@@ -407,7 +407,7 @@ def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
     if known.get(legacy, (0, True))[1] is False:
         return (
             f"the {name} controller is off",
-            f"take cgroup_disable={name} from the kernel's command line, or add cgroup_enable={name}, and boot",
+            f"remove cgroup_disable={name} from the kernel's command line, or add cgroup_enable={name}, and boot",
         )
     if known and legacy not in known:
         return f"this kernel has no {name} controller", "another kernel; what it counts is missing"

@@ -383,7 +383,7 @@ def _judge_senders(patient: Patient, status: Mapping[str, Any]) -> Iterator[Find
     counts = status.get("connections") or {}
     if counts.get("unknown_key"):
         yield warn(
-            f"{counted(counts['unknown_key'], 'connections')} with a key that nobody has refused since its start",
+            f"{counted(counts['unknown_key'], 'connections')} with an unknown key refused since its start",
             f"`{log} why=unknown_key` shows from where; where that is a node, `colmet enrol --replace NAME` makes new "
             "keys for it",
         )

@@ -136,7 +136,7 @@ class Patient:
         try:
             from colmet.common.control import ask
         except Exception as err:  # noqa: BLE001 - of a library that was built for another one, say
-            self.unreachable = f"to ask it takes what cannot be loaded: {err}"
+            self.unreachable = f"it cannot be asked, a module cannot be loaded: {err}"
             return
         try:
             self.status = ask(place, self.side, {"command": "status", "senders": ALL}, ASK_S)

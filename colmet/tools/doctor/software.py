@@ -161,9 +161,9 @@ def check_libraries(patient: Patient) -> Iterator[Finding]:
         except BackendUnavailable as err:
             text, _, remedy = str(err).rpartition("; ")
             say = fail if asked[switch] else warn
-            yield say(text, f"{remedy}; only {switch} takes it")
+            yield say(text, f"{remedy}; only {switch} requires it")
         else:
-            yield good(f"what {switch} takes is built")
+            yield good(f"the library of {switch} is built")
         for text in take_warnings():
             yield warn(
                 text, f"remove {variable} from the environment of colmet-node: it is of Colmet 0.6, or of another build"

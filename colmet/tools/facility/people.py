@@ -83,7 +83,7 @@ def _knows_root() -> bool:
 
 def _no_answer(group: str, why: str) -> str:
     return (
-        f"-g: who is in the group {group!r:.80} cannot be told, as this machine's name service does not answer: {why}; "
+        f"-g: the members of group {group!r:.80} are unknown, as this machine's name service does not answer: {why}; "
         "see `getent passwd root` and /etc/nsswitch.conf"
     )
 

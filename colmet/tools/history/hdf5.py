@@ -134,7 +134,7 @@ class Hdf5History(History):
         found = [rows for rows in self._each(read, since, until) if rows is not None]
         nameless = sum([rows.nameless for rows in found])
         if nameless:
-            self._warn(f"job_{job}/{table}: rows without a host or a time left out: {nameless}")
+            self._warn(f"job_{job}/{table}: rows without a host or a time skipped: {nameless}")
         return _series(found, table, job)
 
     def close(self) -> None:

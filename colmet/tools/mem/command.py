@@ -182,5 +182,5 @@ class Printing:
             them = "1 job: its" if memory.untold == 1 else f"{memory.untold} jobs: their"
             notes.append(f"{them} memory use on some host is not known; sums leave it out")
         if memory.unread:
-            notes.append(f"{counted(memory.unread, 'sizes')} of the answer not understood, and left out")
+            notes.append(f"{counted(memory.unread, 'sizes')} of the answer not understood, and skipped")
         return notes

@@ -78,14 +78,14 @@ _CHOICES = {  # what those that are texts may be
 }
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
-_STORE_FAILS = "what is stored cannot be read, or not all of it; administrators are told why"
+_STORE_FAILS = "the stored data cannot be read, or not all of it; administrators see why"
 _NO_JOB = "job {} does not exist, or you may not see it"
 _NO_NODE = "node {!r} does not exist, or you may not see it"
 _ERRORS: dict[Any, dict[str, Any]] = {
     400: {"model": models.Error, "description": "A value cannot be used."},
     401: {
         "model": models.Error,
-        "description": "Who asks is not known.",
+        "description": "The login is missing or wrong.",
         "headers": {"WWW-Authenticate": {"schema": {"type": "string"}}},
     },
     405: {
@@ -95,13 +95,11 @@ _ERRORS: dict[Any, dict[str, Any]] = {
     },
     429: {
         "model": models.Error,
-        "description": "Too much is asked for at once.",
+        "description": "Too many requests at once.",
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
     },
 }
-_NOT_FOUND: dict[Any, dict[str, Any]] = {
-    404: {"model": models.Error, "description": "There is no such thing that who asks may see."}
-}
+_NOT_FOUND: dict[Any, dict[str, Any]] = {404: {"model": models.Error, "description": "Not found, or access denied."}}
 
 
 def build_app(
@@ -613,7 +611,7 @@ async def _refused(request: Request, err: Exception) -> Response:
         raise err
     text = str(err.detail)
     if err.status_code == 404 and text == "Not Found":
-        text = "there is nothing at this address; /openapi.json tells what there is"
+        text = "there is nothing at this address; /openapi.json lists all addresses"
     return failure(err.status_code, text, err.headers)
 
 

@@ -89,7 +89,7 @@ class Front:
             if powers_of_ten(count):
                 log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
             if not began:
-                await failure(500, "this is a defect of Colmet; its log says more", CLOSE)(scope, receive, tell)
+                await failure(500, "this is a defect of Colmet; see the collector's log", CLOSE)(scope, receive, tell)
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """Why this request is not answered; None where it is, with its visitor in the scope."""

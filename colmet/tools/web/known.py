@@ -551,11 +551,11 @@ class Known(Facts):
             raws = of_one_agent(raws)
         parts = [part for part in parts_of(raws, keys_of(raws, labels)) if len(part.times)]
         if len(parts) > MAX_PARTS:
-            warnings.append(f"{len(parts)} series are too many, the first {MAX_PARTS} are told; ask for one node")
+            warnings.append(f"{len(parts)} series are too many, the first {MAX_PARTS} are shown; choose one node")
             parts = parts[:MAX_PARTS]
         is_rate = asked.rate and kind in ("counter", None)
         if asked.rate and not is_rate:
-            warnings.append(f"{asked.table}.{asked.column} is no counter: its values are told, not their growth")
+            warnings.append(f"{asked.table}.{asked.column} is no counter: its values are shown, not their growth")
         shown_unit, factor = unit_of(unit, is_rate)
         most = self._most(asked, hosts, since, until, bool(stored), warnings) if is_rate else {}
         parts = [rates(part, factor, most.get(part.host, math.inf)) if is_rate else levels(part) for part in parts]
@@ -759,7 +759,7 @@ def _made(parts: Sequence[Part], asked: SeriesAsked) -> tuple[float, list[dict[s
     """The width of intervals, the series as they are told, and warnings."""
     parts = [part for part in parts if len(part.times)]
     points = max(2, min(asked.points, MAX_VALUES // max(1, len(parts))))
-    more = [f"{points} points of each of {len(parts)} series are all that is told"] if points < asked.points else []
+    more = [f"{points} points of each of {len(parts)} series are shown"] if points < asked.points else []
     step = step_of(parts, points)
     made = []
     for part in parts:

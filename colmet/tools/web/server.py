@@ -43,7 +43,7 @@ UNACKNOWLEDGED_MS = 30_000
 LOOK_S = 60.0  # between looks at the certificate
 BACKLOG = 512
 ACCEPTED_AT_ONCE = 16  # then requests are read: a flood pushes out no connection whose request is there
-MALFORMED = b'{"error":"this is no request that can be understood"}'
+MALFORMED = b'{"error":"malformed HTTP request"}'
 
 
 class Tls(NamedTuple):

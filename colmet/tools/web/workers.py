@@ -66,7 +66,7 @@ class Workers:
 
         with self._lock:
             if self._pending >= self._most:
-                raise Busy("too much is asked for at once; ask again in a while")
+                raise Busy("too many requests at once; retry later")
             if self._of[whose] >= self._of_one:
                 raise Busy("you ask for too much at once; wait for the answers first")
             self._pending += 1
@@ -78,7 +78,7 @@ class Workers:
         try:
             return await asyncio.wait_for(future, self._late_s)
         except asyncio.TimeoutError as err:
-            raise Busy("the answer takes too long; ask again in a while, or for less") from err
+            raise Busy("the answer takes too long; retry later, or ask for less") from err
 
     def _serve(self) -> None:
         while True:
