@@ -400,7 +400,7 @@ def test_an_answer_without_end_is_bounded(server, capsys, monkeypatch):
 def test_no_server_is_one_line_and_status_1(capsys):
     with serving() as gone:
         place = gone.place
-    assert "Connection refused" in failed(capsys, place)
+    assert "Connection refused; does a collector with --http-listen" in failed(capsys, place)
     assert qmemview.main([place]) == 1
 
 

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 TOKEN = "COLMET_TOKEN"  # of the environment
 MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
+_EXPECTED = "does a collector with --http-listen, or QmemTools' server, listen there?"
 PIECE_BYTES = 1 << 20
 MAX_TEXT = 200  # characters of an answer in an error
 _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -234,7 +235,7 @@ class Server:
                 return "it refused the login: wrong name, password or token"
             return f"it requires a login: give --login, --token-file, or {TOKEN} in the environment"
         if status == NOT_FOUND:
-            return "there is no such page; does a collector with --http-listen, or QmemTools' server, listen there?"
+            return f"there is no such page; {_EXPECTED}"
         if status == 429:
             return f"too many requests; try again in {clean(headers.get('Retry-After', 'a few')[:20])} s"
         if 300 <= status < 400:
@@ -288,6 +289,8 @@ def _cause(err: Exception) -> str:
         return f"no TLS: {clean(err.reason or err)}"
     if isinstance(err, socket.timeout):  # TimeoutError is another one before Python 3.10
         return "no answer within the time (--timeout)"
+    if isinstance(err, ConnectionRefusedError):
+        return f"{err.strerror or err}; {_EXPECTED}"
     if isinstance(err, OSError):
         return clean(err.strerror or err)
     return f"no answer of HTTP ({clean(f'{type(err).__name__}: {err}'[:MAX_TEXT])})"
