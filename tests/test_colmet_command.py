@@ -54,6 +54,21 @@ def test_a_misspelt_word_has_the_right_one_beside_it(argv, hint, capsys):
     assert end.value.code == 2 and err.count("\n") == 1 and hint in err
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["report", "4", "--elastic-ca-file", "x"], "--elastic-ca-file has no effect without --elastic-host"),
+        (["extract", "-j", "4", "--hdf5", "x", "-P", "x"], "--http-credentials has no effect without --elastic-host"),
+        (["extract", "-j", "4", "--hdf5", "x", "--list", "-o", "x"], "--list excludes --metrics, --output"),
+        (["status", "--check", "--json"], "--check excludes --json and --all"),
+        (["keygen", "node", "a", "--if-missing"], "--if-missing is for the collector's pair"),
+    ],
+)
+def test_options_of_no_effect_are_refused(argv, said, capsys):
+    assert colmet.main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["report", "plot", "extract", "completeness", "mem", "top"])
 def test_a_job_is_named_alike_in_all_commands(name):
     module = importlib.import_module(colmet.COMMANDS[name].module)

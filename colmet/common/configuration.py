@@ -159,26 +159,25 @@ def check_effects(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     Raises:
         ConfigError: one that is not accepted.
     """
-    vain = list(_find_vain(parser, options, parser.parse_args([])))
+    vain = list(_find_vain(parser, options))
     for option, required in vain:
         if option not in getattr(parser, "older", ()):
             raise ConfigError(f"{option} has no effect without {required}: give that, too, or leave {option} out")
     return vain
 
 
-def _find_vain(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, defaults: argparse.Namespace
-) -> Iterator[tuple[str, str]]:
+def _find_vain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     declared: Mapping[str, str] = parser._registries.get(_REQUIRED, {})
     for name, action in _by_name(parser).items():
         option = f"--{name}"
         prefixes = [prefix for prefix in declared if prefix.endswith("-") and option.startswith(prefix)]
         required = declared.get(option) or (declared[max(prefixes, key=len)] if prefixes else option)
-        if (
-            required != option
-            and getattr(options, action.dest) != getattr(defaults, action.dest)
-            and not getattr(options, parser._option_string_actions[required].dest)
-        ):
+        if required == option or getattr(options, parser._option_string_actions[required].dest):
+            continue
+        default = action.default
+        if isinstance(default, str):
+            default = parser._get_value(action, default)  # as the parser does
+        if getattr(options, action.dest) != default:
             yield option, required
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from colmet import __version__
 from colmet.common import cli
+from colmet.common.configuration import check_effects
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.suggestions import did_you_mean
 
@@ -122,7 +123,9 @@ def _run(argv: Sequence[str] | None, commands: Mapping[str, Command]) -> int:
         module: Any = importlib.import_module(command.module)
         parser = build_command_parser(chosen.command, command, module)
         logging.basicConfig(level=logging.WARNING, format="colmet: %(message)s", stream=sys.stderr)
-        return int(module.run(parser.parse_args(chosen.arguments)))
+        options = parser.parse_args(chosen.arguments)
+        check_effects(parser, options)
+        return int(module.run(options))
     except ModuleNotFoundError as err:  # compute nodes have no PyTables, for one
         print(
             f"colmet {chosen.command}: it requires the Python module {err.name}, which is not installed here; run it "

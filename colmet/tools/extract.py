@@ -534,6 +534,8 @@ def _run(options: argparse.Namespace) -> int:
     selection.check_interval(options)
     if options.json and options.format not in (None, "json"):
         raise ConfigError(f"--json and --format {options.format}: give one of them")
+    if options.list and (options.output or options.metrics or options.format not in (None, "json")):
+        raise ConfigError("--list excludes --metrics, --output and all formats but json")
     form = options.format or "json"
     if form in ("parquet", "hdf5") and options.output is None and not options.list:
         raise ConfigError(f"--format {form} requires a file: give --output FILE")

@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
             for path in make_collector(options.directory, names[0]):
                 print(path)
             return 0
+    elif options.if_missing:
+        raise ConfigError("--if-missing is for the collector's pair; `colmet enrol` makes what nodes lack")
     if not names:
         raise ConfigError("give the host names of the nodes, or --from-file FILE")
     if len(set(names)) < len(names):

@@ -71,7 +71,13 @@ Answer = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print; the exit status."""
+    """Ask, and print; the exit status.
+
+    Raises:
+        ColmetError: the options exclude each other, or as `_ask`.
+    """
+    if options.check and (options.json or options.all):
+        raise ConfigError("--check excludes --json and --all")
     answers = _ask(options)
     if options.check:
         verdicts = {daemon: judge(answer, options.max_age, options.max_behind) for daemon, answer in answers.items()}
