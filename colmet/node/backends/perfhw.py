@@ -354,7 +354,7 @@ class PerfhwBackend(InputBackend):
         texts, left_out = options.perfhw_list[:MAX_EVENTS], options.perfhw_list[MAX_EVENTS:]
         if left_out:
             log.warning(
-                "--perfhw-list names %d events, the first %d are counted: %s are not",
+                "--perfhw-list names %d events, the first %d are counted; not counted: %s",
                 *(len(options.perfhw_list), MAX_EVENTS, ", ".join(left_out)),
             )
         try:
