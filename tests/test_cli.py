@@ -190,8 +190,9 @@ def test_a_buffer_for_no_row_is_one_for_one_row():
     assert collector("--buffer-size", "0").buffer_size == 1
 
 
-def test_a_server_of_grid_engines_answers_needs_no_output():
-    options = collector("--gridengine", "--http-listen", "8080", "--http-open", "--zeromq-curve-secret", "")
+@pytest.mark.parametrize("source", [["--gridengine"], ["--gridengine-xml", "/tmp"]])
+def test_a_server_of_grid_engines_answers_needs_no_output(source):
+    options = collector(*source, "--http-listen", "8080", "--http-open", "--zeromq-curve-secret", "")
     parts = collector_main.build(options, cli.load(OUTPUTS))
     assert (parts.outputs, parts.journal_dir) == ([], "")
 

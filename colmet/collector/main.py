@@ -395,7 +395,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
         ConfigError: the options ask for what cannot be done.
     """
     outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
-    serves_gridengine = options.gridengine and options.http_listen is not None
+    serves_gridengine = (options.gridengine or options.gridengine_xml) and options.http_listen is not None
     if not outputs and not serves_gridengine:
         raise ConfigError(
             "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend; to store "
