@@ -24,9 +24,9 @@ NODE = str(Path(__file__).with_name("spooling_node.py"))
 # As many connections as there can be, to both ports, from some addresses, and again what is closed.
 FLOOD = """
 import resource, selectors, socket, sys, time
-port, most, addresses = map(int, sys.argv[1:])
+port, most, addresses = map(int, sys.argv[1:4])
 resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (resource.getrlimit(resource.RLIMIT_NOFILE)[1],))
-greeting = b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00NULL" + bytes(16 + 32)
+greeting = b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00" + sys.argv[4].encode().ljust(20, b"\\0") + bytes(32)
 opened, total, said_at = set(), 0, time.monotonic() + 5
 while True:
     began = time.monotonic()
@@ -87,8 +87,8 @@ class Site:
         self.others.append(subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True))
         return self.others[-1]
 
-    def flood(self, addresses, most=5000):
-        flood = self.start("-c", FLOOD, str(self.port), str(most), str(addresses))
+    def flood(self, addresses, mechanism="NULL", most=5000):
+        flood = self.start("-c", FLOOD, str(self.port), str(most), str(addresses), mechanism)
         assert flood.stdout.readline() == "flooded\n"
         return flood
 
@@ -145,7 +145,7 @@ def test_a_flood_without_keys_stops_nothing_where_keys_are_needed(site, tmp_path
     write_pair(str(tmp_path / "keys"), "collector", new_pair())
     secret = ("--zeromq-curve-secret", str(tmp_path / "keys/collector.secret"))
     under = site(1024, *secret, "--zeromq-curve-nodes", str(tmp_path / "keys/nodes"))
-    under.flood(20)
+    under.flood(20, "CURVE")  # another mechanism would be refused at once
     for _ in range(20):
         under.status()
         time.sleep(0.1)
