@@ -502,7 +502,7 @@ def test_a_request_comes_in_and_its_answer_goes_out():
 
 
 def test_acknowledgements_of_what_was_not_sent_are_refused(caplog):
-    """The proof `rogue.py`: whoever has the collector's port acknowledges all that the Hello names, and more."""
+    """Whoever has the collector's port acknowledges all that the Hello names, and more."""
     world = World()
     world.held.add([Entry(1, n, 10**18, b"%d" % n) for n in range(20)])  # of an earlier start, as the spool gives it
     world.push.connected = False

@@ -229,7 +229,7 @@ def test_a_hello_of_one_agent_says_nothing_of_another_one(world):
 
 
 def test_numbers_that_somebody_else_used_do_not_keep_data_out(world, caplog):
-    """The proof `poison.py`: empty batches with the numbers to come; the real ones are stored all the same."""
+    """Empty batches with the numbers to come; the real ones are stored all the same."""
     for n in range(5):
         world.now_s += 1
         world.tick(1, n)
