@@ -521,6 +521,18 @@ def test_a_journal_that_another_collector_uses_is_told_with_its_process(machine,
     assert not [one for one in find(storage.check_disk, running) if one.level != PASS]
 
 
+def test_a_file_that_another_collector_writes_to_is_told(machine, root):
+    (file := machine.path / "var/lib/colmet/one.hdf5").touch()
+    status = file.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    machine.write("/proc/locks", f"1: OFDLCK ADVISORY  WRITE -1 {place} 0 EOF\n")
+    argv = ("--hdf5-filepath", "/var/lib/colmet/one.hdf5", "--journal-dir", "/var/lib/colmet/journal")
+    told = [one for one in find(storage.check_disk, machine.patient("collector", *argv)) if "one.hdf5" in one.found]
+    assert [one.level for one in told] == [FAIL] and "another process writes to it" in told[0].found
+    running = machine.patient("collector", *argv, status={**COLLECTOR, "pid": 77})
+    assert not [one for one in find(storage.check_disk, running) if one.level == FAIL]
+
+
 # -- what runs --
 
 
@@ -936,6 +948,15 @@ def reach(machine, port, *argv):
 def test_nobody_at_the_collectors_port(machine):
     told = reach(machine, free_port())
     assert told.level == FAIL and "refused" in told.found and "start colmet-collector here" in told.remedy
+
+
+def test_a_port_that_lets_nothing_through(machine, monkeypatch):
+    def dropped(address):
+        raise TimeoutError
+
+    monkeypatch.setattr(network, "greet", dropped)
+    told = reach(machine, 5556)
+    assert told.level == FAIL and "no answer within" in told.found and "open port 5556" in told.remedy
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def places(patient: Patient) -> list[Place]:
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:
-    """Each directory: there or to be made, the daemon's to write to, on a disk, with room for what it may take."""
+    """Each directory: there or to be made, the daemon's alone to write to, on a disk with room for what it may take."""
     named = places(patient)
     if patient.side == "node" and not any(place.option == "--spool-dir" for place in named):
         yield warn(
@@ -107,6 +107,13 @@ def check_disk(patient: Patient) -> Iterator[Finding]:
         yield warn(
             "no --journal-dir: what waits for an output is in memory only, and lost with the collector",
             'journal-dir = "/var/lib/colmet/journal" in /etc/colmet/collector.toml',
+        )
+    file = os.path.abspath(patient.options.hdf5_filepath or "") if patient.side == "collector" else ""
+    if file.endswith(".hdf5") and not patient.pid and _locked_by(patient.host, file):
+        yield fail(
+            f"--hdf5-filepath {file}: another process writes to it, it does not start",
+            "see which: `pgrep -af colmet-collector`; two collectors need files of their own: choose another one with "
+            "--hdf5-filepath",
         )
     for place in named:
         holder = 0 if patient.pid else _locked_by(patient.host, os.path.join(place.path, LOCK_FILE))
@@ -126,7 +133,10 @@ def check_disk(patient: Patient) -> Iterator[Finding]:
 
 
 def _locked_by(host: Host, path: str) -> int:
-    """Return the process that has locked a file (flock(2)); 0 for none. Source: /proc/locks."""
+    """Return the process that has locked a file, -1 where the kernel does not tell which; 0 for none.
+
+    Locks of flock(2), and those of an open file, F_OFD_SETLK of fcntl(2). Source: /proc/locks.
+    """
     try:
         status = os.stat(host.path(path))
         lines = host.read("/proc/locks").decode("ascii", "replace").splitlines()
@@ -134,7 +144,7 @@ def _locked_by(host: Host, path: str) -> int:
         return 0
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     for words in map(str.split, lines):
-        if len(words) > 5 and words[1] == "FLOCK" and words[5] == place and words[4].isdigit():
+        if len(words) > 5 and words[1] in ("FLOCK", "OFDLCK") and words[5] == place:
             return int(words[4])
     return 0
 
