@@ -13,6 +13,7 @@ from conftest import fork
 
 from colmet.collector import main as collector_main
 from colmet.common import unit
+from colmet.common.errors import ConfigError
 from colmet.common.transport import Pull
 from colmet.node import link
 from colmet.node import main as node_main
@@ -119,6 +120,39 @@ def test_what_a_start_refuses_the_check_refuses_in_the_same_words(daemon, line, 
     assert len(told) == 1 and said.format(tmp=tmp_path) in told[0], told
     assert errors(caplog, daemon, [*argv, "--check-config"]) == told
     assert [path.name for path in tmp_path.iterdir()] == ["text.hdf5"]
+
+
+@pytest.mark.parametrize(
+    ("daemon", "line", "said"),
+    [
+        (
+            "node",
+            "--enable-perfhw --perfhw-list a_b c d e f g",
+            "--perfhw-list names 6 events, the first 5 are counted",
+        ),
+        ("node", "--enable-perfhw --perfhw-list instrutions", "is no event; did you mean instructions"),
+        ("node", "--zeromq-hwm 0", "--zeromq-hwm 0: 1000 is used"),
+        ("collector", "--elastic-host http://u:p@h", "can read the user and password"),
+    ],
+)
+def test_what_a_start_warns_of_the_check_warns_of_in_the_same_words(daemon, line, said, caplog, monkeypatch):
+    """Lines that Colmet 0.6 accepted."""
+
+    def opened(*_):
+        raise ConfigError("the start goes on")
+
+    monkeypatch.setattr(link, "open_held", opened)
+    monkeypatch.setattr(collector_main.door, "Door", opened)
+    argv = [*line.split(), *["--keep-privileges"] * (daemon == "node")]
+
+    def warnings(status, *more):
+        caplog.clear()
+        assert MAINS[daemon].main([*argv, *more]) == status
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    checked = warnings(0, "--check-config")
+    assert any(said in text for text in checked), checked
+    assert set(checked) <= set(warnings(2))
 
 
 @pytest.mark.parametrize("path", ["x", "none/deeper/x", "none/x.hdf5"])
