@@ -103,7 +103,7 @@ def test_an_event_of_a_pmu_is_put_together_from_sysfs(intel, name, event):
         ("instrutions", "did you mean instructions"),
         ("pagefaults", "did you mean page_faults"),
         ("power/energy-pkg", "did you mean power/energy-pkg/"),
-        ("nothing like it", "There are cpu_cycles, instructions,"),
+        ("nothing like it", "'nothing like it' is no event. There are cpu_cycles, instructions,"),
         ("", "is no event"),
         ("r", "is no event"),
         ("r12345678901234567", "is no event"),

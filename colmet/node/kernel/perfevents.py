@@ -137,9 +137,9 @@ def find(name: str, host: Host) -> Event:
 def _unknown(name: str, host: Host) -> str:
     known = [*NAMES_06, *_KERNEL_NAMES, *_listed(host)]
     near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return (
-        f"{name!r} is no event; {hint}There are {', '.join(NAMES_06)}, the generic names of `perf list`, r<hex>, and "
+        f"{name!r} is no event{hint} There are {', '.join(NAMES_06)}, the generic names of `perf list`, r<hex>, and "
         f"<pmu>/<event>/ or <pmu>/<term>=<number>,.../ for what is in {DEVICES}"
     )
 
