@@ -310,6 +310,15 @@ def measure(folder: Path, period_s: float = 5.0) -> list[Outcome]:
         root.close()
 
 
+def _rows_until_read_again(daemons: Daemons, number: int) -> list[dict[str, Any]]:
+    """Return the rows up to one of this job's cgroup that was read from now on."""
+    now, rows = time.time(), []
+    while True:
+        rows.append(row := daemons.wait_for_row(lambda row: True))
+        if (row.get("job_id"), row["metric_backend"]) == (number, "cgroup_default") and row["timestamp"] > now:
+            return rows
+
+
 def _run_all(loads: Sequence[Workload], root: JobRoot, daemons: Daemons, sampler: Sampler) -> list[Outcome]:
     running = {}
     for number, load in enumerate(loads, FIRST_JOB):
@@ -329,12 +338,12 @@ def _run_all(loads: Sequence[Workload], root: JobRoot, daemons: Daemons, sampler
                 raise Failed(f"{loads[number - FIRST_JOB].name}: ended with status {process.returncode}")
             kernel[number] = job.cpu_ns()
             sampled[number] = sampler.leave(number)
-            time.sleep(2)  # in which the agent looks once more, however long it rests after so much work
+            rows += _rows_until_read_again(daemons, number)
             job.close()
             daemons.wait_for_log(f"job ended job={number}")
             del running[number]
     time.sleep(1)  # the last rows are on their way
-    rows = daemons.take_rows()
+    rows += daemons.take_rows()
     outcomes = []
     for number, load in enumerate(loads, FIRST_JOB):
         own = [row for row in rows if row.get("job_id") == number]
