@@ -254,7 +254,7 @@ def test_what_a_kill_does_not_end_is_not_piled_up(monkeypatch, tmp_path):
 
 
 def test_what_it_started_and_a_kill_does_not_end_is_not_piled_up_either(monkeypatch, tmp_path):
-    """A script that can be killed, with a program in it that cannot: one in another session behaves alike here."""
+    """A script is killed, a program of it is not: one in another session stands for a program that cannot be."""
     monkeypatch.setattr(module, "_REAP_S", 0.05)
     pids, before = tmp_path / "pids", open_files()
     command, text = late(f"setsid sh -c 'echo $$ >> {pids}; exec sleep {LONG}'; true", pids)

@@ -112,7 +112,7 @@ def add_options(parser: cli.Options) -> None:
         action="append",
         type=trusted_proxy,
         help=cli.Rare(
-            "believe the X-Forwarded-For of this proxy, so that its clients are told apart: an address, a network, or, "
+            "believe the X-Forwarded-For of this proxy, to distinguish its clients: an address, a network, or, "
             "of a proxy on this machine, the user that it runs as"
         ),
     )

@@ -1,4 +1,4 @@
-"""Log lines on standard error: with time and level, or as systemd's journal takes them, which adds the time itself.
+"""Log lines on standard error: with time and level, or in the form of systemd's journal, which adds the time itself.
 
 A message is one line whatever is in it: names come from the network, from files and from users.
 """

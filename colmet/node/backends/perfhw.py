@@ -769,8 +769,8 @@ class PerfhwBackend(InputBackend):
         if powers_of_ten(self._shortages):
             log.warning(
                 "no descriptors left for the events of a job, which require %d (events times CPUs) job=%d "
-                "shortages=%d: "
-                "raise the limit on open files (LimitNOFILE of the service), or give fewer events in --perfhw-list",
+                "shortages=%d: raise the limit on open files (LimitNOFILE of the service), or give fewer events in "
+                "--perfhw-list",
                 count,
                 job.id,
                 self._shortages,

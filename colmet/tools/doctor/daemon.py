@@ -124,8 +124,8 @@ def check_versions(patient: Patient) -> Iterator[Finding]:
             "they understand each other; upgrade the older side when it suits (docs/operations.md)",
         )
     if running == __version__ and not different:
-        told = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
-        yield good(f"{running}; {told}")
+        same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
+        yield good(f"{running}; {same}")
 
 
 def check_unit(patient: Patient) -> Iterator[Finding]:

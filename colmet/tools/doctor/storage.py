@@ -133,7 +133,7 @@ def check_disk(patient: Patient) -> Iterator[Finding]:
 
 
 def _locked_by(host: Host, path: str) -> int:
-    """Return the process that has locked a file, -1 where the kernel does not tell which; 0 for none.
+    """Return the process that has locked a file, -1 where the kernel does not report which; 0 for none.
 
     Locks of flock(2), and those of an open file, F_OFD_SETLK of fcntl(2). Source: /proc/locks.
     """
