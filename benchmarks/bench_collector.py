@@ -42,7 +42,7 @@ from colmet.collector.hdf5file import tables
 from colmet.collector.journal import Journal
 from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.transport import link_uri
 from colmet.common.wire import colmet06, link, v1

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from colmet import __version__
-from colmet.common.control import ask
 from colmet.common.errors import Unreachable
+from colmet.common.runtime.control import ask
 from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.wire import link as wire
 from colmet.common.wire.control import encode

@@ -28,7 +28,7 @@ from colmet.collector.backend import Record
 from colmet.collector.backends.elasticsearch import MAX_BULK_BYTES, ElasticsearchOutput
 from colmet.collector.documents import Place
 from colmet.collector.state import State
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 

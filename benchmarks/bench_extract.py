@@ -23,7 +23,7 @@ import numpy as np
 from colmet.collector.backend import Record
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.collector.state import State
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Table
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from colmet.node.backends.taskstats import SCHEMA as TASKSTATS

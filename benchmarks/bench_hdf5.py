@@ -25,7 +25,7 @@ from colmet.collector import hdf5file
 from colmet.collector.backend import Record
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.collector.state import State
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 

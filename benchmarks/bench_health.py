@@ -17,15 +17,15 @@ from typing import Any
 
 from colmet.collector.health import Health as CollectorHealth
 from colmet.collector.receiver import Receiver
-from colmet.common.cli import load
-from colmet.common.control import Errands
-from colmet.common.endpoint import Endpoint, Listen
-from colmet.common.exposition import render
-from colmet.common.health import Identity
-from colmet.common.latest import Latest
+from colmet.common.live.latest_rows import Latest
+from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.summary import TABLES, Top
+from colmet.common.runtime.cli import load
+from colmet.common.runtime.control import Errands
+from colmet.common.runtime.health import Identity
+from colmet.common.runtime.metrics_http import Endpoint, Listen
+from colmet.common.runtime.prometheus_text import render
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.common.top import TABLES, Top
-from colmet.common.watch import Watch
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode
 from colmet.node.agent import Agent

@@ -24,7 +24,7 @@ from colmet.collector.health import Health
 from colmet.collector.journal import Journal
 from colmet.collector.receiver import Receiver
 from colmet.collector.web import Web
-from colmet.common.control import Errands
+from colmet.common.runtime.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push
 from colmet.common.wire import Decoder

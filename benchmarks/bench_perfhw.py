@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from bench_node import cpu_us
 
-from colmet.common.cli import raise_open_file_limit
 from colmet.common.errors import BackendUnavailable
+from colmet.common.runtime.cli import raise_open_file_limit
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.discovery.mounts import Mounts
 from colmet.node.host import Host

@@ -41,7 +41,7 @@ from colmet.collector.documents import Place
 from colmet.collector.journal import Journal
 from colmet.collector.receiver import MAX_SENDERS, Receiver
 from colmet.collector.state import State
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.wire import Decoder, v1
 from colmet.node.backends import NAMES

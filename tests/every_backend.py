@@ -15,7 +15,7 @@ from pathlib import Path
 
 from direct import Direct
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.wire import v1
 from colmet.node import account, main
 from colmet.node.agent import Agent

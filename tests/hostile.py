@@ -27,8 +27,8 @@ from pathlib import Path
 import zmq
 from zmtp import address, frame, greeting, huge_command, read, ready
 
-from colmet.common import cli
-from colmet.common.keys import read_pair, read_public, write_pair
+from colmet.common.runtime import cli
+from colmet.common.runtime.keys import read_pair, read_public, write_pair
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import Client, Push, new_pair
 from colmet.common.wire import v1

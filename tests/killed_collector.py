@@ -18,7 +18,7 @@ import threading
 from colmet.collector import main
 from colmet.collector.backends import NAMES
 from colmet.collector.journal import Journal
-from colmet.common import cli
+from colmet.common.runtime import cli
 
 
 def kill_at(place):

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import v1

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hostile import EVIL, NODES, Site, member
 
-from colmet.common import control
-from colmet.common.keys import read_pair, read_public
+from colmet.common.runtime import control
+from colmet.common.runtime.keys import read_pair, read_public
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.transport import Client, LinkClient, Push
 from colmet.common.wire import link, v1

@@ -17,7 +17,7 @@ import tables
 
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.node import link as node_link
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS

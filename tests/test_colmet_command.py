@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from colmet.common import cli, control
+from colmet.common.runtime import cli, control
 from colmet.tools import colmet
 
 

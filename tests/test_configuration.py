@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
-from colmet.common import cli, configuration
-from colmet.common.configuration import MAX_BYTES, Configuration, parse
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli, configuration
+from colmet.common.runtime.configuration import MAX_BYTES, Configuration, parse
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS
 

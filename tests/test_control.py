@@ -22,10 +22,10 @@ import zmtp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.common import control
-from colmet.common.control import Control, Errands, ask, listen
 from colmet.common.errors import ConfigError, Refused, Unreachable, WireError
-from colmet.common.keys import write_pair
+from colmet.common.runtime import control
+from colmet.common.runtime.control import Control, Errands, ask, listen
+from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import local, new_pair, serve_control
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer, decode_request, encode
 
@@ -551,7 +551,7 @@ def test_without_descriptors_a_client_waits_and_the_daemon_lives(tmp_path):
     """libzmq's own Unix socket ends the process."""
     code = """
 import os, resource, sys
-from colmet.common.control import Control, listen
+from colmet.common.runtime.control import Control, listen
 made = Control({"hello": lambda request: {"hello": ""}})
 listen(sys.argv[1], "node", made)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

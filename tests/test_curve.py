@@ -14,9 +14,9 @@ from zmtp import connect, frame, greeting, huge_command
 
 from colmet.collector.link import Durable, Link
 from colmet.collector.receiver import Receiver
-from colmet.common import keys
 from colmet.common.errors import ConfigError
-from colmet.common.keys import KnownKeys, write_pair
+from colmet.common.runtime import keys
+from colmet.common.runtime.keys import KnownKeys, write_pair
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import (
     Called,
@@ -26,13 +26,13 @@ from colmet.common.transport import (
     LinkServer,
     Pull,
     Push,
+    connection_limit,
     connections,
-    crowd,
     curve,
     new_pair,
     outgoing,
 )
-from colmet.common.transport import door as door_module
+from colmet.common.transport import authenticator as door_module
 from colmet.common.wire import link as wire
 from colmet.common.wire import v1
 
@@ -444,7 +444,7 @@ def test_a_message_each_does_not_keep_very_many_connections_of_one_address(monke
     wait_for(lambda: door.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
     monkeypatch.undo()
     # the node's own may be one of them, and have come again
-    assert door.counters()["closed"] <= 60 + 2 - crowd.MANY, "those of a node are left"
+    assert door.counters()["closed"] <= 60 + 2 - connection_limit.MANY, "those of a node are left"
 
     def heard():
         push.send(b"y")

@@ -15,8 +15,8 @@ import pytest
 from conftest import cannot_run
 from test_daemons import free_port, wait_for
 
-from colmet.common.control import ask
-from colmet.common.keys import write_pair
+from colmet.common.runtime.control import ask
+from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import Push, link_uri, new_pair
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

@@ -27,9 +27,9 @@ from test_daemons import Daemon, free_port
 from test_status import COLLECTOR, NODE, changed
 
 from colmet import __version__
-from colmet.common import control
-from colmet.common.control import Control, listen
-from colmet.common.keys import write_pair
+from colmet.common.runtime import control
+from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
 from colmet.tools import colmet, doctor
 from colmet.tools.doctor import clock, daemon, kernel, network, software, storage
@@ -873,7 +873,7 @@ def test_a_module_that_is_missing_or_too_old_is_told_with_the_command(machine, m
 @pytest.mark.parametrize(
     "err", [ImportError("libhdf5.so: cannot open"), ValueError("numpy.dtype size changed"), ModuleNotFoundError("no h")]
 )
-@pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.control"])
+@pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.runtime.control"])
 def test_a_library_that_is_there_and_cannot_be_loaded_is_told(machine, monkeypatch, tmp_path, err, broken):
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))  # this machine may have a daemon
     load = importlib.import_module

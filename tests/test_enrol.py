@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from colmet.collector import main as collector_main
-from colmet.common import keys
-from colmet.common.configuration import Configuration
 from colmet.common.errors import ConfigError
-from colmet.common.keys import KnownKeys, read_pair, read_public, read_uris
-from colmet.common.transport import curve, door
+from colmet.common.runtime import keys
+from colmet.common.runtime.configuration import Configuration
+from colmet.common.runtime.keys import KnownKeys, read_pair, read_public, read_uris
+from colmet.common.transport import authenticator, curve
 from colmet.node import link
 from colmet.node import main as node_main
 from colmet.tools.colmet import main
@@ -173,7 +173,7 @@ def test_the_collectors_secret_is_its_users_and_root_may_use_it_too(folder, monk
 
 
 def options_of(module, *argv):
-    from colmet.common.cli import load
+    from colmet.common.runtime.cli import load
 
     return Configuration(lambda: module.build_parser(load(module.NAMES)), argv).read()
 
@@ -182,7 +182,7 @@ def test_one_configuration_serves_all_nodes_as_the_files_need_no_option(folder):
     enrol(folder, socket.gethostname(), "--collector", "tcp://head:5556")
     node, collector = options_of(node_main), options_of(collector_main, "--enable-stdout-backend")
     assert curve.files(node) == (f"{folder}/node.secret", f"{folder}/collector.key")
-    assert door.files(collector) == (f"{folder}/collector.secret", f"{folder}/nodes")
+    assert authenticator.files(collector) == (f"{folder}/collector.secret", f"{folder}/nodes")
     assert curve.from_options(node) is not None
     assert link.collectors(node) == ["tcp://head:5556"]
     assert link.collectors(options_of(node_main, "--zeromq-uri", "tcp://other:1")) == ["tcp://other:1"]
@@ -191,17 +191,17 @@ def test_one_configuration_serves_all_nodes_as_the_files_need_no_option(folder):
 def test_they_can_be_turned_off(folder):
     enrol(folder, socket.gethostname())
     assert curve.files(options_of(node_main, "--zeromq-curve-secret", "")) is None
-    assert door.files(options_of(collector_main, "--zeromq-curve-secret", "")) is None
+    assert authenticator.files(options_of(collector_main, "--zeromq-curve-secret", "")) is None
 
 
 def test_without_them_all_is_as_it_was(folder):
-    assert curve.files(options_of(node_main)) is None and door.files(options_of(collector_main)) is None
+    assert curve.files(options_of(node_main)) is None and authenticator.files(options_of(collector_main)) is None
     assert link.collectors(options_of(node_main)) == ["tcp://127.0.0.1:5556"]
     assert link.collectors(options_of(node_main, "--zeromq-uri", "")) == []
     folder.mkdir()
     (folder / "collector.key").write_text("x")  # on the collector's machine, whose node has no keys
     (folder / "nodes").mkdir()
-    assert curve.files(options_of(node_main)) is None and door.files(options_of(collector_main)) is None
+    assert curve.files(options_of(node_main)) is None and authenticator.files(options_of(collector_main)) is None
 
 
 # -- a cluster, with the real commands --

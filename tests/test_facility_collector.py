@@ -17,7 +17,7 @@ from bulk_server import Database
 from test_daemons import start, start_collector, uri
 
 from colmet.common.errors import ConfigError
-from colmet.common.keys import write_pair
+from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
 from colmet.node.route import Times
 from colmet.tools.facility import collector_output, sender

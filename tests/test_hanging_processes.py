@@ -15,8 +15,8 @@ import pytest
 from conftest import cannot_run
 from direct import Direct
 
-from colmet.common import cli
-from colmet.common.cli import load
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import load
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.host import Host

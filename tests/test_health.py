@@ -10,10 +10,10 @@ import pytest
 
 from colmet.collector.health import Health as CollectorHealth
 from colmet.collector.receiver import MAX_SENDERS, Receiver
-from colmet.common.control import Errands
 from colmet.common.errors import Refused
-from colmet.common.health import Recent
-from colmet.common.latest import Latest
+from colmet.common.live.latest_rows import Latest
+from colmet.common.runtime.control import Errands
+from colmet.common.runtime.health import Recent
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
@@ -296,7 +296,7 @@ def test_an_output_that_is_away_says_why_and_for_how_long(served):
 
 
 def test_a_main_thread_that_hangs_is_told(monkeypatch):
-    monkeypatch.setattr("colmet.common.control.ERRAND_S", 0.01)
+    monkeypatch.setattr("colmet.common.runtime.control.ERRAND_S", 0.01)
     monkeypatch.setattr(Errands.call, "__defaults__", (0.01,))
     with Errands() as errands, pytest.raises(Refused, match=r"did not do it within 0\.01 s"):
         make(errands)[0].status({})

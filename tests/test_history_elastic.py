@@ -13,8 +13,8 @@ from colmet.collector import elastic as hosts
 from colmet.collector.backend import Record
 from colmet.collector.backends.elasticsearch import ElasticsearchOutput
 from colmet.collector.state import State
-from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
 from colmet.tools.history import elastic as history_module

@@ -17,8 +17,8 @@ from conftest import cannot_run, eventually
 from colmet.collector import journal as module
 from colmet.collector import segments
 from colmet.collector.journal import Cursor, Journal
-from colmet.common import directories
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime import directories
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 

@@ -17,8 +17,8 @@ LIBRARIES = {
     "tables": ("colmet.collector.backends.hdf5", "colmet.collector.hdf5", "colmet.tools."),
     "pyinotify": ("colmet.node.discovery.watches",),
     "pynvml": ("colmet.node.gpus.nvml",),
-    "tomli": ("colmet.common.configuration",),
-    "tomllib": ("colmet.common.configuration",),
+    "tomli": ("colmet.common.runtime.configuration",),
+    "tomllib": ("colmet.common.runtime.configuration",),
     "requests": (
         "colmet.collector.backends.elasticsearch",
         "colmet.collector.elastic",
@@ -36,12 +36,12 @@ LIBRARIES = {
     "psutil": ("colmet.tools.facility.",),
     "subprocess": ("colmet.node.command", "colmet.collector.hdf5apart", "colmet.collector.web", "colmet.tools."),
     "ctypes": (
-        "colmet.common.capabilities",
+        "colmet.common.runtime.capabilities",
         "colmet.tools.doctor.clock",
         "colmet.collector.memory",
         "colmet.node.clib",
         "colmet.node.kernel.netlink",
-        "colmet.common.capabilities",
+        "colmet.common.runtime.capabilities",
         "colmet.node.backends.",
     ),
 }
@@ -102,7 +102,7 @@ def test_a_module_imports_only_what_its_layer_may(path):
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("colmet.common.cli", "colmet.node.jobs"),
+        ("colmet.common.runtime.cli", "colmet.node.jobs"),
         ("colmet.node.agent", "colmet.collector.buffer"),
         ("colmet.collector.main", "colmet.node.host"),
         ("colmet.node.agent", "colmet.node.backends.taskstats"),

@@ -18,7 +18,7 @@ from colmet.collector.journal import Journal
 from colmet.collector.main import build_parser
 from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
-from colmet.common.cli import load
+from colmet.common.runtime.cli import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.account import Account

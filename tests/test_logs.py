@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from colmet.common import cli, logs
-from colmet.common.configuration import Configuration
-from colmet.common.settings import Settings
+from colmet.common.runtime import cli, logs
+from colmet.common.runtime.configuration import Configuration
+from colmet.common.runtime.reload import Settings
 
 
 class Stderr:

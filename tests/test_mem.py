@@ -20,8 +20,8 @@ from qmem_server import DATA, serving
 from rich.console import Console
 
 from colmet.collector import main as collector
-from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.metrics_http import Listen
 from colmet.tools import colmet
 from colmet.tools.mem import command, qmemview, screen, text
 from colmet.tools.mem.model import GIB, HostMemory, JobMemory, Memory

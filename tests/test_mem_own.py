@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_top import Bed
 
-from colmet.common.top import measure_jobs, measure_nodes
+from colmet.common.live.summary import measure_jobs, measure_nodes
 from colmet.tools.mem.answers import parse_hosts, parse_owners
 from colmet.tools.mem.model import GIB, Wanted, count
 from colmet.tools.mem.own import hosts_of, owners_of, uid_of

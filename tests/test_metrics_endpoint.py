@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from colmet.common import endpoint
-from colmet.common.endpoint import Endpoint, Listen, listen_address, parse_request
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.exposition import PIECE, Family, in_base_unit, labels, named, render
-from colmet.common.latest import MAX_TABLES, Latest
+from colmet.common.live.latest_rows import MAX_TABLES, Latest
+from colmet.common.runtime import metrics_http
+from colmet.common.runtime.metrics_http import Endpoint, Listen, listen_address, parse_request
+from colmet.common.runtime.prometheus_text import PIECE, Family, in_base_unit, labels, named, render
 from colmet.common.schema import Batch, Field, Sample, Schema, Table, label
 
 
@@ -359,11 +359,11 @@ def test_what_is_no_get_request_is_refused_and_counted(serve, request_):
 
 
 def test_slow_clients_and_too_many_of_them_keep_nobody_out_for_long(serve, monkeypatch):
-    monkeypatch.setattr(endpoint, "REQUEST_S", 600.0)
+    monkeypatch.setattr(metrics_http, "REQUEST_S", 600.0)
     server, told = serve(lambda: FAMILIES[:0]), []
     refuse = server._refuse
     monkeypatch.setattr(server, "_refuse", lambda why: (told.append(why), refuse(why)))
-    slow = [socket.create_connection(server.address, timeout=30) for _ in range(endpoint.MAX_CONNECTIONS)]
+    slow = [socket.create_connection(server.address, timeout=30) for _ in range(metrics_http.MAX_CONNECTIONS)]
     for connection in slow:
         connection.sendall(b"GET /metr")
     for _ in range(3):
@@ -375,7 +375,7 @@ def test_slow_clients_and_too_many_of_them_keep_nobody_out_for_long(serve, monke
     for connection in slow:
         assert connection.recv(10) == b"", "it was closed"
         connection.close()
-    assert told.count("is too slow") == endpoint.MAX_CONNECTIONS - 1
+    assert told.count("is too slow") == metrics_http.MAX_CONNECTIONS - 1
     assert told[0] == "is one too many"
     assert server.counters()["refused"] == len(told)
     assert get(server, "/")
@@ -383,7 +383,7 @@ def test_slow_clients_and_too_many_of_them_keep_nobody_out_for_long(serve, monke
 
 @pytest.mark.slow
 def test_a_client_that_does_not_read_costs_little_and_is_dropped(serve, monkeypatch):
-    monkeypatch.setattr(endpoint, "ANSWER_S", 1.0)
+    monkeypatch.setattr(metrics_http, "ANSWER_S", 1.0)
     made = []
 
     def endless():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from colmet.common.cli import load
 from colmet.common.declared import columns, is_declared, misfits
+from colmet.common.runtime.cli import load
 from colmet.common.wire import colmet06, colmet_rs
 from colmet.node.backends import NAMES
 from colmet.tools.metrics import catalogue, declared, page

@@ -15,11 +15,11 @@ from web_nodes import Cluster
 from colmet.collector import namesakes as module
 from colmet.collector.checksums import KEPT, Checksums
 from colmet.collector.receiver import Receiver
-from colmet.common.latest import Latest
-from colmet.common.namesakes import base_of, counted_once, name_of, place_of, repeated
+from colmet.common.live.latest_rows import Latest
+from colmet.common.live.namesakes import base_of, counted_once, name_of, place_of, repeated
+from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.summary import TABLES, measure_jobs
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.common.top import TABLES, measure_jobs
-from colmet.common.watch import Watch
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire.link import Hello, Range
 from colmet.node.backends.cgroup import SCHEMA as CGROUP

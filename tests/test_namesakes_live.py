@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import cannot_run
 
-from colmet.common.control import ask
 from colmet.common.errors import ColmetError
+from colmet.common.runtime.control import ask
 from colmet.tools.history.hdf5 import Hdf5History
 from colmet.tools.live import NS, Daemons, Failed, JobRoot
 from colmet.tools.report.figures import Asked

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.cli import load
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
+from colmet.common.runtime.cli import load
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
 from colmet.node.backend import InputBackend

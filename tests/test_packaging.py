@@ -16,10 +16,10 @@ from conftest import cannot_run
 from packaging.requirements import Requirement
 
 from colmet.collector import main as collector
-from colmet.common import cli
-from colmet.common.capabilities import NUMBERS
-from colmet.common.configuration import Configuration
-from colmet.common.control import default_paths
+from colmet.common.runtime import cli
+from colmet.common.runtime.capabilities import NUMBERS
+from colmet.common.runtime.configuration import Configuration
+from colmet.common.runtime.control import default_paths
 from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.privileges import CORE

@@ -16,8 +16,8 @@ from conftest import cannot_run, cgroup_mount, fork
 from perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs
 from test_daemons import Daemon, free_port
 
-from colmet.common.cli import Parser
 from colmet.common.errors import BackendUnavailable, ConfigError
+from colmet.common.runtime.cli import Parser
 from colmet.node import clib
 from colmet.node.backends import perfhw
 from colmet.node.backends.perfhw import SCHEMA, PerfhwBackend, scaled

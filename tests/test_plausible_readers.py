@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from made_up_history import START, MadeUp
 
 from colmet.common.errors import ColmetError
+from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.common.top import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
-from colmet.common.watch import Watch
 from colmet.tools import plot
 from colmet.tools.history.series import NODE
 from colmet.tools.report.figures import Asked

@@ -13,8 +13,8 @@ import pytest
 from perfjobs import hierarchy
 from test_daemons import Daemon, free_port
 
-from colmet.common.capabilities import NUMBERS, bits
-from colmet.common.cli import load
+from colmet.common.runtime.capabilities import NUMBERS, bits
+from colmet.common.runtime.cli import load
 from colmet.node.backends import NAMES
 from colmet.node.privileges import CORE, choose, drop
 

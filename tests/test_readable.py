@@ -14,8 +14,8 @@ import pytest
 from conftest import cannot_run
 
 from colmet.collector import hdf5apart
-from colmet.common.cli import Signals
-from colmet.common.readable import readable
+from colmet.common.runtime.cli import Signals
+from colmet.common.runtime.readable import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -6,9 +6,9 @@ from colmet.collector import journal as module
 from colmet.collector import main
 from colmet.collector.journal import Journal
 from colmet.collector.main import Collector
-from colmet.common.control import Errands
+from colmet.common.runtime.control import Errands
+from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.common.service import Service
 from colmet.common.transport import Received
 from colmet.common.wire import v1
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from colmet.common.service import Service
+from colmet.common.runtime.systemd import Service
 
 
 class Manager:

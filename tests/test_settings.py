@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from colmet.common import configuration
-from colmet.common.cli import Parser, positive_seconds
-from colmet.common.configuration import Configuration
 from colmet.common.errors import ConfigError
-from colmet.common.settings import Settings, at_once
+from colmet.common.runtime import configuration
+from colmet.common.runtime.cli import Parser, positive_seconds
+from colmet.common.runtime.configuration import Configuration
+from colmet.common.runtime.reload import Settings, at_once
 
 
 def build():

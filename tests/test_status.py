@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from colmet.common import control
-from colmet.common.control import Control, listen
+from colmet.common.runtime import control
+from colmet.common.runtime.control import Control, listen
 from colmet.tools import colmet
 from colmet.tools import status as module
 from colmet.tools.status import CRITICAL, OK, WARNING, describe, duration, judge, table

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.common.cli import load
 from colmet.common.errors import Refused
-from colmet.common.health import Identity
-from colmet.common.measures import MEASURES, ORIGINS
-from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.common.top import (
+from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.summary import (
     JOB_KEYS,
     JOB_MEASURES,
     JOB_TABLES,
@@ -22,7 +19,10 @@ from colmet.common.top import (
     Heard,
     Top,
 )
-from colmet.common.watch import Watch
+from colmet.common.measures import MEASURES, ORIGINS
+from colmet.common.runtime.cli import load
+from colmet.common.runtime.health import Identity
+from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.backends import NAMES
 

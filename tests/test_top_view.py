@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 from test_top import GB, NS, Bed, many
 
-from colmet.common.control import Control, listen
 from colmet.common.errors import ConfigError, Unreachable
+from colmet.common.runtime.control import Control, listen
 from colmet.tools import colmet
 from colmet.tools.top import command, screen, view
 from colmet.tools.top.state import FOOTERS, HELP, SORTS, State

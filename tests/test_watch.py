@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.common import watch
+from colmet.common.live import recent_pairs
+from colmet.common.live.recent_pairs import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MOST_S, Watch
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.common.watch import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MOST_S, Watch
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 OTHER = Schema("t_default", "job", [Field("cpu", "nsec", "counter"), Field("more", "count", "gauge")])
@@ -112,8 +112,8 @@ def test_another_schema_begins_anew(clock):
 
 def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
     size = SCHEMA.row_bytes + 500 + HOST_BYTES + JOB_BYTES
-    monkeypatch.setattr(watch, "MAX_BYTES", 3 * size)
-    monkeypatch.setattr(watch, "MAX_HOSTS", 3)
+    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * size)
+    monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 3)
     watched = Watch(["t_default"], clock)
     watched.look()
     for at in (5, 10, 15):
@@ -130,12 +130,12 @@ def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
 
 
 def test_jobs_that_are_only_named_take_room_too(clock, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_BYTES", 3 * (HOST_BYTES + 1000 * JOB_BYTES))
+    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * (HOST_BYTES + 1000 * JOB_BYTES))
     watched = Watch(["t_default"], clock)
     watched.look()
     for count in (1000, 1001, 500, 1000, 1000):
         watched.take([Batch(f"n{n}", 1, 1, 5, tuple(range(1, count + 1)), ()) for n in range(5)])
-        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes.total <= watch.MAX_BYTES
+        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes.total <= recent_pairs.MAX_BYTES
     assert watched.left_out > 2
 
 
@@ -153,7 +153,7 @@ def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
 
 
 def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_HOSTS", 100)
+    monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 100)
     watched = Watch(["t_default"], clock)
     watched.look()
     watched.take([batch((1,), 5, host=f"made-up-{n}") for n in range(1000)], "[10.0.0.66]")
@@ -169,7 +169,7 @@ def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch
 
 
 def test_one_sender_with_large_tables_leaves_room_to_the_others(clock, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 100_000)
     watched = Watch(["t_default"], clock)
     watched.look()
     for n in range(200):

@@ -17,7 +17,7 @@ from web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
 from web_nodes import Cluster
 
 from colmet.common.errors import ColmetError
-from colmet.common.top import JOB_KEYS, NODE_KEYS
+from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
 from colmet.tools.web import app as app_module
 from colmet.tools.web import models
 from colmet.tools.web.access import Access

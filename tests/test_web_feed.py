@@ -17,7 +17,7 @@ from web_nodes import Cluster
 
 from colmet.collector import web
 from colmet.collector.web import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, Web
-from colmet.common.top import Heard
+from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES
 from colmet.tools.web import feed as feed_module
 from colmet.tools.web.feed import Feed, FeedError, Frames, inherited

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_nodes import NS, SCHEMAS, Cluster, rows
 
+from colmet.common.live.recent_pairs import LEAST_S
 from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.common.watch import LEAST_S
 from colmet.tools.web import memory as memory_module
 from colmet.tools.web.memory import BLOCK_TABLES, Memory, seal
 

@@ -24,11 +24,11 @@ from web_nodes import Cluster
 from colmet.collector import main as collector
 from colmet.collector import web
 from colmet.collector.backends import NAMES
-from colmet.common import cli
-from colmet.common.cli import load
-from colmet.common.control import ask
-from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import load
+from colmet.common.runtime.control import ask
+from colmet.common.runtime.metrics_http import Listen
 from colmet.common.transport import Push
 
 

@@ -28,8 +28,8 @@ from web_client import basic
 from web_facts import MadeUpFacts
 
 from colmet.collector.web import trusted_proxy
-from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.metrics_http import Listen
 from colmet.tools.web import server as server_module
 from colmet.tools.web.access import Access, TooMany, Unauthorized
 from colmet.tools.web.credentials import Line

@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from colmet.common.endpoint import listen_address
 from colmet.common.errors import ColmetError
-from colmet.common.top import JOB_KEYS, arranged
+from colmet.common.live.summary import JOB_KEYS, arranged
+from colmet.common.runtime.metrics_http import listen_address
 from colmet.tools.web.access import Access
 from colmet.tools.web.facts import Facts, Page
 from colmet.tools.web.server import Server, serve

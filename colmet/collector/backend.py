@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from colmet.collector.state import State
-from colmet.common.cli import Options
+from colmet.common.runtime.cli import Options
 from colmet.common.schema import Batch
 
 

@@ -23,11 +23,11 @@ import requests
 import urllib3
 
 from colmet import __version__
-from colmet.common import cli
-from colmet.common.cli import Options, powers_of_ten
-from colmet.common.configuration import require
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.secretfile import read_line
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import Options, powers_of_ten
+from colmet.common.runtime.configuration import require
+from colmet.common.runtime.secretfile import read_line
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from colmet.collector import hdf5check
 from colmet.collector.hdf5check import Salvaged
 from colmet.collector.hdf5file import Damaged, Tails, Undo
 from colmet.common.errors import OutputUnavailable
-from colmet.common.readable import readable
+from colmet.common.runtime.readable import readable
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from colmet.collector.hdf5library import tables as tables  # others take it from
 from colmet.collector.joined import Joined
 from colmet.collector.tails import KeptTails, TailWriter, remove_tails
 from colmet.common import declared
-from colmet.common.directories import sync_directory
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
+from colmet.common.runtime.directories import sync_directory
 from colmet.common.schema import Schema
 
 log = logging.getLogger(__name__)

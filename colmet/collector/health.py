@@ -10,16 +10,16 @@ from typing import Any
 from colmet.collector.journal import Journal
 from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import OTHERS, Receiver
-from colmet.common.control import Errands
 from colmet.common.errors import Refused
-from colmet.common.exposition import Family, labels, named
-from colmet.common.health import NOTE_S, Backlog, Identity, Recent, families_of, single
-from colmet.common.latest import Latest
-from colmet.common.namesakes import is_namesake
-from colmet.common.plural import counted
+from colmet.common.live.latest_rows import Latest
+from colmet.common.live.namesakes import is_namesake
+from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.summary import TABLES, Top
+from colmet.common.runtime.control import Errands
+from colmet.common.runtime.health import NOTE_S, Backlog, Identity, Recent, families_of, single
+from colmet.common.runtime.plural import counted
+from colmet.common.runtime.prometheus_text import Family, labels, named
 from colmet.common.schema import Batch
-from colmet.common.top import TABLES, Top
-from colmet.common.watch import Watch
 
 MAX_AGE_S = 60.0  # a node that was not heard for longer is silent
 GONE_S = 86400.0  # and after so long it is gone, as nodes are in the end: nothing is wrong with it

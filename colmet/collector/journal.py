@@ -25,9 +25,9 @@ from colmet.collector.backend import Record
 from colmet.collector.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
 from colmet.collector.state import MAX_BYTES, State, parse, replace
 from colmet.collector.waiting import Waiting
-from colmet.common.cli import powers_of_ten
-from colmet.common.directories import check_writable, make, sync_directory
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.directories import check_writable, make, sync_directory
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoder
 

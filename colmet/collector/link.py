@@ -16,9 +16,9 @@ from colmet import __version__
 from colmet.collector.backend import Record
 from colmet.collector.rates import Rates
 from colmet.collector.receiver import MAX_SENDERS, Receiver
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import WireError
-from colmet.common.namesakes import base_of, is_namesake
+from colmet.common.live.namesakes import base_of, is_namesake
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.transport import Called, LinkServer
 from colmet.common.wire import link as wire

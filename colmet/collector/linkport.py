@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport import LinkServer, Socket, link_uri
+from colmet.common.transport.authenticator import Door
 from colmet.common.transport.claims import Claims
-from colmet.common.transport.door import Door
 
 log = logging.getLogger(__name__)
 

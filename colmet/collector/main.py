@@ -27,14 +27,14 @@ from colmet.collector.outlet import Outlet
 from colmet.collector.receiver import Receiver
 from colmet.collector.rounds import Rounds, handler
 from colmet.collector.web import Web
-from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
-from colmet.common.health import NOTE_S
-from colmet.common.latest import Latest
-from colmet.common.readable import readable
-from colmet.common.service import Service
-from colmet.common.settings import Prepare, Settings, at_once
-from colmet.common.transport import Pull, check_uri, door
+from colmet.common.live.latest_rows import Latest
+from colmet.common.runtime import cli, control, metrics_http
+from colmet.common.runtime.health import NOTE_S
+from colmet.common.runtime.readable import readable
+from colmet.common.runtime.reload import Prepare, Settings, at_once
+from colmet.common.runtime.systemd import Service
+from colmet.common.transport import Pull, authenticator, check_uri
 from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
         ),
     )
     cli.add_queue_options(receiving)
-    door.add_options(receiving)
+    authenticator.add_options(receiving)
     rates.add_options(receiving)
     journal = parser.add_argument_group("journal of what is received")
     journal.add_argument(
@@ -135,7 +135,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     web.add_options(parser.add_argument_group("JSON interface and page"))
     daemon = parser.add_argument_group("how colmet-collector runs")
     control.add_options(daemon, "collector")
-    endpoint.add_options(daemon)
+    metrics_http.add_options(daemon)
     return parser
 
 
@@ -380,8 +380,8 @@ class Parts(NamedTuple):
 
     outputs: list[OutputBackend]
     journal_dir: str
-    keys: door.Keys | None
-    control_keys: door.Keys | None
+    keys: authenticator.Keys | None
+    control_keys: authenticator.Keys | None
     page_service: str
 
 
@@ -407,9 +407,9 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
         check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
-    keys, control_keys = door.read_keys(options), control.check(options)
+    keys, control_keys = authenticator.read_keys(options), control.check(options)
     if options.metrics_listen:
-        endpoint.resolve(options.metrics_listen, endpoint.OPTION)
+        metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     journal_dir = _journal_dir(options, outputs)
     for output in outputs:
         output.check(journal_dir)
@@ -468,7 +468,7 @@ def run(
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
         pair, known = keys or (None, None)
-        entrance = stack.enter_context(contextlib.closing(door.Door(pair, known, listeners)))
+        entrance = stack.enter_context(contextlib.closing(authenticator.Door(pair, known, listeners)))
         pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, entrance)))
         limits = rates.from_options(options)
         novelty = Novelty(options.max_new_tables)
@@ -539,7 +539,7 @@ def run(
             asked.handlers["configure"] = handler(rounds, link, errands)
             control.listen(options.control_socket, "collector", asked, control_keys)
             if options.metrics_listen:
-                page = endpoint.Endpoint(options.metrics_listen, collector.health.families)
+                page = metrics_http.Endpoint(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
             if interface is not None:
                 interface.start()

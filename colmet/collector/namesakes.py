@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from colmet.common.namesakes import MOST, name_of
+from colmet.common.live.namesakes import MOST, name_of
 
 MAX_STARTS = 16  # of one host name that are remembered, those heard last
 # A start that was not heard for so long, and three of its periods, has ended.

@@ -11,8 +11,8 @@ from colmet.collector.columns import names_for
 from colmet.collector.rates import INFINITE, MAX_SENDERS, Budget
 from colmet.common import declared
 from colmet.common.declared import is_declared
+from colmet.common.live.shares import Shares
 from colmet.common.schema import Batch, Schema, Table
-from colmet.common.shares import Shares
 
 # Of --max-new-tables. A job has 3 to 8 of them: by default some 15 jobs a second, and more than 1,000 at once.
 TABLES_BURST_S = 100.0

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from colmet.collector.backend import OutputBackend, Record
 from colmet.collector.journal import Cursor, Journal, Reading
 from colmet.collector.state import State
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, OutputUnavailable
+from colmet.common.runtime.cli import powers_of_ten
 
 log = logging.getLogger(__name__)
 

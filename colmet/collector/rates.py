@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 
 BURST_S = 10.0  # what may come at once: so much as in this time
 MAX_SENDERS = 16384  # that are remembered; those that were heard longest ago are forgotten, and may send a burst again

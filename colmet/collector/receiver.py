@@ -15,12 +15,12 @@ from colmet.collector.checksums import Checksums, checksum
 from colmet.collector.namesakes import Namesakes
 from colmet.collector.novelty import Novelty
 from colmet.collector.rates import Rates, sender_of
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import OverBudget, WireError
-from colmet.common.namesakes import MOST, base_of, is_namesake, name_of, place_of
+from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
+from colmet.common.live.summary import Heard
 from colmet.common.ranges import Ranges
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch
-from colmet.common.top import Heard
 from colmet.common.wire import Decoded, Decoder, dialect_of, v1
 from colmet.common.wire.link import Hello
 

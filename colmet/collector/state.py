@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from colmet.common.directories import sync_directory
 from colmet.common.errors import OutputUnavailable
+from colmet.common.runtime.directories import sync_directory
 
 log = logging.getLogger(__name__)
 

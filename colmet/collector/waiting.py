@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from colmet.common.shares import Shares
+from colmet.common.live.shares import Shares
 
 PIECES = 32  # in which what waits is counted off again: each is a 32nd of the journal
 

@@ -32,14 +32,14 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Union
 
-from colmet.common import cli, logs
-from colmet.common.cli import powers_of_ten
-from colmet.common.configuration import require
-from colmet.common.dependencies import how_to_install
-from colmet.common.endpoint import Listen, cannot_listen, listen_address, resolve
 from colmet.common.errors import ConfigError
-from colmet.common.readable import readable
-from colmet.common.top import Heard
+from colmet.common.live.summary import Heard
+from colmet.common.runtime import cli, logs
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.configuration import require
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.metrics_http import Listen, cannot_listen, listen_address, resolve
+from colmet.common.runtime.readable import readable
 
 log = logging.getLogger(__name__)
 

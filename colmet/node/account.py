@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from colmet.common import cli
 from colmet.common.errors import ParseError
+from colmet.common.runtime import cli
 from colmet.common.schema import MISSING_INT, Field, Schema, Table, label
 from colmet.node.host import Host
 from colmet.node.processes import Processes

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from colmet.common.cli import Signals, powers_of_ten
-from colmet.common.control import Errands
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.cli import Signals, powers_of_ten
+from colmet.common.runtime.control import Errands
+from colmet.common.runtime.reload import Prepare, at_once
+from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
-from colmet.common.service import Service
-from colmet.common.settings import Prepare, at_once
 from colmet.node.account import Account, Meter
 from colmet.node.backend import InputBackend
 from colmet.node.beside import Beside, NotYet

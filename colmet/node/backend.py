@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from colmet.common.cli import Options
+from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample, Schema
 from colmet.node.command import Command
 from colmet.node.host import Host

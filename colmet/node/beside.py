@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from colmet.common.cli import Options
 from colmet.common.errors import BackendUnavailable
+from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample
 from colmet.node.account import Meter
 from colmet.node.backend import InputBackend

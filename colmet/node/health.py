@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from colmet.common.exposition import Family, in_base_unit, labels, named
-from colmet.common.health import Identity, Recent, families_of, single
-from colmet.common.latest import Latest
-from colmet.common.plural import counted
+from colmet.common.live.latest_rows import Latest
+from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.summary import TABLES, Top
+from colmet.common.runtime.health import Identity, Recent, families_of, single
+from colmet.common.runtime.plural import counted
+from colmet.common.runtime.prometheus_text import Family, in_base_unit, labels, named
 from colmet.common.schema import Batch
-from colmet.common.top import TABLES, Top
-from colmet.common.watch import Watch
 from colmet.node.account import SCHEMA, Accounted
 from colmet.node.route import Route, State
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.common.plural import counted
+from colmet.common.runtime.plural import counted
 from colmet.node.discovery.finder import Finder, Found
 from colmet.node.discovery.mounts import Mounts
 from colmet.node.discovery.owners import owner_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table, label
 from colmet.node.jobs import NODE_JOB
 

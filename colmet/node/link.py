@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from colmet.common import cli
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError, WireError
-from colmet.common.keys import read_uris
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.keys import read_uris
 from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from colmet.common import cli, control, endpoint
 from colmet.common.errors import ConfigError
-from colmet.common.latest import Latest
-from colmet.common.service import Service
-from colmet.common.settings import Settings, at_once
+from colmet.common.live.latest_rows import Latest
+from colmet.common.runtime import cli, control, metrics_http
+from colmet.common.runtime.reload import Settings, at_once
+from colmet.common.runtime.systemd import Service
 from colmet.common.transport import check_uri, curve, wait
-from colmet.common.transport.door import Keys
+from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
 from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration, rustconfiguration
 from colmet.node.agent import Agent
@@ -117,7 +117,7 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     ledger.add_options(group)
     daemon = parser.add_argument_group("how colmet-node runs")
     control.add_options(daemon, "node")
-    endpoint.add_options(daemon)
+    metrics_http.add_options(daemon)
     reconfiguration.add_options(daemon)
     rustconfiguration.add_options(daemon)
     placement.add_options(daemon)
@@ -186,7 +186,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     security = curve.from_options(options)
     control_keys = control.check(options)
     if options.metrics_listen:
-        endpoint.resolve(options.metrics_listen, endpoint.OPTION)
+        metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
         check_uri(options.enable_rust_configuration, rustconfiguration.OPTION)
     return Parts(find_jobs(options, host), backends, security, control_keys)
@@ -308,7 +308,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         )
         stack.callback(agent.close)
         if options.metrics_listen:
-            stack.callback(endpoint.Endpoint(options.metrics_listen, health.families, health.pause).close)
+            stack.callback(metrics_http.Endpoint(options.metrics_listen, health.families, health.pause).close)
         stack.callback(asked.close)
         stack.callback(host.stop_commands)
         cli.tune_garbage_collector()

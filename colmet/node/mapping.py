@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.common.schema import Sample, Schema, Table, label
 from colmet.node.host import Host
 from colmet.node.jobs import NODE_JOB

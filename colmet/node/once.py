@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from colmet import __version__
-from colmet.common import cli
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime import cli
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.node.account import SCHEMA as ACCOUNT
 from colmet.node.account import Account

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job
 from colmet.node.kernel.cpus import parse_cpu_list

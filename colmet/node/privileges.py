@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from colmet.common import capabilities, cli
-from colmet.common.capabilities import bits
+from colmet.common.runtime import capabilities, cli
+from colmet.common.runtime.capabilities import bits
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import argparse
 import logging
 from typing import Any
 
-from colmet.common import cli
-from colmet.common.control import RUST_COMMAND, Control, Errands, Handler
 from colmet.common.errors import ConfigError, Refused, WireError
-from colmet.common.settings import Settings
+from colmet.common.runtime import cli
+from colmet.common.runtime.control import RUST_COMMAND, Control, Errands, Handler
+from colmet.common.runtime.reload import Settings
 from colmet.common.wire.control import Request, decode_request, encode
 from colmet.node.kernel import perfchoices
 

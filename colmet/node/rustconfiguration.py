@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from colmet.common import cli, control
+from colmet.common.runtime import cli, control
 from colmet.common.transport import Pull
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer
 from colmet.node.reconfiguration import Remote

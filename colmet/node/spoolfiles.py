@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from colmet.common.cli import powers_of_ten
 from colmet.common.ranges import Ranges
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.node.host import PrivateDirectory
 
 log = logging.getLogger(__name__)

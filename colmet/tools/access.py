@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 
-from colmet.common import cli
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
 from colmet.tools.web.credentials import (
     MAX_SECRET,
     Line,

@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.dependencies import how_to_install
 from colmet.tools.curves import Band, Line, Quantity, band, shown, thinned
 
 # It would tell users of its caches where their home directory cannot be written to, and of fonts.

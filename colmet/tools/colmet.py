@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet import __version__
-from colmet.common import cli
-from colmet.common.configuration import check_effects
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.suggestions import did_you_mean
+from colmet.common.runtime import cli
+from colmet.common.runtime.configuration import check_effects
+from colmet.common.runtime.suggestions import did_you_mean
 
 INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell tells of SIGINT and SIGPIPE
 

@@ -15,9 +15,9 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from colmet.common import cli
 from colmet.common.errors import ConfigError
-from colmet.common.plural import counted
+from colmet.common.runtime import cli
+from colmet.common.runtime.plural import counted
 from colmet.tools import selection
 from colmet.tools.accounts import GAPS, LEDGER, Host, Line, gathered, look
 from colmet.tools.history import sources

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.common.cli import Parser
+from colmet.common.runtime.cli import Parser
 
 if TYPE_CHECKING:
     from colmet.tools.programs import Program

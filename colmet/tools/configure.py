@@ -10,9 +10,9 @@ import argparse
 import json
 from typing import Any
 
-from colmet.common import cli
-from colmet.common.control import ERRAND_S, add_client_options, ask, client_of
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.control import ERRAND_S, add_client_options, ask, client_of
 
 SHOWN = 20  # hosts in a line
 

@@ -21,9 +21,9 @@ import sys
 import tarfile
 from collections.abc import Sequence
 
-from colmet.common import cli, keys
 from colmet.common.errors import ConfigError
-from colmet.common.keys import PUBLIC, SECRET, Pair, check_name
+from colmet.common.runtime import cli, keys
+from colmet.common.runtime.keys import PUBLIC, SECRET, Pair, check_name
 from colmet.common.transport import check_uri, new_pair
 from colmet.tools.keygen import make_collector, make_directory, read_names
 

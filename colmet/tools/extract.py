@@ -26,15 +26,15 @@ os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.plural import counted
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.plural import counted
 from colmet.common.schema import MISSING_INT
 from colmet.tools.history.names import natural, near, short
 from colmet.tools.history.series import NODE, History, Series
 
 if TYPE_CHECKING:
-    from colmet.common import cli
+    from colmet.common.runtime import cli
 
 USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form that OAR calls, as Colmet 0.6's
 FAILED = 3  # and one that it does not have
@@ -430,7 +430,7 @@ def _why_none(history: History, job: int, names: Sequence[str], wanted: Interval
 def build_parser() -> cli.Parser:
     """The help of colmet-extract, and its manual page. Its arguments are not parsed by this: they may be anything."""
     from colmet import __version__
-    from colmet.common import cli
+    from colmet.common.runtime import cli
 
     parser = cli.Parser(
         prog="colmet-extract",

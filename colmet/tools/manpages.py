@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from colmet import __version__
-from colmet.common.cli import Parser, form_of, name_of
+from colmet.common.runtime.cli import Parser, form_of, name_of
 from colmet.node.kernel.perfevents import NAMES_06
 from colmet.tools.programs import COMMANDS, PROGRAMS, Program
 

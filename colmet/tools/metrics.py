@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from colmet.common.cli import load
+from colmet.common.runtime.cli import load
 from colmet.common.schema import Schema
 from colmet.common.wire import colmet06, colmet_rs
 from colmet.node.account import SCHEMA as AGENT

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from colmet.common.readable import readable
+from colmet.common.runtime.readable import readable
 from colmet.tools.colmet import COMMANDS
 from colmet.tools.live import Failed, JobRoot, LiveJob
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import MEASURES, ORIGINS
+from colmet.common.runtime import cli
 from colmet.common.schema import Field
 from colmet.tools import metrics, selection
 from colmet.tools.capacity import CGROUP, capacities, ceilings

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from colmet.common import cli
+from colmet.common.runtime import cli
 from colmet.tools import colmet
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from colmet.common import cli
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
 from colmet.tools.times import FORMS, moment
 
 MAX_JOB = (1 << 63) - 1

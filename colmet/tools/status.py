@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
-from colmet.common import cli
-from colmet.common.control import add_client_options, ask, client_of
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
-from colmet.common.plural import counted
+from colmet.common.runtime import cli
+from colmet.common.runtime.control import add_client_options, ask, client_of
+from colmet.common.runtime.plural import counted
 from colmet.tools.units import size
 
 SIDES = ("node", "collector")

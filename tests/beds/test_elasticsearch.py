@@ -25,8 +25,8 @@ from colmet.collector.backends.elasticsearch import ElasticsearchOutput
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.collector.columns import LEGACY_COLUMNS
 from colmet.collector.state import State
-from colmet.common import cli
 from colmet.common.errors import OutputUnavailable
+from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire.colmet06 import columns
 from colmet.node.backends import infiniband, ipmipower, jobproc, perfhw, procstats, rapl, taskstats

@@ -20,7 +20,7 @@ from browser import Browser, install
 from conftest import cannot_run
 from test_daemons import free_port, start, start_collector, uri, wait_for  # noqa: F401 - fixtures
 
-from colmet.common.endpoint import Listen
+from colmet.common.runtime.metrics_http import Listen
 from colmet.tools.live import JobRoot
 from colmet.tools.web.access import Access
 from colmet.tools.web.credentials import make_password

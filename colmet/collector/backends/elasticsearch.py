@@ -26,9 +26,9 @@ from colmet.collector.mappings import MAX_KNOWN, Mappings
 from colmet.collector.rejects import RejectFile
 from colmet.collector.state import State
 from colmet.common import declared
-from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.plural import counted
+from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
 
 log = logging.getLogger(__name__)

@@ -26,12 +26,12 @@ from colmet.collector.hdf5file import (
 from colmet.collector.hdf5library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.joined import join
 from colmet.collector.state import MAX_BYTES, State, parse
-from colmet.common import cli
-from colmet.common.cli import Options
-from colmet.common.configuration import require
-from colmet.common.directories import check_writable, make, sync_directory
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.suggestions import did_you_mean
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import Options
+from colmet.common.runtime.configuration import require
+from colmet.common.runtime.directories import check_writable, make, sync_directory
+from colmet.common.runtime.suggestions import did_you_mean
 
 log = logging.getLogger(__name__)
 

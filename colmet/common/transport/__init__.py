@@ -3,10 +3,10 @@
 Nothing here blocks longer than the caller says.
 """
 
+from colmet.common.transport.authenticator import Door
 from colmet.common.transport.control import ControlClient, ControlServer, check_control, knock, serve_control
 from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
-from colmet.common.transport.door import Door
 from colmet.common.transport.link import Called, LinkClient, LinkServer
 from colmet.common.transport.uris import check_target, check_uri, link_uri
 from colmet.common.transport.waiting import Socket, wait

@@ -15,10 +15,10 @@ from typing import Union
 
 import zmq
 
-from colmet.common.directories import check_writable
 from colmet.common.errors import ConfigError, Unreachable
+from colmet.common.runtime.directories import check_writable
+from colmet.common.transport.authenticator import Door
 from colmet.common.transport.curve import Client
-from colmet.common.transport.door import Door
 from colmet.common.transport.local import MAX_PARTS, Asked, LocalServer
 from colmet.common.transport.uris import check_uri
 

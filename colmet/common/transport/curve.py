@@ -1,6 +1,6 @@
 """CURVE: encryption, and who is at the other end. This module has the ends that connect; `door` has those that listen.
 
-The keys are in files (colmet.common.keys); what is on the wire is ZeroMQ's own, RFC 26/CurveZMQ.
+The keys are in files (colmet.common.runtime.keys); what is on the wire is ZeroMQ's own, RFC 26/CurveZMQ.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import zmq
 
-from colmet.common import cli
 from colmet.common.errors import ConfigError
-from colmet.common.keys import DIRECTORY, Pair, default, read_pair, read_public
+from colmet.common.runtime import cli
+from colmet.common.runtime.keys import DIRECTORY, Pair, default, read_pair, read_public
 
 # A listener that does not know our key yet says nothing, and hangs up when its own time for a greeting is over.
 HANDSHAKE_MS = 10_000

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import zmq
 
 from colmet.common.errors import ConfigError
+from colmet.common.transport.authenticator import Door
 from colmet.common.transport.curve import Client
-from colmet.common.transport.door import Door
 from colmet.common.transport.outgoing import Outgoing, try_again
 from colmet.common.transport.uris import check_target, check_uri
 from colmet.common.transport.waiting import Socket

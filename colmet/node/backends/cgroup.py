@@ -15,8 +15,8 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import Options, Rare, powers_of_ten
 from colmet.common.errors import ParseError
+from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host, is_gone

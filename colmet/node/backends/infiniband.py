@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from colmet.common.cli import Options, Rare, powers_of_ten
-from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common.cli import Options, Rare, positive_seconds
-from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
+from colmet.common.runtime.cli import Options, Rare, positive_seconds
+from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command

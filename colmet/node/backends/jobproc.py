@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colmet.common.cli import Options, Rare
 from colmet.common.errors import ParseError
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import Options, Rare, powers_of_ten
-from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
+from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
 from colmet.node.command import Command

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from colmet.common.cli import Options, Rare, powers_of_ten
-from colmet.common.configuration import require
 from colmet.common.errors import BackendUnavailable, ConfigError
+from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node import clib
 from colmet.node.backend import InputBackend

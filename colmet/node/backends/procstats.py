@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
-from colmet.common.cli import Options, Rare
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host

@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
+from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node import clib
 from colmet.node.backend import InputBackend

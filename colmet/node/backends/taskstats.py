@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colmet.common.cli import Options, Rare, whole_number
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.runtime.cli import Options, Rare, whole_number
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.accounting.attribution import Attribution

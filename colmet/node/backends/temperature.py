@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from colmet.common.cli import Options, powers_of_ten
 from colmet.common.errors import BackendUnavailable
+from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
 from colmet.node.host import Host

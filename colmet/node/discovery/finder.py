@@ -8,7 +8,7 @@ import logging
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from colmet.common.cli import powers_of_ten
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.node.discovery.layouts import Claim
 from colmet.node.discovery.places import Place
 from colmet.node.discovery.sluids import Sluids

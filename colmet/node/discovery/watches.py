@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pyinotify
 
-from colmet.common.cli import powers_of_ten
-from colmet.common.readable import readable
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.readable import readable
 from colmet.node.host import Host, is_gone
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from colmet.common.cli import powers_of_ten
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import BackendUnavailable
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.dependencies import how_to_install
 from colmet.node.gpus.reading import Gpu, Process, Reader
 
 log = logging.getLogger(__name__)

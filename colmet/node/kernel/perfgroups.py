@@ -8,7 +8,7 @@ import posixpath
 import stat
 from collections.abc import Iterable
 
-from colmet.common.cli import powers_of_ten
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.node.host import Host, is_gone
 from colmet.node.jobs import Job
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from colmet.common.exposition import named
+from colmet.common.runtime.prometheus_text import named
 from colmet.common.wire import colmet06
 from colmet.tools.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Dashboard, Line, Panel, Query
 from colmet.tools.dashboards.panels import SCRAPED, STORED, metric

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.common.exposition import in_base_unit, named
 from colmet.common.measures import MEMORY
+from colmet.common.runtime.prometheus_text import in_base_unit, named
 from colmet.tools.dashboards.model import DISTINCT, INCREASE, LARGEST, TOTAL, Dashboard, Line, Panel, Query, Section
 from colmet.tools.dashboards.model import schemas as _schemas
 

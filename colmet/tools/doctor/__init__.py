@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from colmet import __version__
-from colmet.common import cli
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Finding, Level, examine, quiet
 from colmet.tools.doctor.patient import SIDES, Patient, find_sides

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.plural import counted
+from colmet.common.runtime.plural import counted
 from colmet.node.command import Command
 from colmet.node.host import Host
 from colmet.tools.doctor import waits
@@ -222,7 +222,7 @@ def check_perf(patient: Patient) -> Iterator[Finding]:
 
 def _held(pid: int, host: Host) -> set[str]:
     """Rights of a process, of this command where it is 0 or has ended."""
-    from colmet.common.capabilities import NUMBERS
+    from colmet.common.runtime.capabilities import NUMBERS
 
     for place in (pid or "self", "self"):
         try:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from colmet.common.errors import ConfigError
-from colmet.common.plural import counted
+from colmet.common.runtime.plural import counted
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.tools.doctor.patient import Patient
 from colmet.tools.doctor.storage import missing_right
 
 if TYPE_CHECKING:
-    from colmet.common.transport import door
+    from colmet.common.transport import authenticator
 
 INIT = 1  # the service manager's process
 CONNECT_S = 2.0
@@ -292,8 +292,8 @@ def check_databases(patient: Patient) -> Iterator[Finding]:
 
 def check_keys(patient: Patient) -> Iterator[Finding]:
     """The key files: there, whole, the daemon's alone to read; and whether the other side knows this one's."""
-    from colmet.common import control
-    from colmet.common.transport import curve, door
+    from colmet.common.runtime import control
+    from colmet.common.transport import authenticator, curve
 
     options, uid = patient.options, patient.user.uid
     try:
@@ -301,14 +301,14 @@ def check_keys(patient: Patient) -> Iterator[Finding]:
     except ConfigError as err:
         yield severe(str(err), "`colmet keygen` makes keys; see --control-curve-keys")
     try:
-        found = curve.files(options) if patient.side == "node" else door.files(options)
+        found = curve.files(options) if patient.side == "node" else authenticator.files(options)
         if found is None:
             yield warn(
                 "keys are off: what is sent is in clear text, and any host that reaches the collector can send",
                 "set up keys: `colmet enrol NAME...` on the collector's machine (docs/security.md)",
             )
             return
-        if isinstance(found, door.Files):
+        if isinstance(found, authenticator.Files):
             yield from _check_known(found, uid)
         else:
             curve.from_options(options, uid)
@@ -403,13 +403,13 @@ def _is_locked(uri: str) -> bool:
         return False
 
 
-def _check_known(files: door.Files, uid: int) -> Iterator[Finding]:
+def _check_known(files: authenticator.Files, uid: int) -> Iterator[Finding]:
     """The collector's pair, and the folder with the nodes' keys, as the user `uid` sees them.
 
     Raises:
         ConfigError: one of them cannot be used.
     """
-    from colmet.common.keys import KnownKeys, read_pair
+    from colmet.common.runtime.keys import KnownKeys, read_pair
     from colmet.common.transport.curve import check_pair
 
     secret, nodes = files

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from colmet.common.capabilities import bits
-from colmet.common.cli import EXIT_CONFIG
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
+from colmet.common.runtime.capabilities import bits
+from colmet.common.runtime.cli import EXIT_CONFIG
 from colmet.node.host import Host
 from colmet.tools.doctor.findings import Unchecked
 
@@ -134,7 +134,7 @@ class Patient:
 
     def _ask(self, place: str | None) -> None:
         try:
-            from colmet.common.control import ask
+            from colmet.common.runtime.control import ask
         except Exception as err:  # noqa: BLE001 - of a library that was built for another one, say
             self.unreachable = f"it cannot be asked, a module cannot be loaded: {err}"
             return
@@ -192,7 +192,7 @@ class Patient:
     @cached_property
     def _loaded(self) -> tuple[Any, list[type[Any]]]:
         """The daemon's module, and the backends there are."""
-        from colmet.common import cli
+        from colmet.common.runtime import cli
 
         main = importlib.import_module(f"colmet.{self.side}.main")
         return main, cli.load(main.NAMES)
@@ -211,7 +211,7 @@ class Patient:
     @cached_property
     def _parsed(self) -> tuple[argparse.Namespace | None, list[type[Any]], str]:
         """The options, the backends there are, and what is wrong with the command line or the file it names."""
-        from colmet.common import configuration
+        from colmet.common.runtime import configuration
 
         if self.damage:
             return None, [], f"it cannot be read without the modules of {self.program}"

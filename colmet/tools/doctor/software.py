@@ -11,8 +11,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import BackendUnavailable, ColmetError
+from colmet.common.runtime.dependencies import how_to_install
 from colmet.tools.doctor.findings import Finding, Late, bounded, fail, good, severe, take_warnings, warn
 from colmet.tools.doctor.patient import Patient
 

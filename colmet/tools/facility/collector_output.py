@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common import cli, keys
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli, keys
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch, Table
 from colmet.common.transport import curve
 from colmet.common.wire import ENCODERS

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, NamedTuple
 
-from colmet.common import cli, logs
-from colmet.common.configuration import check_effects
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.readable import readable
-from colmet.common.service import Service
+from colmet.common.runtime import cli, logs
+from colmet.common.runtime.configuration import check_effects
+from colmet.common.runtime.readable import readable
+from colmet.common.runtime.systemd import Service
 from colmet.tools.batch import answers
 from colmet.tools.batch.systems import find_systems
 from colmet.tools.facility import collector_output, debugfiles, machine, obfuscation, options, secretfile, sender

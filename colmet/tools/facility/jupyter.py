@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.dependencies import how_to_install
 from colmet.tools.facility.deadlines import Deadlines, SourceFailed
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import os
 from typing import NamedTuple
 
 from colmet import __version__
-from colmet.common import cli
-from colmet.common.cli import Rare
-from colmet.common.configuration import require
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import Rare
+from colmet.common.runtime.configuration import require
 from colmet.tools.batch.systems import SYSTEMS
 from colmet.tools.facility import collector_output, sender
 from colmet.tools.facility.machine import DISKS

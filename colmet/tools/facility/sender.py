@@ -36,9 +36,9 @@ import requests
 import urllib3
 
 from colmet import __version__
-from colmet.common import cli
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.tools.facility.spool import MAX_DOCUMENT_BYTES, Entry, Memory, Spool, Store
 
 log = logging.getLogger(__name__)

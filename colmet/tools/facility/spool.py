@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from colmet.common.cli import powers_of_ten
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.node.host import PrivateDirectory
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from colmet.common.suggestions import near as nearest
+from colmet.common.runtime.suggestions import near as nearest
 
 SUFFIX = "_default"
 _NUMBER = re.compile(r"(\d+)", re.ASCII)

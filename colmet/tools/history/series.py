@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.namesakes import base_of, in_turn, is_namesake, place_of
+from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
 
 NODE = 0  # the job whose rows are the node's own
 

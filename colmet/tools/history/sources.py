@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from colmet.collector import elastic
-from colmet.common import cli
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
 from colmet.tools.history.series import History
 
 CONFIG = "/etc/colmet/collector.toml"
@@ -100,7 +100,7 @@ def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> ar
     """
     from colmet.collector import main as collector
     from colmet.collector.backends import NAMES
-    from colmet.common.configuration import Configuration
+    from colmet.common.runtime.configuration import Configuration
 
     try:
         return Configuration(lambda: collector.build_parser(cli.load(NAMES)), ["--config", path]).read()

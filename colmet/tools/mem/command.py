@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from colmet.common import cli
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.plural import counted
-from colmet.common.suggestions import did_you_mean
+from colmet.common.runtime import cli
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.plural import counted
+from colmet.common.runtime.suggestions import did_you_mean
 from colmet.tools.mem import server, text
 from colmet.tools.mem.model import Memory, Wanted, count
 from colmet.tools.mem.server import Fetched, Server
@@ -89,7 +89,7 @@ def configured_url(path: str) -> str:
     """
     from colmet.collector import main as collector  # takes all that a collector is made of
     from colmet.collector.backends import NAMES
-    from colmet.common.configuration import Configuration
+    from colmet.common.runtime.configuration import Configuration
 
     what = "give the URL of a server, such as http://head:8080"
     try:

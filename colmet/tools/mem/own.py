@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from colmet.common.top import Jobs
+from colmet.common.live.summary import Jobs
 from colmet.tools.batch.qmem import Host, Hosts, JobOnHost, Owner, Owners, RequestedJob
 
 UNKNOWN = "-"
@@ -37,7 +37,7 @@ def hosts_of(jobs: Jobs, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
 
     Args:
         jobs: what each job uses on each node.
-        nodes: rows of `colmet.common.top.measure_nodes`. A node that only jobs tell of is there, too.
+        nodes: rows of `colmet.common.live.summary.measure_nodes`. A node that only jobs tell of is there, too.
     """
     hosts: Hosts = {str(row["node"]): _host(row.get("cpus"), row.get("memory_total")) for row in nodes}
     rows = _rows(jobs)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from colmet import __version__
-from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
 from colmet.tools.colmet import ended
 from colmet.tools.mem import server, text
 from colmet.tools.mem.command import Printing

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from colmet import __version__
-from colmet.common import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.secretfile import read_line
+from colmet.common.runtime import cli
+from colmet.common.runtime.secretfile import read_line
 from colmet.tools.batch.qmem import Hosts, Owners
 from colmet.tools.mem.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 from colmet.tools.top.view import clean

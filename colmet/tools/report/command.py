@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from colmet.common import cli
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.dependencies import how_to_install
 from colmet.tools import selection
 from colmet.tools.completeness import shown
 from colmet.tools.history.series import NODE, History

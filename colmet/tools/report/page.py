@@ -18,7 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 from colmet import __version__
-from colmet.common.plural import counted
+from colmet.common.runtime.plural import counted
 from colmet.tools import charts
 from colmet.tools.curves import QUANTITIES, Quantity, per_second, shown
 from colmet.tools.report.model import Curve, HostFigures, Number, Report

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colmet.common.measures import PROCESSES
-from colmet.common.plural import counted
+from colmet.common.runtime.plural import counted
 from colmet.tools.report.figures import text_of
 from colmet.tools.report.model import HostFigures, Number, Report, ratio
 from colmet.tools.units import UNKNOWN, cores, count, duration, energy, percent, power, size

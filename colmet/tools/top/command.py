@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from colmet.common import cli
-from colmet.common.control import add_client_options, ask, client_of
-from colmet.common.dependencies import how_to_install
 from colmet.common.errors import ConfigError, Unreachable
-from colmet.common.suggestions import did_you_mean
-from colmet.common.top import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
+from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
+from colmet.common.runtime import cli
+from colmet.common.runtime.control import add_client_options, ask, client_of
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.suggestions import did_you_mean
 from colmet.tools import selection
 from colmet.tools.top import view
 

@@ -19,9 +19,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from colmet.common.cli import Signals
 from colmet.common.errors import ColmetError
-from colmet.common.readable import readable
+from colmet.common.runtime.cli import Signals
+from colmet.common.runtime.readable import readable
 from colmet.tools.top.state import Scalar, State
 from colmet.tools.top.view import Line
 

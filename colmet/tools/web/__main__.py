@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 from colmet.collector import main as collector
 from colmet.collector.backends import NAMES
-from colmet.common import cli
-from colmet.common.configuration import Configuration
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.configuration import Configuration
 from colmet.tools.web.feed import Feed, connected, inherited
 from colmet.tools.web.known import Known, gridengine_of
 from colmet.tools.web.memory import Memory

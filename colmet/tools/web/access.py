@@ -16,8 +16,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.tools.web import users
 from colmet.tools.web.counts import Counts
 from colmet.tools.web.credentials import MAX_SECRET, Line, Password, token_digest

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from colmet import __version__
 from colmet.common.errors import ColmetError
-from colmet.common.top import JOB_KEYS, NODE_KEYS
+from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
 from colmet.tools.batch.qmem import Hosts, Owners, envelope
 from colmet.tools.web import models
 from colmet.tools.web.access import Access

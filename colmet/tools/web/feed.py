@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 from colmet.collector.web import FEED, LENGTH, MAX_ARGUMENTS_BYTES, MAX_SENDER_BYTES, NOTE
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, WireError
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
 

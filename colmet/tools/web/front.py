@@ -11,8 +11,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from colmet.common.cli import powers_of_ten
-from colmet.common.ownname import is_known
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.own_name import is_known
 from colmet.tools.web.access import Access, TooMany, Unauthorized, Visitor
 from colmet.tools.web.answers import HEADERS, failure
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
-from colmet.common.namesakes import base_of, counted_once, is_namesake
-from colmet.common.plural import counted
+from colmet.common.live.namesakes import base_of, counted_once, is_namesake
+from colmet.common.live.summary import HEARD_S, JOB_KEYS, Jobs, arranged, measure_jobs, measure_nodes
+from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
-from colmet.common.top import HEARD_S, JOB_KEYS, Jobs, arranged, measure_jobs, measure_nodes
 from colmet.tools.batch.qmem import Hosts, Owners
 from colmet.tools.capacity import CGROUP, ceilings
 from colmet.tools.history.series import NODE, Series
@@ -728,7 +728,7 @@ def _owned(found: _Snapshot) -> Jobs:
 def _ordered(
     chosen: list[tuple[int, KnownJob | None]], asked: JobsAsked, found: _Snapshot, owner: Callable[[int], str]
 ) -> list[tuple[int, KnownJob | None]]:
-    """Jobs by a key of their rows, as `colmet.common.top.arranged`: those that have no value last."""
+    """Jobs by a key of their rows, as `colmet.common.live.summary.arranged`: those that have no value last."""
 
     def value(job: int, one: KnownJob | None) -> Any:
         row = found.rows.get(job)

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.collector.web import DROPPED
-from colmet.common.cli import powers_of_ten
+from colmet.common.live.recent_pairs import LEAST_S, Kept, Watch
+from colmet.common.live.shares import Shares
+from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch, Rows, Schema
-from colmet.common.shares import Shares
-from colmet.common.top import GONE_S, MAX_TEXT, TABLES, Heard
-from colmet.common.watch import LEAST_S, Kept, Watch
 from colmet.tools.web.facts import FACILITY
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from colmet.common.growth import gaps
 from colmet.common.growth import rates as rates_of
-from colmet.common.namesakes import base_of, in_turn, is_namesake, place_of
+from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
+from colmet.common.live.summary import SCALES
 from colmet.common.schema import MISSING_INT, Field
-from colmet.common.top import SCALES
 from colmet.tools.curves import once, text
 from colmet.tools.history.series import Series
 from colmet.tools.web.memory import Samples

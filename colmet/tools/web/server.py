@@ -19,10 +19,10 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from colmet.common.cli import powers_of_ten
-from colmet.common.endpoint import Listen
 from colmet.common.errors import ConfigError
-from colmet.common.ownname import own_names
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.metrics_http import Listen
+from colmet.common.runtime.own_name import own_names
 from colmet.tools.web.access import Access
 from colmet.tools.web.answers import HEADERS, JSON, NOT_KEPT
 from colmet.tools.web.app import build_app

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
-from colmet.common import cli
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
-from colmet.common.keys import DIRECTORY, NODES, KnownKeys, Pair, default, read_pair
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.keys import DIRECTORY, NODES, KnownKeys, Pair, default, read_pair
+from colmet.common.transport.connection_limit import Crowd, spare
 from colmet.common.transport.connections import Connections, Readings
-from colmet.common.transport.crowd import Crowd, spare
 from colmet.common.transport.curve import HANDSHAKE_MS, check_pair
 from colmet.common.transport.inherited import Listeners
 

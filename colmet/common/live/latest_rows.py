@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colmet.common.exposition import Family, Number, labels, named
-from colmet.common.namesakes import repeated
+from colmet.common.live.namesakes import repeated
+from colmet.common.live.shares import Shares
+from colmet.common.runtime.prometheus_text import Family, Number, labels, named
 from colmet.common.schema import Batch, Field, Rows, Schema, Table, present
-from colmet.common.shares import Shares
 
 MAX_ROWS = 50_000
 MAX_TABLES = 64  # of one host: each keeps what describes it

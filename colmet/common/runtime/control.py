@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from concurrent import futures
 from typing import Any, Callable, TypeVar
 
-from colmet.common import cli
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
-from colmet.common.keys import KnownKeys, read_pair, read_public
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.keys import KnownKeys, read_pair, read_public
 from colmet.common.transport import Client, ControlClient, ControlServer, Door, check_control, knock, serve_control
+from colmet.common.transport.authenticator import Keys
 from colmet.common.transport.curve import check_pair
-from colmet.common.transport.door import Keys
 from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
 
 log = logging.getLogger(__name__)

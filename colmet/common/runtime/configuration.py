@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from colmet.common.errors import ConfigError
-from colmet.common.suggestions import did_you_mean
+from colmet.common.runtime.suggestions import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from colmet.common.cli import powers_of_ten
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.wire.limits import HOST
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from colmet.common import cli
-from colmet.common.cli import powers_of_ten
-from colmet.common.configuration import require
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.exposition import CONTENT_TYPE, Family, render
-from colmet.common.ownname import is_known, own_names
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.configuration import require
+from colmet.common.runtime.own_name import is_known, own_names
+from colmet.common.runtime.prometheus_text import CONTENT_TYPE, Family, render
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from grp import getgrnam
 from typing import NamedTuple
 
-from colmet.common import capabilities
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import capabilities
 
 # Of two files of one name the one in the first folder counts.
 FOLDERS = (

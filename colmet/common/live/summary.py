@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
-from colmet.common.health import Identity
+from colmet.common.live.namesakes import counted_once, is_namesake, repeated
+from colmet.common.live.recent_pairs import LEAST_S, Kept, Pair, Watch
 from colmet.common.measures import MEMORY, MEMORY_ANON, TASKS
-from colmet.common.namesakes import counted_once, is_namesake, repeated
+from colmet.common.runtime.health import Identity
 from colmet.common.schema import Field, Schema
-from colmet.common.watch import LEAST_S, Kept, Pair, Watch
 
 MAX_ROWS = 5000  # of one answer
 ROWS = 500

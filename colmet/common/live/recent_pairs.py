@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from colmet.common.cli import powers_of_ten
+from colmet.common.live.shares import Shares
+from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch, Table
-from colmet.common.shares import Shares
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from colmet import __version__
-from colmet.common import configuration, logs, unit
+from colmet.common import units
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.readable import readable
-from colmet.common.settings import Settings, verbosity
-from colmet.common.suggestions import did_you_mean
+from colmet.common.runtime import configuration, logs
+from colmet.common.runtime.readable import readable
+from colmet.common.runtime.reload import Settings, verbosity
+from colmet.common.runtime.suggestions import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -401,7 +402,7 @@ def run_daemon(
     classes = load(names)
     read = configuration.Configuration(lambda: build_parser(classes), argv)
     try:
-        own = unit.find(read.program) if read.is_check else None
+        own = units.find(read.program) if read.is_check else None
         if own is not None:
             own.enter()
         options = read.read_for_start()

@@ -1,0 +1,1 @@
+"""The latest rows of each job and node, for colmet top, the page and the metrics page."""
