@@ -15,16 +15,16 @@ from pathlib import Path
 
 from colmet.common.runtime.cli import load
 from colmet.common.wire import v1
-from colmet.node.account import Account
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.backends.taskstats import TaskstatsBackend
-from colmet.node.held import Held
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
+from colmet.node.selfmetrics.agent_stats import Account
+from colmet.node.system.host import Host
 from colmet.tools.live import Daemons, Failed, JobRoot
 from colmet.tools.workloads import ShortTasks, measure
 

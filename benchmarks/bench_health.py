@@ -30,13 +30,13 @@ from colmet.common.wire import v1
 from colmet.common.wire.control import encode
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.health import Health
-from colmet.node.held import Held
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
+from colmet.node.selfmetrics.health import Health
+from colmet.node.system.host import Host
 from colmet.tools.live import JobRoot
 
 Figures = list[tuple[str, float, str, str]]

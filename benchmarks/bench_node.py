@@ -21,8 +21,8 @@ from colmet.node.backends.cgroup import CgroupBackend
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend
 from colmet.node.backends.taskstats import TaskstatsBackend, TaskstatsClient
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
+from colmet.node.system.host import Host
 
 TASKS = 1000
 PROCESSES = 500

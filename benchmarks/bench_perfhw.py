@@ -17,9 +17,9 @@ from bench_node import cpu_us
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import raise_open_file_limit
 from colmet.node.backends.perfhw import PerfhwBackend
-from colmet.node.discovery.mounts import Mounts
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.mounts import Mounts
+from colmet.node.system.host import Host
 
 JOBS = 50
 ALONE_BYTES = 32  # what read(2) gives of a group of one: how many, two times, one count

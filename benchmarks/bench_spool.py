@@ -19,12 +19,12 @@ from pathlib import Path
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import colmet06, v1
-from colmet.node.held import Held
-from colmet.node.host import Host
-from colmet.node.link import Link
-from colmet.node.route import Route, Times
-from colmet.node.spool import Spool
-from colmet.node.spoolfiles import LOCK, SpoolFiles
+from colmet.node.delivery.link import Link
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.spool import LOCK, SpoolFiles
+from colmet.node.delivery.uplink import Route, Times
+from colmet.node.system.host import Host
 
 Figures = list[tuple[str, float, str, str]]
 

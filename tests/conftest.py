@@ -18,8 +18,8 @@ import pytest
 from hypothesis import settings
 
 from colmet.common import units
-from colmet.node import clib
-from colmet.node.host import Host
+from colmet.node.system import clib
+from colmet.node.system.host import Host
 
 TREES = Path(__file__).parent / "data/trees"
 LIB_RAPL = Path(clib.HERE) / "lib_rapl"

@@ -17,11 +17,12 @@ from direct import Direct
 
 from colmet.common.runtime import cli
 from colmet.common.wire import v1
-from colmet.node import account, main
+from colmet.node import main
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.host import Host
 from colmet.node.schedule import Schedule
+from colmet.node.selfmetrics import agent_stats
+from colmet.node.system.host import Host
 
 DEADLINE_S = 0.4  # of each program: so that it is met often
 HANG_AT = 60  # the tick from which on programs hang, by the file `hang` in the root
@@ -70,7 +71,7 @@ def run():
     host.command = lambda argv, deadline_s, *more, **named: make_command(argv, DEADLINE_S, *more, **named)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     source = main.find_jobs(options, host)
-    own = account.Account(host, 0)
+    own = agent_stats.Account(host, 0)
     sent = []
     spool = Direct(v1.encode, lambda message: sent.append(len(message)) or True)
     agent = Timed("node", source, backends, spool, Schedule(period_s), None, own)

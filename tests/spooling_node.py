@@ -19,14 +19,14 @@ from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
-from colmet.node.held import Held
-from colmet.node.host import Host
-from colmet.node.link import Link
-from colmet.node.processes import Processes
-from colmet.node.route import Route, Times, by_preference
+from colmet.node.delivery.link import Link
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.spool import LOCK, SpoolFiles
+from colmet.node.delivery.uplink import Route, Times, by_preference
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
-from colmet.node.spoolfiles import LOCK, SpoolFiles
+from colmet.node.system.host import Host
+from colmet.node.system.processes import Processes
 
 PERIOD_S = 0.1
 AT_MOST_S = 90.0  # until all is acknowledged

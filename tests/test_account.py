@@ -16,15 +16,15 @@ from colmet.collector.backends.stdout import StdoutOutput, format_text
 from colmet.common.runtime.cli import load
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06, v1
-from colmet.node.account import _ROW, SCHEMA, Account, Meter
 from colmet.node.agent import Agent, Runner
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
-from colmet.node.placement import Placement
 from colmet.node.schedule import Schedule
+from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, Account, Meter
+from colmet.node.system.host import Host
+from colmet.node.system.placement import Placement
 
 
 class Fake(InputBackend):

@@ -16,9 +16,9 @@ from colmet.common.schema import Field, Sample, Schema
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner
 from colmet.node.backend import InputBackend
-from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
-from colmet.node.processes import Processes
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
+from colmet.node.system.processes import Processes
 from colmet.tools import extract
 from colmet.tools.history.hdf5 import Hdf5History
 

@@ -11,8 +11,8 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.agent import FIRST_RETRY_S, Runner
 from colmet.node.backend import InputBackend
-from colmet.node.beside import Beside, NotYet
-from colmet.node.command import Command
+from colmet.node.background import Beside, NotYet
+from colmet.node.system.command import Command
 
 FIRST = Schema("slow_default", "node", [Field("n", "count", "gauge")])
 SECOND = Schema("slowparts_default", "node", [Field("part", "none", "label", dtype="S8"), Field("n", "count", "gauge")])

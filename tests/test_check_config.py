@@ -15,8 +15,8 @@ from colmet.collector import main as collector_main
 from colmet.common import units
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Pull
-from colmet.node import link
 from colmet.node import main as node_main
+from colmet.node.delivery import link
 
 MAINS = {"node": node_main, "collector": collector_main}
 

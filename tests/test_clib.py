@@ -12,7 +12,7 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable
-from colmet.node import clib
+from colmet.node.system import clib
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "LIB_MADE_UP_PATH"
@@ -153,7 +153,7 @@ def test_an_installed_package_has_the_libraries_and_finds_them(copy, tmp_path):
         folder = tmp_path / "site/colmet/node/backends" / name
         assert (folder / f"{name}.so").is_file() and (folder / "Makefile").is_file()
     said = subprocess.run(
-        [sys.executable, "-c", "from colmet.node import clib; print(clib.load('lib_perf_hw', 2, 'NONE')._name)"],
+        [sys.executable, "-c", "from colmet.node.system import clib; print(clib.load('lib_perf_hw', 2, 'NONE')._name)"],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         cwd=tmp_path,
         text=True,

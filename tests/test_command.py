@@ -15,9 +15,9 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import CommandFailed
-from colmet.node import command as module
-from colmet.node.command import MAX_ANSWER, MAX_SAID, Command
-from colmet.node.host import Host
+from colmet.node.system import command as module
+from colmet.node.system.command import MAX_ANSWER, MAX_SAID, Command
+from colmet.node.system.host import Host
 
 LONG = 60  # seconds that nothing here lasts
 
@@ -434,5 +434,5 @@ def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tm
 
 def test_subprocess_is_loaded_where_a_program_is_started_and_not_before():
     """It takes memory that an agent without programs need not have."""
-    code = "import sys, colmet.node.host, colmet.node.command; assert 'subprocess' not in sys.modules"
+    code = "import sys, colmet.node.system.host, colmet.node.system.command; assert 'subprocess' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ from outputs import write
 from colmet.collector.backends.hdf5 import Hdf5Output
 from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.node.ledger import FAILED, LATE, Fate, Ledger
+from colmet.node.selfmetrics.completeness import FAILED, LATE, Fate, Ledger
 from colmet.tools import completeness, gaps
 
 NS = 10**9

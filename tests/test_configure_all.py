@@ -20,7 +20,7 @@ from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.transport.curve import new_pair
 from colmet.common.wire import link as wire
-from colmet.node import reconfiguration
+from colmet.node import live_config
 from colmet.tools import colmet
 
 pytestmark = pytest.mark.live
@@ -48,12 +48,12 @@ class Nodes(threading.Thread):
         self.periods = dict.fromkeys(hosts, 5.0)
         self.ended = False
         self.links = {host: LinkClient(uri) for host in hosts}
-        self.remotes = {host: reconfiguration.Remote(self.control(host), is_known=True) for host in hosts}
+        self.remotes = {host: live_config.Remote(self.control(host), is_known=True) for host in hosts}
 
     def control(self, host):
         settings = Settings(Options())
         settings.add({"sample_period": at_once(lambda value: self.periods.update({host: value}))})
-        return Control({"configure": lambda request: reconfiguration.change(settings, reconfiguration.parse(request))})
+        return Control({"configure": lambda request: live_config.change(settings, live_config.parse(request))})
 
     def run(self):
         greeted_at = 0.0

@@ -232,7 +232,7 @@ def test_without_the_right_the_error_says_whom_to_be(served, root, tmp_path):
     for directory in (tmp_path, *list(tmp_path.parents)[:3]):
         directory.chmod(0o755)
     code = (
-        "import os\nfrom colmet.common import control\nos.setgid(65534); os.setuid(65534)\n"
+        "import os\nfrom colmet.common.runtime import control\nos.setgid(65534); os.setuid(65534)\n"
         f"try:\n    control.ask({path!r}, 'node', {{}})\n"
         "except control.Unreachable as err:\n    print(err.why, err)\n"
     )

@@ -20,8 +20,8 @@ from colmet.common.runtime import keys
 from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.keys import KnownKeys, read_pair, read_public, read_uris
 from colmet.common.transport import authenticator, curve
-from colmet.node import link
 from colmet.node import main as node_main
+from colmet.node.delivery import link
 from colmet.tools.colmet import main
 
 ROOT = Path(__file__).parents[1]

@@ -21,9 +21,9 @@ from test_taskstats import answer, slots, structure
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.node.backends.taskstats import TaskstatsBackend
-from colmet.node.host import Host
 from colmet.node.kernel import netlink
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Form, SequenceCount, stats_offset
+from colmet.node.system.host import Host
 
 CAPTURE = Path(__file__).parent / "data/kernel/taskstats-exits-v16-linux-6.18.bin"
 VERSIONS = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
@@ -443,8 +443,8 @@ def test_live_outside_of_the_first_pid_namespace_the_backend_goes_on_without_and
     code = (
         "import logging, os\n"
         "from colmet.node.backends.taskstats import TaskstatsBackend\n"
-        "from colmet.node.host import Host\n"
-        "from colmet.node.jobs import Job\n"
+        "from colmet.node.system.host import Host\n"
+        "from colmet.node.jobs.jobs import Job\n"
         "logging.basicConfig(format='%(levelname)s %(message)s')\n"
         "backend = TaskstatsBackend(Host())\n"
         "for _ in range(2):\n"

@@ -19,7 +19,7 @@ from test_daemons import start, start_collector, uri
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
-from colmet.node.route import Times
+from colmet.node.delivery.uplink import Times
 from colmet.tools.facility import collector_output, sender
 from colmet.tools.facility.collector_output import Delivery
 from colmet.tools.facility.tables import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS, rows_of, tables_of

@@ -13,10 +13,10 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable
-from colmet.node.host import Host
 from colmet.node.kernel import forks
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.netlink import Inbox
+from colmet.node.system.host import Host
 
 FORK, EXEC, EXIT, NONE = 0x1, 0x2, 0x80000000, 0
 

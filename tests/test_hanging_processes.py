@@ -19,10 +19,10 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.cli import load
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
+from colmet.node.system.host import Host
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 SECONDS = float(os.environ.get("COLMET_HANG_S", "10"))
@@ -158,8 +158,9 @@ def test_an_agent_ends_and_begins_while_a_process_does_not_answer(cgroups, hangi
     job = cgroups.job("nobody_1")
     hanging(job, 0)
     pids = (job.path / "cgroup.procs").read_text().split()
-    code = "import sys\nfrom colmet.node.host import Host\nfrom colmet.node.processes import Question\nhost = Host()\n"
-    code += (
+    code = (
+        "import sys\nfrom colmet.node.system.host import Host\n"
+        "from colmet.node.system.processes import Question\nhost = Host()\n"
         "host.processes.ask([Question(int(p), 'x', lambda p=p: host.read(f'/proc/{p}/io')) for p in sys.argv[1:]])\n"
     )
     code += "print(host.processes.waiting)"

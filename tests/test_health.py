@@ -17,8 +17,8 @@ from colmet.common.runtime.health import Recent
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
-from colmet.node.health import Health as NodeHealth
-from colmet.node.route import Route, State, Times
+from colmet.node.delivery.uplink import Route, State, Times
+from colmet.node.selfmetrics.health import Health as NodeHealth
 from colmet.tools.status import describe
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))

@@ -23,7 +23,7 @@ from hdf5_writer import opened, write_once
 from colmet.collector.hdf5library import opened_library, tables
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.node.held import MAX_AGE_S
+from colmet.node.delivery.outbox import MAX_AGE_S
 from colmet.tools.history import rows as reading
 from colmet.tools.history import sources
 from colmet.tools.history.hdf5 import Hdf5History, files_of

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from colmet.common.runtime.cli import raise_open_file_limit
-from colmet.node.host import Host, is_gone
+from colmet.node.system.host import Host, is_gone
 
 
 def test_a_kept_file_is_read_from_its_start_each_time(fake):

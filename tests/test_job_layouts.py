@@ -16,11 +16,11 @@ from conftest import CgroupRoot, cannot_run, cgroup_mount
 
 from colmet.common.errors import ConfigError
 from colmet.node import main as node_main
-from colmet.node.discovery.finder import MAX_DEPTH, MAX_GROUPS
-from colmet.node.discovery.sluids import GRACE_S
-from colmet.node.discovery.watches import Directories, parse_events
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
+from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
+from colmet.node.jobs.sluids import GRACE_S
+from colmet.node.jobs.watches import Directories, parse_events
+from colmet.node.system.host import Host
 
 HYBRID = "".join(
     f"cgroup /sys/fs/cgroup/{name} cgroup rw,{name} 0 0\n" for name in ("cpuset", "cpuacct", "memory", "freezer")

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from colmet.common.errors import ConfigError
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
+from colmet.node.system.host import Host
 
 
 class Clock:

@@ -15,7 +15,7 @@ LIBRARIES = {
     "zmq": ("colmet.common.transport",),
     "msgpack": ("colmet.common.wire.",),
     "tables": ("colmet.collector.backends.hdf5", "colmet.collector.hdf5", "colmet.tools."),
-    "pyinotify": ("colmet.node.discovery.watches",),
+    "pyinotify": ("colmet.node.jobs.watches",),
     "pynvml": ("colmet.node.gpus.nvml",),
     "tomli": ("colmet.common.runtime.configuration",),
     "tomllib": ("colmet.common.runtime.configuration",),
@@ -34,12 +34,12 @@ LIBRARIES = {
     "uvicorn": ("colmet.tools.web.",),
     "kubernetes": ("colmet.tools.facility.",),
     "psutil": ("colmet.tools.facility.",),
-    "subprocess": ("colmet.node.command", "colmet.collector.hdf5apart", "colmet.collector.web", "colmet.tools."),
+    "subprocess": ("colmet.node.system.command", "colmet.collector.hdf5apart", "colmet.collector.web", "colmet.tools."),
     "ctypes": (
         "colmet.common.runtime.capabilities",
         "colmet.tools.doctor.clock",
         "colmet.collector.memory",
-        "colmet.node.clib",
+        "colmet.node.system.clib",
         "colmet.node.kernel.netlink",
         "colmet.common.runtime.capabilities",
         "colmet.node.backends.",
@@ -102,9 +102,9 @@ def test_a_module_imports_only_what_its_layer_may(path):
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("colmet.common.runtime.cli", "colmet.node.jobs"),
+        ("colmet.common.runtime.cli", "colmet.node.jobs.jobs"),
         ("colmet.node.agent", "colmet.collector.buffer"),
-        ("colmet.collector.main", "colmet.node.host"),
+        ("colmet.collector.main", "colmet.node.system.host"),
         ("colmet.node.agent", "colmet.node.backends.taskstats"),
         ("colmet.node.backends.jobproc", "colmet.node.backends.taskstats"),
         ("colmet.collector.main", "colmet.collector.backends.hdf5"),
@@ -121,8 +121,9 @@ def test_the_check_sees_what_is_not_allowed(importer, imported):
 
 def test_the_node_opens_files_in_host_alone():
     for path in MODULES:
+        name = name_of(path)
         # processes opens what the kernel says of its own threads, which is below no other root
-        if not inside(name_of(path), "colmet.node") or name_of(path) in ("colmet.node.host", "colmet.node.processes"):
+        if not inside(name, "colmet.node") or name in ("colmet.node.system.host", "colmet.node.system.processes"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

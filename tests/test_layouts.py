@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run
 
-from colmet.node.discovery.layouts import LAYOUTS, Claim
-from colmet.node.discovery.mounts import Mount, Mounts, parse_mounts
-from colmet.node.host import Host
+from colmet.node.jobs.layouts import LAYOUTS, Claim
+from colmet.node.jobs.mounts import Mount, Mounts, parse_mounts
+from colmet.node.system.host import Host
 
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SCOPE = "/system.slice/slurmstepd.scope"

@@ -21,14 +21,14 @@ from colmet.collector.receiver import Receiver
 from colmet.common.runtime.cli import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1
-from colmet.node.account import Account
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
+from colmet.node.selfmetrics.agent_stats import Account
+from colmet.node.system.host import Host
 from colmet.tools.live import Failed, JobRoot
 from colmet.tools.workloads import ShortTasks
 

@@ -14,11 +14,12 @@ from test_completeness import JOBS, NODE, PERIOD, START, Dropped, Node
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import ENCODERS, Decoder
-from colmet.node import ledger, main
-from colmet.node.held import Held
-from colmet.node.host import Host
-from colmet.node.spool import Spool
-from colmet.node.spoolfiles import SpoolFiles
+from colmet.node import main
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.spool import SpoolFiles
+from colmet.node.selfmetrics import completeness
+from colmet.node.system.host import Host
 
 
 def wait_for(condition):
@@ -51,9 +52,11 @@ def test_an_account_comes_with_the_first_batch_then_once_a_period():
 
 
 def test_what_became_of_batches_is_what_the_spool_says():
-    said = ledger.Fate({"sent": 9, "acknowledged": 7}, {NODE.name: {"sent": 5, "acknowledged": 4, "dropped": 1}}, (), 2)
+    said = completeness.Fate(
+        {"sent": 9, "acknowledged": 7}, {NODE.name: {"sent": 5, "acknowledged": 4, "dropped": 1}}, (), 2
+    )
     node = Node()
-    node.ledger = ledger.Ledger(lambda: said)
+    node.ledger = completeness.Ledger(lambda: said)
     node.tick()
     all_of_it = accounts(node.arrived[0])
     columns = ("sent", "acknowledged", "dropped", "duplicate")
@@ -65,13 +68,13 @@ def test_a_gap_is_told_once_and_again_when_it_has_grown():
     node = Node(ledger_s=0)
     node.tick()
     for told in ([(1, 1)], [(1, 2)], [(1, 3)]):
-        node.tick(missed=ledger.FAILED)
+        node.tick(missed=completeness.FAILED)
         rows = rows_of(node.arrived[-1], "gaps_default")
         assert [(row["last"] - row["first"] >= 0, row["samples"]) for row in rows] == [(True, n) for _, n in told]
         assert {row["first"] for row in rows} == {START + PERIOD}
     node.tick()
     assert not rows_of(node.arrived[-1], "gaps_default")
-    node.tick(missed=ledger.FAILED)
+    node.tick(missed=completeness.FAILED)
     (row,) = rows_of(node.arrived[-1], "gaps_default")
     assert (row["why"], row["first"], row["samples"]) == (b"failed", START + 5 * PERIOD, 1)
 
@@ -103,16 +106,16 @@ def test_gaps_that_alternate_with_samples_are_told_in_bounded_number():
     node.tick()
     for _ in range(500):
         node.tick()
-        node.tick(missed=ledger.LATE)
+        node.tick(missed=completeness.LATE)
     node.tick(ends=True)
     rows = rows_of(node.arrived[-1], "gaps_default")
-    assert len(rows) == ledger.MAX_GAPS and sum(row["samples"] for row in rows) == 500
+    assert len(rows) == completeness.MAX_GAPS and sum(row["samples"] for row in rows) == 500
     assert accounts(node.arrived[-1])[NODE.name]["late"] == 500
     assert accounts(node.arrived[-1])[NODE.name]["is_last"] == 1
 
 
 def with_ledger(agent):
-    agent._ledger = ledger.Ledger(lambda: ledger.Fate({}, {}, (), 0))
+    agent._ledger = completeness.Ledger(lambda: completeness.Fate({}, {}, (), 0))
     return agent
 
 

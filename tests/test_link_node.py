@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from colmet.common.wire import link as wire
-from colmet.node.health import Health
-from colmet.node.held import Entry, Held
-from colmet.node.link import Link
-from colmet.node.requests import MAX_WAITING, Requests
-from colmet.node.route import Route, State, Times, by_preference
+from colmet.node.delivery.link import Link
+from colmet.node.delivery.outbox import Entry, Held
+from colmet.node.delivery.requests import MAX_WAITING, Requests
+from colmet.node.delivery.uplink import Route, State, Times, by_preference
+from colmet.node.selfmetrics.health import Health
 
 EPOCH = 100
 TIMES = Times()
@@ -443,7 +443,7 @@ def finish(world, monkeypatch, connects_after_s):
         for number in world.push.take():
             world.ack((number, number))
 
-    monkeypatch.setattr("colmet.node.link.wait", wait)
+    monkeypatch.setattr("colmet.node.delivery.link.wait", wait)
     world.link.stop(lambda: None)
     world.link._finish()
     return world.clock.now - begun

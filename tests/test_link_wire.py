@@ -10,9 +10,9 @@ from test_link_node import EPOCH, TIMES, World
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import Client, new_pair
 from colmet.common.wire import Decoder, colmet06, dialect_of, v1
-from colmet.node.held import Entry
-from colmet.node.link import open_routes
-from colmet.node.route import State
+from colmet.node.delivery.link import open_routes
+from colmet.node.delivery.outbox import Entry
+from colmet.node.delivery.uplink import State
 
 FIRST_S = 1_700_000_000
 OLD = EPOCH - 1
@@ -240,7 +240,7 @@ def test_an_old_collector_that_is_started_again_is_asked_again(old):
 
 def test_waiting_for_the_answer_takes_no_cpu_time(world, monkeypatch):
     waits = []
-    monkeypatch.setattr("colmet.node.link.wait", lambda readable, writable, timeout_s: waits.append(timeout_s))
+    monkeypatch.setattr("colmet.node.delivery.link.wait", lambda readable, writable, timeout_s: waits.append(timeout_s))
     world.put()
     world.links[0].connected = False
     world.pushes[0].connection += 1

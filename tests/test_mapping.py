@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from colmet.common.schema import Field, Schema
-from colmet.node.mapping import PERIOD_S, SCHEMA, CounterName, Names
+from colmet.node.selfmetrics.mapping import PERIOD_S, SCHEMA, CounterName, Names
 
 RAPL = Schema("RAPLstats_default", "node", [Field("counter_1", "count", "gauge")])
 PERF = Schema("perfhwstats_default", "job", [Field("counter_1", "count", "gauge")])

@@ -16,12 +16,12 @@ from nvml_replay import DATA, LOST, NOT_LOADED, Replay
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA, NvidiaBackend, _joined
-from colmet.node.beside import Beside, NotYet
-from colmet.node.gpus import held
-from colmet.node.gpus.held import Devices, find_named, parse_devices, parse_resources
+from colmet.node.background import Beside, NotYet
+from colmet.node.gpus import allocation
+from colmet.node.gpus.allocation import Devices, find_named, parse_devices, parse_resources
 from colmet.node.gpus.nvml import RENEW_S, NvmlReader
 from colmet.node.gpus.reading import Gpu
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.once import format_table
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -451,9 +451,9 @@ def test_each_rank_may_see_its_own_gpu(node):
     [
         ("CUDA_VISIBLE_DEVICES=2\0CUDA_VISIBLE_DEVICES=5\0", [2]),  # as getenv() has it
         ("MY_CUDA_VISIBLE_DEVICES=2\0CUDA_VISIBLE_DEVICES=5\0", [5]),
-        ("\0" * held.MAX_ENVIRONMENT + "CUDA_VISIBLE_DEVICES=2\0", []),
-        ("x" * (held.MAX_ENVIRONMENT - 23) + "\0CUDA_VISIBLE_DEVICES=2,5\0", []),  # cut behind the 2
-        ("CUDA_VISIBLE_DEVICES=2" + "," * held.MAX_TEXT + "\0", []),
+        ("\0" * allocation.MAX_ENVIRONMENT + "CUDA_VISIBLE_DEVICES=2\0", []),
+        ("x" * (allocation.MAX_ENVIRONMENT - 23) + "\0CUDA_VISIBLE_DEVICES=2,5\0", []),  # cut behind the 2
+        ("CUDA_VISIBLE_DEVICES=2" + "," * allocation.MAX_TEXT + "\0", []),
     ],
 )
 def test_of_a_large_or_odd_environment_whole_variables_count_the_first_of_each_name(node, text, indices):
@@ -472,8 +472,8 @@ def test_the_environment_is_not_read_at_each_sample_for_ever(node, monkeypatch):
     job = t4.job(42, *range(500, 600))
     for _ in range(100):
         t4.sample(job)
-    looks = held._EAGER_LOOKS + 100 // held._RARE_LOOKS
-    assert len(reads) == looks * held.MAX_PROCESSES and set(reads) == {held.MAX_ENVIRONMENT}
+    looks = allocation._EAGER_LOOKS + 100 // allocation._RARE_LOOKS
+    assert len(reads) == looks * allocation.MAX_PROCESSES and set(reads) == {allocation.MAX_ENVIRONMENT}
     t4.sample()
     assert t4.backend._holdings._looked == {}
 

@@ -14,11 +14,11 @@ from conftest import CgroupRoot
 
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, NvidiaBackend
-from colmet.node.gpus.held import VARIABLES
+from colmet.node.gpus.allocation import VARIABLES
 from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.smi import SmiReader
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
+from colmet.node.system.host import Host
 
 pytestmark = pytest.mark.live
 

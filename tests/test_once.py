@@ -18,9 +18,9 @@ from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
+from colmet.node.system.host import Host
 
 COMMAND = [sys.executable, "-m", "colmet.node.main", "--once"]
 
@@ -308,8 +308,8 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 @pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup", "--disable-jobproc"]])
 def test_without_root_it_says_what_is_missing(root, arguments):
     code = (
-        "import locale, os, sys, colmet.node.discovery.watches\nimport colmet.node.main as main\n"
-        "from colmet.common import cli\n"
+        "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"
+        "from colmet.common.runtime import cli\n"
         "from colmet.node.backends import NAMES\ncli.load(NAMES)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"sys.exit(main.main(['--once', '--cpuset_rootpath', '/none', *{arguments!r}]))"

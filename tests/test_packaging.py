@@ -22,7 +22,7 @@ from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.control import default_paths
 from colmet.common.transport import link_uri
 from colmet.node import main as node
-from colmet.node.privileges import CORE
+from colmet.node.system.privileges import CORE
 
 PACKAGING = Path(__file__).parents[1] / "packaging"
 MAINS = {"node": node, "collector": collector}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.kernel.perfgroups import PerfGroups
+from colmet.node.system.host import Host
 
 
 class Kernel(Host):

@@ -18,12 +18,12 @@ from test_daemons import Daemon, free_port
 
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Parser
-from colmet.node import clib
 from colmet.node.backends import perfhw
 from colmet.node.backends.perfhw import SCHEMA, PerfhwBackend, scaled
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.kernel.perfevents import NAMES_06
+from colmet.node.system import clib
+from colmet.node.system.host import Host
 
 V1 = "/sys/fs/cgroup/perf_event"
 

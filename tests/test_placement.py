@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run
 
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
-from colmet.node.placement import Placement
+from colmet.node.system.host import Host
+from colmet.node.system.placement import Placement
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,9 @@ def test_a_real_process_moves_with_all_its_threads():
     if len(os.sched_getaffinity(0)) < 2:
         cannot_run("needs two CPUs")
     code = (
-        "import os, sys, threading\nfrom colmet.common.transport import Push\nfrom colmet.node.host import Host\n"
-        "from colmet.node.jobs import Job\nfrom colmet.node.placement import Placement\n"
+        "import os, sys, threading\nfrom colmet.common.transport import Push\n"
+        "from colmet.node.system.host import Host\n"
+        "from colmet.node.jobs.jobs import Job\nfrom colmet.node.system.placement import Placement\n"
         "push = Push('tcp://127.0.0.1:9', 10, 0)\n"
         "event = threading.Event()\nthreads = [threading.Thread(target=event.wait) for _ in range(3)]\n"
         "[one.start() for one in threads]\n"

@@ -16,7 +16,7 @@ from test_daemons import Daemon, free_port
 from colmet.common.runtime.capabilities import NUMBERS, bits
 from colmet.common.runtime.cli import load
 from colmet.node.backends import NAMES
-from colmet.node.privileges import CORE, choose, drop
+from colmet.node.system.privileges import CORE, choose, drop
 
 NOBODY = 65534
 PERF = ("--enable-perfhw", "--perfhw-list", "page_faults", "task_clock")  # counted on every machine
@@ -42,7 +42,7 @@ def test_backends_ask_for_rights_that_are_known(cls):
 def test_who_has_no_rights_gives_nothing_up():
     code = f"""if True:
         import logging, os
-        from colmet.node.privileges import drop
+        from colmet.node.system.privileges import drop
         if os.geteuid() == 0:
             os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
         logging.basicConfig(level=0)
@@ -78,7 +78,7 @@ def as_the_unit():
 def test_the_units_user_keeps_what_is_needed_and_its_programs_get_nothing(root):
     code = """if True:
         import subprocess
-        from colmet.node.privileges import drop
+        from colmet.node.system.privileges import drop
         drop(["CAP_NET_ADMIN"])
         print(open("/proc/self/status").read(), flush=True)
         subprocess.run(["cat", "/proc/self/status"], check=True)

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from colmet.node import processes
-from colmet.node.host import Host
-from colmet.node.processes import NO_ANSWER, Processes, Question
+from colmet.node.system import processes
+from colmet.node.system.host import Host
+from colmet.node.system.processes import NO_ANSWER, Processes, Question
 
 
 class Tree:

@@ -12,7 +12,7 @@ from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.node.backends.procstats import SCHEMA, ProcstatsBackend
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 
 CAPTURE = Path(__file__).parent / "data/kernel/proc-linux-6.18"
 

@@ -12,11 +12,11 @@ from conftest import LIB_RAPL
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Table
-from colmet.node import clib
 from colmet.node.backends import rapl
 from colmet.node.backends.rapl import SCHEMA, ZONE_SCHEMA, RaplBackend, _Described
 from colmet.node.main import build_parser
 from colmet.node.once import format_table
+from colmet.node.system import clib
 
 pytestmark = pytest.mark.usefixtures("lib_rapl")
 BASE = "/sys/devices/virtual/powercap/intel-rapl"

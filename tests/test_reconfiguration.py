@@ -19,8 +19,8 @@ from colmet.common.runtime.control import Control, Errands
 from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.transport import Push
 from colmet.common.wire.control import decode_answer, decode_request, encode
-from colmet.node import reconfiguration, rustconfiguration
-from colmet.node.reconfiguration import Remote, change, parse
+from colmet.node import live_config, rust_configuration
+from colmet.node.live_config import Remote, change, parse
 
 RUST = (Path(__file__).parent / "data/control/reconfigure.bin").read_bytes()
 
@@ -155,7 +155,7 @@ def served():
 
         thread = threading.Thread(target=main_thread)
         thread.start()
-        asked = Control({"status": lambda _: {}, "configure": reconfiguration.handler(node.settings, errands)})
+        asked = Control({"status": lambda _: {}, "configure": live_config.handler(node.settings, errands)})
         try:
             yield asked, node
         finally:
@@ -179,7 +179,7 @@ def test_a_main_thread_that_is_busy_is_not_waited_for_for_ever(monkeypatch):
     node = Node()
     with Errands() as errands:
         monkeypatch.setattr(errands, "call", lambda function: Errands.call(errands, function, 0.05))
-        handle = reconfiguration.handler(node.settings, errands)
+        handle = live_config.handler(node.settings, errands)
         with pytest.raises(Refused, match=r"did not do it within 0.05 s; it will not do it later either"):
             handle({"sample_period": "1"})
         errands.serve()
@@ -213,7 +213,7 @@ def test_a_collector_that_is_known_changes_what_it_may_and_asks_nothing_else(ser
 def pushed(served):
     """What a sender of the Rust node does: connect, push, and go."""
     asked, node = served
-    port = rustconfiguration.RustPort("tcp://127.0.0.1:*", asked)
+    port = rust_configuration.RustPort("tcp://127.0.0.1:*", asked)
     port.start()
     push = Push(port.uri, 10, 5000)
 
@@ -250,9 +250,9 @@ def test_whatever_else_is_pushed_changes_nothing_and_is_counted(pushed, caplog):
 
 def test_a_port_of_another_program_is_left_to_it(served, caplog):
     asked, _ = served
-    port = rustconfiguration.RustPort("tcp://127.0.0.1:*", asked)
+    port = rust_configuration.RustPort("tcp://127.0.0.1:*", asked)
     assert "any user of this machine can change the sample period" in caplog.text
     with pytest.raises(ConfigError, match=r"--enable-rust-configuration tcp://127.0.0.1:\d+: Address already in use"):
-        rustconfiguration.RustPort(port.uri, asked)
+        rust_configuration.RustPort(port.uri, asked)
     port.close()
     port.close()

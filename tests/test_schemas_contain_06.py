@@ -6,9 +6,9 @@ import pytest
 
 from colmet.common.runtime.cli import load
 from colmet.common.wire.colmet06 import RECORDS
-from colmet.node.account import SCHEMA as AGENT
 from colmet.node.backends import NAMES
-from colmet.node.mapping import SCHEMA as MAPPING
+from colmet.node.selfmetrics.agent_stats import SCHEMA as AGENT
+from colmet.node.selfmetrics.mapping import SCHEMA as MAPPING
 
 SCHEMAS = {cls.schema.name: cls.schema for cls in load(NAMES)}
 

@@ -10,9 +10,9 @@ import pytest
 
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, v1
-from colmet.node.held import Entry, Held
-from colmet.node.link import Link
-from colmet.node.spool import Spool
+from colmet.node.delivery.link import Link
+from colmet.node.delivery.outbox import Entry, Held
+from colmet.node.delivery.send_queue import Spool
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 # What may wait for somebody else, of all that Python and its libraries call.

@@ -7,12 +7,11 @@ import random
 import pytest
 from test_link_node import FakePush
 
-from colmet.node import spoolfiles
-from colmet.node.held import Entry, Held
-from colmet.node.host import Host, PrivateDirectory
-from colmet.node.link import Link
-from colmet.node.route import Route, Times
-from colmet.node.spoolfiles import SpoolFiles, find_records, pack_record
+from colmet.node.delivery.link import Link
+from colmet.node.delivery.outbox import Entry, Held
+from colmet.node.delivery.spool import Lost, SpoolFiles, find_records, pack_record
+from colmet.node.delivery.uplink import Route, Times
+from colmet.node.system.host import Host, PrivateDirectory
 
 NOW = 10**18
 
@@ -132,7 +131,7 @@ def test_records_in_a_message_are_no_records():
     data = pack_record(2, 8, NOW, b"before" + inner + b"behind")
     assert [record.seq for record in find_records(data, 2, 0)] == [8]
     broken = b"?" + data[1:]
-    assert all(isinstance(one, spoolfiles.Lost) for one in find_records(broken, 2, 0))
+    assert all(isinstance(one, Lost) for one in find_records(broken, 2, 0))
 
 
 def test_segments_of_another_host_and_other_files_are_left_alone(spool, caplog):
@@ -182,7 +181,7 @@ def test_a_full_disk_leaves_batches_in_memory_and_they_go_to_disk_when_there_is_
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr(spoolfiles.os, "write", failing)
+    monkeypatch.setattr(os, "write", failing)
     held.add(entries(5, 1, 2))
     full = True
     for n in range(3, 103):
@@ -224,7 +223,7 @@ def test_a_segment_that_cannot_be_read_for_a_moment_is_not_given_up(spool, monke
 def test_the_end_tries_the_disk_once_more(spool, monkeypatch):
     held = Held(5, open_files(spool, 5, monotonic=Clock()), max_age_s=9e9)
     with monkeypatch.context() as patch:
-        patch.setattr(spoolfiles.os, "write", lambda fd, data: 0)
+        patch.setattr(os, "write", lambda fd, data: 0)
         held.add(entries(5, 1, 2))
     held.close()
     assert reopened(spool)[1] == [(5, 1), (5, 2)]

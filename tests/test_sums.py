@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.node.sums import Sums
+from colmet.node.system.sums import Sums
 
 
 def test_the_first_total_is_what_the_parts_tell():

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from colmet.node import tally as module
-from colmet.node.tally import Tally
+from colmet.node.delivery import delivery_stats as module
+from colmet.node.delivery.delivery_stats import Tally
 
 SETS = [("a",), ("a", "b"), (), ("b", "c")]
 

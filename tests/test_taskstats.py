@@ -14,12 +14,12 @@ import pytest
 from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.node import processes
 from colmet.node.backends.taskstats import DELAY_FIELDS, TaskstatsBackend
-from colmet.node.host import Host
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.kernel import netlink, taskstats
 from colmet.node.kernel.taskstats import FIELDS, Layout, TaskstatsClient, decode_answers
+from colmet.node.system import processes
+from colmet.node.system.host import Host
 
 CAPTURE = Path(__file__).parent / "data/kernel/taskstats-v16-linux-6.18.bin"
 
@@ -408,12 +408,12 @@ def test_live_without_the_right_the_backend_says_which_one(root):
         "import os; os.setuid(65534)\n"
         "from colmet.node.backends.taskstats import TaskstatsBackend\n"
         "from colmet.common.errors import BackendUnavailable\n"
-        "from colmet.node.host import Host\n"
+        "from colmet.node.system.host import Host\n"
         "try: TaskstatsBackend(Host()).open()\n"
         "except BackendUnavailable as err: print(err)\n"
     )
     # imports come first: an unprivileged user may not read where they lie
-    code = "import colmet.node.backends.taskstats, colmet.node.host\n" + code
+    code = "import colmet.node.backends.taskstats, colmet.node.system.host\n" + code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "CAP_NET_ADMIN" in done.stdout and "root" in done.stdout
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.node.discovery.watches import Directories
-from colmet.node.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.watches import Directories
 
 
 @pytest.fixture

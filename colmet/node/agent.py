@@ -18,17 +18,17 @@ from colmet.common.runtime.control import Errands
 from colmet.common.runtime.reload import Prepare, at_once
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
-from colmet.node.account import Account, Meter
 from colmet.node.backend import InputBackend
-from colmet.node.beside import Beside, NotYet
-from colmet.node.health import Health
-from colmet.node.jobs import NODE_JOB, Job, JobSource
-from colmet.node.ledger import FAILED, LATE, Ledger
-from colmet.node.mapping import Names
-from colmet.node.placement import Placement
-from colmet.node.processes import Processes
+from colmet.node.background import Beside, NotYet
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.jobs.jobs import NODE_JOB, Job, JobSource
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
+from colmet.node.selfmetrics.agent_stats import Account, Meter
+from colmet.node.selfmetrics.completeness import FAILED, LATE, Ledger
+from colmet.node.selfmetrics.health import Health
+from colmet.node.selfmetrics.mapping import Names
+from colmet.node.system.placement import Placement
+from colmet.node.system.processes import Processes
 
 log = logging.getLogger(__name__)
 

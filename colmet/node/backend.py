@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample, Schema
-from colmet.node.command import Command
-from colmet.node.host import Host
-from colmet.node.jobs import Job
-from colmet.node.mapping import CounterName
+from colmet.node.jobs.jobs import Job
+from colmet.node.selfmetrics.mapping import CounterName
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host
 
 
 class InputBackend(ABC):

@@ -22,17 +22,20 @@ from colmet.common.runtime.systemd import Service
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
-from colmet.node import account, ledger, link, mapping, once, placement, privileges, reconfiguration, rustconfiguration
+from colmet.node import live_config, once, rust_configuration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
-from colmet.node.health import Health
-from colmet.node.host import Host
-from colmet.node.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
-from colmet.node.requests import Requests
-from colmet.node.route import Route, Times
+from colmet.node.delivery import link
+from colmet.node.delivery.requests import Requests
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.uplink import Route, Times
+from colmet.node.jobs.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
-from colmet.node.spool import Spool
+from colmet.node.selfmetrics import agent_stats, completeness, mapping
+from colmet.node.selfmetrics.health import Health
+from colmet.node.system import placement, privileges
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 
@@ -113,13 +116,13 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     for backend in backends:
         backend.add_options(group)
     mapping.add_options(group)
-    account.add_options(group)
-    ledger.add_options(group)
+    agent_stats.add_options(group)
+    completeness.add_options(group)
     daemon = parser.add_argument_group("how colmet-node runs")
     control.add_options(daemon, "node")
     metrics_http.add_options(daemon)
-    reconfiguration.add_options(daemon)
-    rustconfiguration.add_options(daemon)
+    live_config.add_options(daemon)
+    rust_configuration.add_options(daemon)
     placement.add_options(daemon)
     privileges.add_options(daemon)
     return parser
@@ -188,7 +191,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
-        check_uri(options.enable_rust_configuration, rustconfiguration.OPTION)
+        check_uri(options.enable_rust_configuration, rust_configuration.OPTION)
     return Parts(find_jobs(options, host), backends, security, control_keys)
 
 
@@ -277,7 +280,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             stack.callback(route.close)
         spool = Spool(v1.encode, held)
         asked = control.Control({})
-        remote = reconfiguration.Remote(asked, is_known=security is not None or options.allow_remote_configure)
+        remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
         sender = link.Link(
             *(host_name, held, routes, spool.take, spool.fd, options.zeromq_hwm, options.spool_rate, times),
             Requests(remote.answer),
@@ -295,13 +298,13 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         }
         rust = None
         if options.enable_rust_configuration:
-            rust = rustconfiguration.RustPort(options.enable_rust_configuration, asked)
+            rust = rust_configuration.RustPort(options.enable_rust_configuration, asked)
             stack.callback(rust.close)
             parts["rust_configuration"] = rust.counters
         health = Health(parts, routes, Latest() if options.metrics_jobs else None)
         agent = Agent(
             *(host_name, source, backends, spool, schedule, place),
-            account=None if options.disable_agent_stats else account.Account(host, options.agent_stats_period),
+            account=None if options.disable_agent_stats else agent_stats.Account(host, options.agent_stats_period),
             mapping=mapping.Names.from_options(options.mapping_dir, host),
             health=health,
             ledger=open_ledger(options, spool, routes),
@@ -318,7 +321,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             with control.Errands() as errands:
                 asked.handlers["status"] = health.status
                 asked.handlers["top"] = health.top.answer
-                asked.handlers["configure"] = reconfiguration.handler(settings, errands)
+                asked.handlers["configure"] = live_config.handler(settings, errands)
                 control.listen(options.control_socket, "node", asked, control_keys)
                 if rust is not None:
                     rust.start()
@@ -365,20 +368,20 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     return False
 
 
-def open_ledger(options: argparse.Namespace, spool: Spool, routes: Sequence[Route]) -> ledger.Ledger | None:
+def open_ledger(options: argparse.Namespace, spool: Spool, routes: Sequence[Route]) -> completeness.Ledger | None:
     """What keeps the account of what is complete; None where nobody wants it."""
     if options.disable_ledger:
         return None
 
-    def fate() -> ledger.Fate:
-        return ledger.Fate(
+    def fate() -> completeness.Fate:
+        return completeness.Fate(
             spool.held.tally.totals(),  # as in the other rows, without those of earlier starts
             spool.held.tally.by_table(),
             spool.dropped_ranges(),
             sum(route.duplicates for route in routes),
         )
 
-    return ledger.Ledger(fate, options.ledger_period, (account.SCHEMA.name, mapping.SCHEMA.name))
+    return completeness.Ledger(fate, options.ledger_period, (agent_stats.SCHEMA.name, mapping.SCHEMA.name))
 
 
 def end_sending(sender: link.Link, spool: Spool) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from colmet.common.runtime.cli import load
 from colmet.common.schema import Schema
 from colmet.common.wire import colmet06, colmet_rs
-from colmet.node.account import SCHEMA as AGENT
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
-from colmet.node.ledger import GAPS
-from colmet.node.ledger import SCHEMA as LEDGER
-from colmet.node.mapping import SCHEMA as MAPPING
+from colmet.node.selfmetrics.agent_stats import SCHEMA as AGENT
+from colmet.node.selfmetrics.completeness import GAPS
+from colmet.node.selfmetrics.completeness import SCHEMA as LEDGER
+from colmet.node.selfmetrics.mapping import SCHEMA as MAPPING
 from colmet.tools.facility.tables import SCHEMAS as FACILITY
 
 HEAD = """\

@@ -22,10 +22,10 @@ from fleet import SCHEMAS, Row
 from colmet.common.runtime.cli import raise_open_file_limit
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import v1
-from colmet.node.held import Held
-from colmet.node.link import Link, open_routes
-from colmet.node.route import Times
-from colmet.node.spool import Spool
+from colmet.node.delivery.link import Link, open_routes
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.uplink import Times
 
 STEP_S = 0.25
 SAY_S = 0.5

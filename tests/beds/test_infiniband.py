@@ -20,7 +20,7 @@ from test_daemons import Daemon, free_port
 
 from colmet.common.errors import BackendUnavailable, CommandFailed
 from colmet.node.backends.infiniband import InfinibandBackend
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 
 pytestmark = pytest.mark.live
 

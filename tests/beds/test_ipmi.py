@@ -20,7 +20,7 @@ from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.transport import Pull
 from colmet.common.wire import Decoder
 from colmet.node.backends.ipmipower import IpmipowerBackend
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 
 pytestmark = pytest.mark.live
 OTHER_VENDOR = "0x00b980"

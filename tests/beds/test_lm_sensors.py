@@ -18,7 +18,7 @@ MOUNT = 'for one in class devices bus; do mount --bind "$1/$one" "/sys/$one" || 
 LOOK = """
 import json, subprocess, sys
 from colmet.node.backends.temperature import TemperatureBackend
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 
 backend = TemperatureBackend(Host())
 backend.open()

@@ -12,9 +12,9 @@ import pytest
 from conftest import cannot_run
 from perfjobs import EVENTS, hierarchy, worker_jobs
 
-from colmet.node import clib
 from colmet.node.backends.perfhw import PerfhwBackend
-from colmet.node.host import Host
+from colmet.node.system import clib
+from colmet.node.system.host import Host
 
 pytestmark = pytest.mark.live
 NEED = Path(__file__).resolve().parents[2] / "scripts/need.sh"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from colmet.common.errors import Refused, WireError
 from colmet.common.wire.control import decode_answer, decode_request, encode
-from colmet.node import reconfiguration
+from colmet.node import live_config
 from colmet.node.kernel import perfchoices
 
 SEEDS = [
@@ -26,7 +26,7 @@ def one(data: bytes) -> None:
     else:
         assert decode_request(encode(request)) == request
         try:
-            values = reconfiguration.parse(request)
+            values = live_config.parse(request)
         except Refused:
             pass
         else:

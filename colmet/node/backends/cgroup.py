@@ -19,8 +19,7 @@ from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import MEMORY, TASKS, Job
+from colmet.node.jobs.jobs import MEMORY, TASKS, Job
 from colmet.node.kernel.cgroupfiles import (
     Blocks,
     Columns,
@@ -33,6 +32,7 @@ from colmet.node.kernel.cgroupfiles import (
     number,
     pressure,
 )
+from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

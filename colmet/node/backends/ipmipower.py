@@ -15,9 +15,9 @@ from colmet.common.runtime.cli import Options, Rare, positive_seconds
 from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
-from colmet.node.command import Command
-from colmet.node.host import Host
-from colmet.node.jobs import NODE_JOB
+from colmet.node.jobs.jobs import NODE_JOB
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host, Kept, is_gone
-from colmet.node.jobs import MEMORY, TASKS, Job
+from colmet.node.jobs.jobs import MEMORY, TASKS, Job
 from colmet.node.kernel.cgroupfiles import Values
-from colmet.node.processes import NO_ANSWER, Question
+from colmet.node.system.host import Host, Kept, is_gone
+from colmet.node.system.processes import NO_ANSWER, Question
 
 log = logging.getLogger(__name__)
 

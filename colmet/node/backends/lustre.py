@@ -14,10 +14,10 @@ from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, label
 from colmet.node.backend import InputBackend
-from colmet.node.command import Command
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import NODE_JOB, Job
-from colmet.node.sums import MAX_TOTAL, Sums
+from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host, is_gone
+from colmet.node.system.sums import MAX_TOTAL, Sums
 
 log = logging.getLogger(__name__)
 

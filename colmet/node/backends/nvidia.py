@@ -11,13 +11,13 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, Value, label
 from colmet.node.backend import InputBackend
-from colmet.node.command import Command
-from colmet.node.gpus.held import Holdings
+from colmet.node.gpus.allocation import Holdings
 from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.reading import Gpu, Process, Reader, whole
 from colmet.node.gpus.smi import SmiReader
-from colmet.node.host import Host
-from colmet.node.jobs import NODE_JOB, Job
+from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

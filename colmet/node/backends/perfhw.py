@@ -20,17 +20,17 @@ from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.runtime.configuration import require
 from colmet.common.schema import Field, Sample, Schema, Value
-from colmet.node import clib
 from colmet.node.backend import InputBackend
-from colmet.node.discovery.mounts import Mounts
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import NODE_JOB, Job
+from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.mounts import Mounts
 from colmet.node.kernel import perfchoices, perfevents
 from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.kernel.perfgroups import PerfGroups
-from colmet.node.mapping import CounterName
-from colmet.node.processes import Question
 from colmet.node.schedule import Every
+from colmet.node.selfmetrics.mapping import CounterName
+from colmet.node.system import clib
+from colmet.node.system.host import Host, is_gone
+from colmet.node.system.processes import Question
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import Field, Sample, Schema, Value
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host
-from colmet.node.jobs import NODE_JOB, Job
+from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.system.host import Host
 
 
 def _meminfo(key: str, text: str, unit: str = "kbytes") -> Field:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Field, Sample, Schema, Value, label
-from colmet.node import clib
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host
-from colmet.node.jobs import NODE_JOB, Job
-from colmet.node.mapping import CounterName
+from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.selfmetrics.mapping import CounterName
+from colmet.node.system import clib
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

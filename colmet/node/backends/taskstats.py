@@ -25,16 +25,16 @@ from colmet.common.runtime.cli import Options, Rare, whole_number
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.accounting.attribution import Attribution
+from colmet.node.accounting.child_cpu_time import Reaped
 from colmet.node.accounting.plausible import PlausibleWaits
-from colmet.node.accounting.reaped import Reaped
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.procstat import Stat, ask_stats
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
-from colmet.node.processes import NoAnswer
-from colmet.node.state import DIRECTORY, StateFile, default_directory
+from colmet.node.system.host import Host, is_gone
+from colmet.node.system.processes import NoAnswer
+from colmet.node.system.state import DIRECTORY, StateFile, default_directory
 
 log = logging.getLogger(__name__)
 

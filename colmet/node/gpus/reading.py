@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from colmet.common.schema import Value
-from colmet.node.command import Command
+from colmet.node.system.command import Command
 
 
 class Process(NamedTuple):

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Value
-from colmet.node.command import Command
 from colmet.node.gpus.reading import Gpu, Process, Reader
-from colmet.node.host import Host
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 
 from colmet.common.schema import Value
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 
 Values = dict[str, Value]
 Parser = Callable[[bytes, Values], None]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 
 DEVICES = "/sys/bus/event_source/devices"
 _HARDWARE, _SOFTWARE, _CACHE, _RAW = 0, 1, 3, 4

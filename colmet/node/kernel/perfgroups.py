@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterable
 
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
+from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from colmet.common.errors import CommandFailed
-from colmet.node.command import Command
+from colmet.node.system.command import Command
 from colmet.tools.batch.model import BatchError
 
 DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster takes some seconds

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 from colmet.common.errors import CommandFailed, ConfigError
-from colmet.node.command import Command
+from colmet.node.system.command import Command
 from colmet.tools.batch import answers
 from colmet.tools.batch.gridengine_memory import COMMANDS, Memory, parse_memory, read_memory
 from colmet.tools.batch.gridengine_xml import MAX_BYTES, Sieve, check_encoding, read_elements

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from colmet import __version__
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 from colmet.tools.doctor.findings import Finding, Level, examine, quiet
 from colmet.tools.doctor.patient import SIDES, Patient, find_sides
 from colmet.tools.doctor.table import CHECKS, Check

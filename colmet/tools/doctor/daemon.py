@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.common.errors import ColmetError
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 from colmet.tools.doctor.findings import Finding, Level, Unchecked, fail, good, warn
 from colmet.tools.doctor.patient import Patient, arguments
 
@@ -230,7 +230,7 @@ def _places(daemon: Patient) -> frozenset[str]:
     try:
         if daemon.side == "collector":
             return frozenset([daemon.options.zeromq_bind_uri])
-        from colmet.node.link import collectors
+        from colmet.node.delivery.link import collectors
 
         return frozenset(collectors(daemon.options))
     except (ColmetError, Unchecked):

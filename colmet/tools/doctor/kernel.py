@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.plural import counted
-from colmet.node.command import Command
-from colmet.node.host import Host
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host
 from colmet.tools.doctor import waits
 from colmet.tools.doctor.findings import Finding, Unchecked, fail, good, severe, warn
 from colmet.tools.doctor.patient import Patient
 
 if TYPE_CHECKING:
-    from colmet.node.discovery.mounts import Mounts
+    from colmet.node.jobs.mounts import Mounts
 
 DELAYACCT = "/proc/sys/kernel/task_delayacct"
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -236,7 +236,7 @@ def _held(pid: int, host: Host) -> set[str]:
 
 
 def _mounted(host: Host, controller: str) -> bool:
-    from colmet.node.discovery.mounts import parse_mounts
+    from colmet.node.jobs.mounts import parse_mounts
 
     return any(controller in mount.controllers for mount in parse_mounts(host.read("/proc/self/mounts")))
 
@@ -272,7 +272,7 @@ def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
 
 def check_jobs(patient: Patient) -> Iterator[Finding]:
     """Where jobs' cgroups are looked for, and what is there now."""
-    from colmet.node.jobs import ABSENT, DEFAULT_PATTERN, NODE_JOB
+    from colmet.node.jobs.jobs import ABSENT, DEFAULT_PATTERN, NODE_JOB
     from colmet.node.main import find_jobs
 
     try:
@@ -323,7 +323,7 @@ def check_jobs(patient: Patient) -> Iterator[Finding]:
 
 def check_controllers(patient: Patient) -> Iterator[Finding]:
     """Whether the cgroup controllers that count hold the jobs; where none is, the directories in which jobs come."""
-    from colmet.node.discovery.controllers import held_now
+    from colmet.node.jobs.controllers import held_now
     from colmet.node.main import find_jobs
 
     host = patient.host
@@ -355,7 +355,7 @@ def check_controllers(patient: Patient) -> Iterator[Finding]:
 
 def _check_machine(host: Host) -> Iterator[Finding]:
     """Whether what is mounted has the controllers, for jobs that may come."""
-    from colmet.node.discovery.controllers import WANTED, WANTED_V2
+    from colmet.node.jobs.controllers import WANTED, WANTED_V2
 
     mounts, unified = _mounts(host)
     lacks = [name for name, same in WANTED.items() if name not in mounts.v1 and same not in unified]
@@ -378,8 +378,8 @@ def _check_machine(host: Host) -> Iterator[Finding]:
 
 def _mounts(host: Host) -> tuple[Mounts, set[str]]:
     """Where cgroups are mounted, and the controllers of v2."""
-    from colmet.node.discovery.controllers import controllers_of
-    from colmet.node.discovery.mounts import Mounts
+    from colmet.node.jobs.controllers import controllers_of
+    from colmet.node.jobs.mounts import Mounts
 
     mounts = Mounts(host)
     mounts.refresh(anyway=True)
@@ -451,7 +451,7 @@ def check_inotify(patient: Patient) -> Iterator[Finding]:
 
 def check_rights(patient: Patient) -> Iterator[Finding]:
     """The rights of root's that what is measured here takes."""
-    from colmet.node.privileges import CORE
+    from colmet.node.system.privileges import CORE
 
     wanted = set(CORE).union(*[backend.capabilities for backend in patient.backends])
     held = _held(patient.pid, patient.host)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.plural import counted
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 from colmet.tools.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.tools.doctor.patient import Patient
 from colmet.tools.doctor.storage import missing_right
@@ -80,7 +80,7 @@ def greet(address: Address) -> str:
 def check_collectors(patient: Patient) -> Iterator[Finding]:
     """Each --zeromq-uri and the port of its acknowledgements: name, connection, what listens, with keys or without."""
     from colmet.common.transport.uris import check_target, link_uri
-    from colmet.node.link import collectors
+    from colmet.node.delivery.link import collectors
 
     options = patient.options
     try:

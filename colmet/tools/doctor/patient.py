@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
 from colmet.common.runtime.capabilities import bits
 from colmet.common.runtime.cli import EXIT_CONFIG
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 from colmet.tools.doctor.findings import Unchecked
 
 SIDES = ("node", "collector")

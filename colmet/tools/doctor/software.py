@@ -151,7 +151,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def check_libraries(patient: Patient) -> Iterator[Finding]:
     """The C libraries: whether they are built, and of this Colmet; what LIB_..._PATH names."""
-    from colmet.node import clib
+    from colmet.node.system import clib
 
     asked = {"--enable-perfhw": patient.options.enable_perfhw, "--enable-RAPL": patient.options.enable_RAPL}
     for folder, variable, module, switch in _LIBRARIES:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from colmet.node.host import Host
+from colmet.node.system.host import Host
 from colmet.tools.doctor.findings import Finding, Unchecked, fail, good, warn
 from colmet.tools.doctor.patient import Patient, User
 from colmet.tools.units import size
@@ -71,7 +71,8 @@ def places(patient: Patient) -> list[Place]:
     options = patient.options
     found = []
     if patient.side == "node":
-        from colmet.node import link, state
+        from colmet.node.delivery import link
+        from colmet.node.system import state
 
         spool, kept = options.spool_dir, options.state_dir
         if spool is None:

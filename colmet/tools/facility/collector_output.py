@@ -19,13 +19,13 @@ from colmet.common.schema import Batch, Table
 from colmet.common.transport import curve
 from colmet.common.wire import ENCODERS
 from colmet.common.wire import control as control_wire
-from colmet.node.held import Held
-from colmet.node.host import PrivateDirectory
-from colmet.node.link import Link, open_routes
-from colmet.node.requests import Requests
-from colmet.node.route import Route, Times
-from colmet.node.spool import Spool
-from colmet.node.spoolfiles import LOCK, SpoolFiles
+from colmet.node.delivery.link import Link, open_routes
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.requests import Requests
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.spool import LOCK, SpoolFiles
+from colmet.node.delivery.uplink import Route, Times
+from colmet.node.system.host import PrivateDirectory
 from colmet.tools.facility.sender import spool_directory
 from colmet.tools.facility.tables import rows_of, tables_of
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from colmet.common.errors import CommandFailed
-from colmet.node.command import Command
+from colmet.node.system.command import Command
 from colmet.tools.batch import answers
 from colmet.tools.facility.deadlines import SourceFailed
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.node.discovery.layouts import job_number
-from colmet.node.host import Host
-from colmet.node.processes import Question
+from colmet.node.jobs.layouts import job_number
+from colmet.node.system.host import Host
+from colmet.node.system.processes import Question
 
 log = logging.getLogger(__name__)
 

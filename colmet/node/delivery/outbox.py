@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from colmet.common.ranges import Ranges
-from colmet.node.spoolfiles import SpoolFiles
-from colmet.node.tally import Tally
+from colmet.node.delivery.delivery_stats import Tally
+from colmet.node.delivery.spool import SpoolFiles
 
 log = logging.getLogger(__name__)
 

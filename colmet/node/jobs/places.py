@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from colmet.node.discovery.layouts import LAYOUTS, Claim, Layout, job_number
-from colmet.node.discovery.mounts import Mounts
-from colmet.node.host import Host, is_gone
+from colmet.node.jobs.layouts import LAYOUTS, Claim, Layout, job_number
+from colmet.node.jobs.mounts import Mounts
+from colmet.node.system.host import Host, is_gone
 
 if TYPE_CHECKING:
-    from colmet.node.discovery.watches import Directories
+    from colmet.node.jobs.watches import Directories
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import uuid
 import zlib
 
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.node.host import Host, PrivateDirectory
+from colmet.node.system.host import Host, PrivateDirectory
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
-from colmet.node.command import Command
-from colmet.node.processes import Processes
+from colmet.node.system.command import Command
+from colmet.node.system.processes import Processes
 
 # Where services may not look by themselves: systemd's PATH has them all, that of cron and of `su` has not.
 _PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

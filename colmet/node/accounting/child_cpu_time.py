@@ -14,9 +14,9 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from colmet.node.host import Host
 from colmet.node.kernel.procstat import Stat, ask_stats
-from colmet.node.processes import NoAnswer
+from colmet.node.system.host import Host
+from colmet.node.system.processes import NoAnswer
 
 _HOPS = 64  # ended ancestors that are looked through
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from colmet.common.runtime import cli
-from colmet.node.host import Host, is_gone
-from colmet.node.jobs import Job
+from colmet.node.jobs.jobs import Job
 from colmet.node.kernel.cpus import parse_cpu_list
+from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Protocol
 from colmet.common.errors import ParseError
 from colmet.common.runtime import cli
 from colmet.common.schema import MISSING_INT, Field, Schema, Table, label
-from colmet.node.host import Host
-from colmet.node.processes import Processes
 from colmet.node.schedule import Every
+from colmet.node.system.host import Host
+from colmet.node.system.processes import Processes
 
 AGENT = b"agent"  # the label of the row of the agent as a whole
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.node.discovery.mounts import Mounts
-from colmet.node.host import Host
-from colmet.node.jobs import ABSENT, NODE_JOB, Job, State
+from colmet.node.jobs.jobs import ABSENT, NODE_JOB, Job, State
+from colmet.node.jobs.mounts import Mounts
+from colmet.node.system.host import Host
 
 # Controllers that count something, as cgroup v1 names them, and the same of v2. v2 counts CPU time without any.
 WANTED = {"cpu": "cpu", "cpuacct": "cpu", "memory": "memory", "blkio": "io", "pids": "pids"}

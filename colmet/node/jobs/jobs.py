@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.plural import counted
-from colmet.node.discovery.finder import Finder, Found
-from colmet.node.discovery.mounts import Mounts
-from colmet.node.discovery.owners import owner_of
-from colmet.node.discovery.places import NamedRoot, Place, layout_places
-from colmet.node.host import Host, Kept, is_gone
-from colmet.node.processes import NO_ANSWER, Processes, Question
+from colmet.node.jobs.finder import Finder, Found
+from colmet.node.jobs.mounts import Mounts
+from colmet.node.jobs.owners import owner_of
+from colmet.node.jobs.places import NamedRoot, Place, layout_places
+from colmet.node.system.host import Host, Kept, is_gone
+from colmet.node.system.processes import NO_ANSWER, Processes, Question
 
 log = logging.getLogger(__name__)
 
@@ -383,7 +383,7 @@ class JobSource:
         self._named = [NamedRoot(host, self._mounts, root, patterns) for root in roots]
         self._places: list[Place] = list(self._named)
         # here, as the collector's machine, whose commands read the backends' schemas, has no pyinotify
-        from colmet.node.discovery.watches import Directories
+        from colmet.node.jobs.watches import Directories
 
         self._directories = Directories(host)
         self._finder = Finder(host, self._directories)

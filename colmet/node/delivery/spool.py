@@ -28,7 +28,7 @@ from zlib import crc32
 
 from colmet.common.ranges import Ranges
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.node.host import PrivateDirectory
+from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from colmet.common.runtime import cli
 from colmet.common.schema import Sample, Schema, Table, label
-from colmet.node.host import Host
-from colmet.node.jobs import NODE_JOB
+from colmet.node.jobs.jobs import NODE_JOB
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

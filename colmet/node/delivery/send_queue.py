@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch
-from colmet.node.held import ENTRY_BYTES, Dropped, Entry, Held
+from colmet.node.delivery.outbox import ENTRY_BYTES, Dropped, Entry, Held
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import time
 from colmet.common.runtime import cli, control
 from colmet.common.transport import Pull
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer
-from colmet.node.reconfiguration import Remote
+from colmet.node.live_config import Remote
 
 log = logging.getLogger(__name__)
 

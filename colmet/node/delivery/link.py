@@ -16,11 +16,11 @@ from colmet.common.runtime.keys import read_uris
 from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
-from colmet.node.held import MAX_AGE_S, Entry, Held
-from colmet.node.host import Host
-from colmet.node.requests import Requests
-from colmet.node.route import AUTO, COLMET06, V1, Route, State, Times, by_preference, hello
-from colmet.node.spoolfiles import LOCK, SpoolFiles
+from colmet.node.delivery.outbox import MAX_AGE_S, Entry, Held
+from colmet.node.delivery.requests import Requests
+from colmet.node.delivery.spool import LOCK, SpoolFiles
+from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Route, State, Times, by_preference, hello
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from ctypes import CDLL
+from pathlib import Path
 
 from colmet.common.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
 
 _refused: set[str] = set()  # told once, however often a backend is tried again
-HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "backends")
+HERE = str(Path(__file__).resolve().parents[1] / "backends")
 
 
 def load(folder: str, abi: int, variable: str) -> CDLL:

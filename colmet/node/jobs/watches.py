@@ -12,7 +12,7 @@ import pyinotify
 
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.readable import readable
-from colmet.node.host import Host, is_gone
+from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

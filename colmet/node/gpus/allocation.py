@@ -17,8 +17,8 @@ from functools import partial
 from typing import NamedTuple
 
 from colmet.node.gpus.reading import Gpu, whole
-from colmet.node.host import Host
-from colmet.node.processes import NO_ANSWER, Processes, Question
+from colmet.node.system.host import Host
+from colmet.node.system.processes import NO_ANSWER, Processes, Question
 
 NVIDIA_MAJOR = 195  # of /dev/nvidiaN, of old
 _CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl

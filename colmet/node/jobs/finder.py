@@ -9,13 +9,13 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.node.discovery.layouts import Claim
-from colmet.node.discovery.places import Place
-from colmet.node.discovery.sluids import Sluids
-from colmet.node.host import Host, is_gone
+from colmet.node.jobs.layouts import Claim
+from colmet.node.jobs.places import Place
+from colmet.node.jobs.sluids import Sluids
+from colmet.node.system.host import Host, is_gone
 
 if TYPE_CHECKING:
-    from colmet.node.discovery.watches import Directories
+    from colmet.node.jobs.watches import Directories
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Any
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample
-from colmet.node.account import Meter
 from colmet.node.backend import InputBackend
-from colmet.node.host import Host
-from colmet.node.jobs import Job
-from colmet.node.mapping import CounterName
+from colmet.node.jobs.jobs import Job
+from colmet.node.selfmetrics.agent_stats import Meter
+from colmet.node.selfmetrics.mapping import CounterName
+from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

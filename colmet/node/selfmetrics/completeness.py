@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table, label
-from colmet.node.jobs import NODE_JOB
+from colmet.node.jobs.jobs import NODE_JOB
 
 ALL = "*"  # the row of whole batches
 FAILED, LATE, DROPPED = "failed", "late", "dropped"

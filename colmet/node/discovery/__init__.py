@@ -1,1 +1,0 @@
-"""Where jobs are: the layouts of resource managers, found in the cgroup mounts."""

@@ -1,0 +1,1 @@
+"""The jobs of a node: where resource managers put them, how they are found and whose they are."""

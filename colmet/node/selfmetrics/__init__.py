@@ -1,0 +1,1 @@
+"""What the agent measures of itself: its cost, what it drops, completeness, health."""
