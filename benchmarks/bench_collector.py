@@ -33,15 +33,15 @@ import numpy as np
 import zmq
 
 from colmet import __version__
-from colmet.collector import hdf5file
-from colmet.collector import journal as journal_module
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.hdf5file import tables
-from colmet.collector.journal import Journal
-from colmet.collector.outlet import Outlet
-from colmet.collector.receiver import Receiver
+from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5.h5file import tables
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.journal import journal as journal_module
+from colmet.collector.journal.journal import Journal
+from colmet.collector.output_worker import Outlet
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.transport import link_uri
@@ -257,7 +257,7 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     told = False
     handles = os.environ.get("BENCH_HDF5_HANDLES")
     if handles:
-        hdf5file.MAX_HANDLES = int(handles)
+        h5file.MAX_HANDLES = int(handles)
 
     def durable(acknowledge: Callable[[Sequence[Any]], None], records: Sequence[Any]) -> None:
         nonlocal told

@@ -25,9 +25,9 @@ import numpy as np
 import requests
 
 from colmet.collector.backend import Record
-from colmet.collector.backends.elasticsearch import MAX_BULK_BYTES, ElasticsearchOutput
-from colmet.collector.documents import Place
-from colmet.collector.state import State
+from colmet.collector.backends.elasticsearch.documents import Place
+from colmet.collector.backends.elasticsearch.output import MAX_BULK_BYTES, ElasticsearchOutput
+from colmet.collector.journal.output_state import State
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1

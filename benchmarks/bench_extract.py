@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from colmet.collector.backend import Record
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.state import State
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.journal.output_state import State
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Table
 from colmet.node.backends.cgroup import SCHEMA as CGROUP

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector import hdf5file
 from colmet.collector.backend import Record
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.state import State
+from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.journal.output_state import State
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
-tables = hdf5file.tables
+tables = h5file.tables
 
 SCHEMA = colmet06.RECORDS["taskstats_default"].schema
 TIME_NS = 1_700_000_000_000_000_000

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from colmet.collector.health import Health as CollectorHealth
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest.receiver import Receiver
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import TABLES, Top

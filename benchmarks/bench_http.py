@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from web_nodes import Cluster
 
 from colmet.collector.health import Health
-from colmet.collector.journal import Journal
-from colmet.collector.receiver import Receiver
-from colmet.collector.web import Web
+from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.journal.journal import Journal
+from colmet.collector.web_launcher import Web
 from colmet.common.runtime.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push

@@ -14,7 +14,7 @@ from bench_hdf5 import messages
 
 from colmet.collector.backend import Record
 from colmet.collector.backends.stdout import FORMATS, StdoutOutput
-from colmet.collector.state import State
+from colmet.collector.journal.output_state import State
 from colmet.common.wire import Decoder
 
 ROWS_PER_MESSAGE = 4

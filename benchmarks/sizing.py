@@ -34,13 +34,13 @@ from bench_collector import Collector, Senders, free_uri, tables
 from bench_elasticsearch import serve
 
 from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.backends.elasticsearch import ElasticsearchOutput
-from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.collector.backends.elasticsearch.documents import Place
+from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import file_columns
-from colmet.collector.documents import Place
-from colmet.collector.journal import Journal
-from colmet.collector.receiver import MAX_SENDERS, Receiver
-from colmet.collector.state import State
+from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
+from colmet.collector.journal.journal import Journal
+from colmet.collector.journal.output_state import State
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.wire import Decoder, v1

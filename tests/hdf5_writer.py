@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from colmet.collector.backend import Record
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.state import State
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.journal.output_state import State
 
 JOURNAL = "0123456789abcdef"
 

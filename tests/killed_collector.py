@@ -17,7 +17,7 @@ import threading
 
 from colmet.collector import main
 from colmet.collector.backends import NAMES
-from colmet.collector.journal import Journal
+from colmet.collector.journal.journal import Journal
 from colmet.common.runtime import cli
 
 

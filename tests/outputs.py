@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.collector.backend import Record
-from colmet.collector.state import State
+from colmet.collector.journal.output_state import State
 
 
 def in_memory():

@@ -244,7 +244,7 @@ def batches(fake):
 def test_hdf5_has_a_row_of_each_at_every_tick(batches, tmp_path):
     import tables
 
-    from colmet.collector.backends.hdf5 import Hdf5Output
+    from colmet.collector.backends.hdf5.output import Hdf5Output
 
     path = str(tmp_path / "x.hdf5")
     for some in (batches[:1], batches[1:]):  # a table that is made, and one that is there

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from colmet.collector import main as collector
-from colmet.collector import segments
-from colmet.collector.journal import Journal
+from colmet.collector.journal import segments
+from colmet.collector.journal.journal import Journal
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 

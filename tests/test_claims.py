@@ -11,8 +11,9 @@ import types
 import pytest
 from test_link_collector import World
 
-from colmet.collector import linkport, main
-from colmet.collector.linkport import NOTE, LinkPort, open_link
+from colmet.collector import main
+from colmet.collector.ingest import linkport
+from colmet.collector.ingest.linkport import NOTE, LinkPort, open_link
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Door, LinkServer, Pull, claims
 from colmet.common.transport.claims import Claims

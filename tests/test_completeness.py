@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from outputs import write
 
-from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.selfmetrics.completeness import FAILED, LATE, Fate, Ledger
@@ -433,7 +433,7 @@ def test_without_a_file_it_reads_those_of_the_collectors_configuration(tmp_path,
 
 WRITER = """
 import sys, time
-from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from outputs import in_memory, records
 from test_completeness import Node
 output = Hdf5Output(sys.argv[1])

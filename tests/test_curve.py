@@ -12,8 +12,8 @@ import pytest
 import zmq
 from zmtp import connect, frame, greeting, huge_command
 
-from colmet.collector.link import Durable, Link
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest.link import Durable, Link
+from colmet.collector.ingest.receiver import Receiver
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import keys
 from colmet.common.runtime.keys import KnownKeys, write_pair

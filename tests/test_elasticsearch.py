@@ -17,14 +17,14 @@ import requests
 from conftest import cannot_run
 from elastic_server import RESET, SILENCE, Elastic, error
 
-from colmet.collector import elastic as hosts
 from colmet.collector import main as collector_main
 from colmet.collector.backend import Record
-from colmet.collector.backends import elasticsearch
-from colmet.collector.backends.elasticsearch import ElasticsearchOutput
-from colmet.collector.documents import Place
-from colmet.collector.elastic import checked_url
-from colmet.collector.state import State
+from colmet.collector.backends.elasticsearch import client as hosts
+from colmet.collector.backends.elasticsearch import output
+from colmet.collector.backends.elasticsearch.client import checked_url
+from colmet.collector.backends.elasticsearch.documents import Place
+from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 
@@ -54,7 +54,7 @@ def elastic(make):
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr(elasticsearch, "WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr(output, "WAITS_S", (0.01, 0.01))
 
 
 class Writer:
@@ -238,7 +238,7 @@ def test_a_bulk_that_is_too_large_is_split_and_later_ones_are_smaller(tmp_path, 
 
 
 def test_one_document_that_is_too_large_is_refused_alone(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "MAX_REJECTED_BYTES", 100)
+    monkeypatch.setattr(output, "MAX_REJECTED_BYTES", 100)
     elastic.item = lambda action, document: None
     writer = Writer(tmp_path, elastic.url)
     large = Schema("wide", "job", [Field("text", "none", "label", dtype="S2000"), Field("cpu", "none", "gauge")])
@@ -253,7 +253,7 @@ def test_one_document_that_is_too_large_is_refused_alone(tmp_path, elastic, monk
 
 
 def test_positions_are_saved_in_between(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(output, "CHUNK_BYTES", 1)
     elastic.script["POST", "/_bulk"] = [None, None, (503, b"")]
     writer = Writer(tmp_path, elastic.url)
     with pytest.raises(OutputUnavailable, match="503"):
@@ -262,8 +262,8 @@ def test_positions_are_saved_in_between(tmp_path, elastic, monkeypatch):
 
 
 def test_bulks_are_bounded_in_bytes_and_documents(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "MAX_BULK_DOCUMENTS", 10)
-    monkeypatch.setattr(elasticsearch, "GROW_AFTER", 1000)
+    monkeypatch.setattr(output, "MAX_BULK_DOCUMENTS", 10)
+    monkeypatch.setattr(output, "GROW_AFTER", 1000)
     writer = Writer(tmp_path, elastic.url)
     schemas = [Schema(f"t{number}", "job", JOB.fields) for number in range(6)]
     writer.write(*[record(number, 4, schema) for number, schema in enumerate(schemas)])
@@ -274,8 +274,8 @@ def test_bulks_are_bounded_in_bytes_and_documents(tmp_path, elastic, monkeypatch
 
 
 def test_smaller_bulks_are_tried_after_failures_and_larger_ones_after_success(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "MIN_BULK_BYTES", 100)
-    monkeypatch.setattr(elasticsearch, "GROW_AFTER", 2)
+    monkeypatch.setattr(output, "MIN_BULK_BYTES", 100)
+    monkeypatch.setattr(output, "GROW_AFTER", 2)
     writer = Writer(tmp_path, elastic.url)
     elastic.script["POST", "/_bulk"] = [RESET, RESET]
     for _ in range(2):
@@ -344,7 +344,7 @@ def test_the_server_as_a_whole_without_room_is_asked_again(tmp_path, elastic):
 
 
 def test_what_is_more_than_the_server_has_room_for_at_a_time_is_sent_in_parts(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "MIN_BULK_BYTES", 100)
+    monkeypatch.setattr(output, "MIN_BULK_BYTES", 100)
     take = elastic.take
 
     def room(method, path, headers, body):
@@ -373,7 +373,7 @@ def test_a_server_that_takes_some_each_time_is_given_the_rest_however_often(tmp_
 
 
 def test_waiting_ends_when_it_is_interrupted(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "WAITS_S", (600.0,))
+    monkeypatch.setattr(output, "WAITS_S", (600.0,))
     elastic.item = lambda action, document: (429, "full")
     writer = Writer(tmp_path, elastic.url)
     failed = []
@@ -602,7 +602,7 @@ def test_a_data_stream_without_a_template_waits_for_one(tmp_path, elastic):
 
 
 def test_what_is_known_of_the_server_is_bounded(tmp_path, elastic, monkeypatch):
-    monkeypatch.setattr(elasticsearch, "MAX_KNOWN", 3)
+    monkeypatch.setattr(output, "MAX_KNOWN", 3)
     writer = Writer(tmp_path, elastic.url)
     for number in range(10):
         writer.write(record(number, schema=Schema(f"t{number}", "job", JOB.fields)))

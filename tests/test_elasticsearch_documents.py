@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.collector import documents
 from colmet.collector.backend import Record
-from colmet.collector.documents import DATE_FORMAT, Documents, Place, mappings, properties, settings, shortest
+from colmet.collector.backends.elasticsearch import documents
+from colmet.collector.backends.elasticsearch.documents import (
+    DATE_FORMAT,
+    Documents,
+    Place,
+    mappings,
+    properties,
+    settings,
+    shortest,
+)
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from colmet.collector.rejects import RejectFile
+from colmet.collector.backends.elasticsearch.dead_letters import RejectFile
 
 
 def test_lines_are_added_to_what_is_there_for_the_owner_alone(tmp_path):

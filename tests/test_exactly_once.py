@@ -20,13 +20,13 @@ from conftest import cannot_run, eventually
 from fleet import Collector, Fleet, assert_each_once, row_of, stored_in_hdf5
 from test_daemons import free_port
 
-HDF5 = "hdf5:colmet.collector.backends.hdf5:Hdf5Output"
-FILE = "hdf5:colmet.collector.hdf5file:Hdf5File"
+HDF5 = "hdf5:colmet.collector.backends.hdf5.output:Hdf5Output"
+FILE = "hdf5:colmet.collector.backends.hdf5.h5file:Hdf5File"
 # A burst is taken back, or the file is replaced where that cannot be.
 RECOVERY = "|".join(f"{what}:{{0}}:1" for what in (f"{FILE}.restore", f"{HDF5}._replay", f"{HDF5}._salvage"))
 # A torn tail is cut, where the last segment has one.
-TAIL = "MainThread:os:truncate:{0}:1|MainThread:colmet.collector.receiver:Receiver.restore:{0}:1"
-STATE = "colmet.collector.state:State"
+TAIL = "MainThread:os:truncate:{0}:1|MainThread:colmet.collector.ingest.receiver:Receiver.restore:{0}:1"
+STATE = "colmet.collector.journal.output_state:State"
 # Where the collector kills itself: the thread, and what it is about to do or has just done; some in rounds that follow
 # each other.
 PLACES = [
@@ -62,13 +62,13 @@ PLACES = [
     ["journal:os:fdatasync:before:{n}"],
     ["journal:os:fdatasync:after:{n}"],
     # while segments come and go, also one after the other without a message between them
-    ["journal:colmet.collector.segments:pack_segment:before:1"],
-    ["journal:colmet.collector.segments:pack_segment:before:2"],
+    ["journal:colmet.collector.journal.segments:pack_segment:before:1"],
+    ["journal:colmet.collector.journal.segments:pack_segment:before:2"],
     ["journal:os:write:after:1", "journal:os:write:after:1", "journal:os:fdatasync:after:1"],
     ["journal:os:unlink:before:1", "journal:os:unlink:after:1"],
     # while it finds out who has sent what
-    ["MainThread:colmet.collector.receiver:Receiver.restore:before:1"],
-    ["MainThread:colmet.collector.receiver:Receiver.restore:after:1"],
+    ["MainThread:colmet.collector.ingest.receiver:Receiver.restore:before:1"],
+    ["MainThread:colmet.collector.ingest.receiver:Receiver.restore:after:1"],
 ]
 # What a collector that is killed never says; `lost` and `dropped` come with the reports.
 NEVER = re.compile(

@@ -18,7 +18,7 @@ from hdf5_writer import write_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colmet.collector.hdf5library import tables
+from colmet.collector.backends.hdf5.library import tables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
 from colmet.tools import colmet, extract

@@ -19,7 +19,7 @@ import pytest
 from conftest import cannot_run
 from tunnel import ADDRESSES, Tunnel
 
-from colmet.collector.hdf5file import tables
+from colmet.collector.backends.hdf5.h5file import tables
 
 pytestmark = pytest.mark.live
 NODE = str(Path(__file__).with_name("spooling_node.py"))

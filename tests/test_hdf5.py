@@ -25,17 +25,18 @@ from conftest import cannot_run
 from hdf5_writer import Writer, opened, write_once
 
 import colmet
-from colmet.collector import columns, hdf5file
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.hdf5file import Hdf5File
-from colmet.collector.joined import join
-from colmet.collector.state import State
+from colmet.collector import columns
+from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5.h5file import Hdf5File
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.columnar import join
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 
-tables = hdf5file.tables
+tables = h5file.tables
 
 DATA = Path(__file__).parent / "data" / "colmet06"
 SAMPLE = DATA / "hdf5" / "sample.hdf5"
@@ -380,8 +381,8 @@ def test_another_user_without_rights_is_refused(tmp_path: Path) -> None:
         cannot_run("needs root, to become a user without rights in a child process")
     script = (
         "import os, sys\n"
-        "from colmet.collector.backends.hdf5 import Hdf5Output\n"
-        "from colmet.collector.state import State\nfrom colmet.common.errors import ConfigError\n"
+        "from colmet.collector.backends.hdf5.output import Hdf5Output\n"
+        "from colmet.collector.journal.output_state import State\nfrom colmet.common.errors import ConfigError\n"
         "os.setuid(65534)\n"
         "try: Hdf5Output(sys.argv[1]).open(State('', '', 0, 0))\n"
         "except ConfigError as err: print(err)\n"
@@ -483,7 +484,7 @@ def test_tables_of_a_0_6_file_that_lack_nothing_are_appended_to_in_place(tmp_pat
 
 
 def test_rows_are_rebuilt_in_bounded_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5file, "COPY_BYTES", 5000)
+    monkeypatch.setattr(h5file, "COPY_BYTES", 5000)
     path = tmp_path / "x.hdf5"
     output = opened(path)
     output.write([batch(*[table(schema_of("a:i8"), (1, {"a": n})) for n in range(100)])])
@@ -535,7 +536,7 @@ def test_nobody_decides_what_the_other_table_is_like(tmp_path: Path) -> None:
     """A message may name it, too: its rows then go to a table that is made of its own columns."""
     path = tmp_path / "x.hdf5"
     first, second = schema_of("x:S8"), schema_of("x:i8")
-    (_, other) = hdf5file.names_for(second)
+    (_, other) = h5file.names_for(second)
     write_once(path, [batch(table(schema_of("x:f4", name=other), (1, {"x": 0.5})))])
     write_once(path, [batch(table(first, (1, {"x": b"first"})))])
     write_once(path, [batch(table(second, (1, {"x": 7})))])
@@ -556,7 +557,7 @@ def test_who_comes_first_spoils_no_column_of_colmets_own_tables(tmp_path: Path, 
         others = [f"{'x' * 120}{n}:i8" for n in range(1023)]
         output.write([batch(table(schema_of("user:S1", *others, name=CGROUP.name), (1, {})))])
     else:
-        for n in range(2 * hdf5file.MAX_REBUILDS):
+        for n in range(2 * h5file.MAX_REBUILDS):
             output.write([batch(table(schema_of("user:S1", f"x{n}:i8", name=CGROUP.name), (1, {})))])
     values = {name: n for n, name in enumerate(CGROUP.names) if name != "user"}
     output.write([batch(table(CGROUP, (1, {**values, "user": b"u" * 64})))])
@@ -725,8 +726,8 @@ def test_after_sigkill_between_bursts_every_table_opens_with_all_its_rows(tmp_pa
 def test_more_jobs_than_handles_are_written_right_and_handles_stay_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hdf5file, "MAX_HANDLES", 16)
-    monkeypatch.setattr(hdf5file, "MAX_BLOCK_JOBS", 8)
+    monkeypatch.setattr(h5file, "MAX_HANDLES", 16)
+    monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 8)
     path = tmp_path / "x.hdf5"
     output = opened(path)
     for burst in range(3):
@@ -746,8 +747,8 @@ def test_what_python_keeps_of_tables_that_are_closed_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Python's own looks for what refers to itself, which are seldom in the collector."""
-    monkeypatch.setattr(hdf5file, "MAX_HANDLES", 8)
-    monkeypatch.setattr(hdf5file, "MAX_DROPPED", 16)
+    monkeypatch.setattr(h5file, "MAX_HANDLES", 8)
+    monkeypatch.setattr(h5file, "MAX_DROPPED", 16)
     output = opened(tmp_path / "x.hdf5")
     gc.collect()
     before = sum(isinstance(one, tables.Col) for one in gc.get_objects())
@@ -1054,8 +1055,8 @@ def test_two_collectors_never_write_to_one_file(tmp_path: Path) -> None:
     first = opened(path)
     first.write([batch(table(TASKSTATS, (1, {"cpu_count": 1})))])
     code = (
-        "import sys\nfrom colmet.collector.backends.hdf5 import Hdf5Output\n"
-        "from colmet.collector.state import State\nfrom colmet.common.errors import ConfigError\n"
+        "import sys\nfrom colmet.collector.backends.hdf5.output import Hdf5Output\n"
+        "from colmet.collector.journal.output_state import State\nfrom colmet.common.errors import ConfigError\n"
         "try: Hdf5Output(sys.argv[1]).open(State('', '', 0, 0))\nexcept ConfigError as err: print(err)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
@@ -1085,7 +1086,7 @@ def test_a_table_whose_name_looks_like_a_temporary_one_is_a_table(tmp_path: Path
 
 
 def test_a_table_is_not_rebuilt_at_the_wish_of_every_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5file, "MAX_REBUILDS", 3)
+    monkeypatch.setattr(h5file, "MAX_REBUILDS", 3)
     output = opened(tmp_path / "x.hdf5")
     for n in range(8):
         output.write([batch(table(schema_of("a:i8", f"b{n}:i8"), (1, {"a": n, f"b{n}": 7})))])

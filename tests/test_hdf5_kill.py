@@ -12,16 +12,15 @@ import pytest
 from conftest import fork
 from hdf5_writer import JOURNAL
 
-from colmet.collector import hdf5check, hdf5file
 from colmet.collector.backend import Record
-from colmet.collector.backends import hdf5
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.hdf5file import Hdf5File
-from colmet.collector.state import State
+from colmet.collector.backends.hdf5 import h5file, output, repair
+from colmet.collector.backends.hdf5.h5file import Hdf5File
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import OutputUnavailable
 from colmet.common.schema import Batch, Field, Schema, Table
 
-tables = hdf5file.tables
+tables = h5file.tables
 pytestmark = pytest.mark.slow
 
 TIME_S = 1_700_000_000
@@ -99,20 +98,20 @@ class Collector:
         if steps is not None:
             watch(steps)
         # in this process, which is killed more often than a second one could be started
-        hdf5.verify, hdf5.salvage = hdf5check.verify, hdf5check.salvage
+        output.verify, output.salvage = repair.verify, repair.salvage
         state = self.state()
-        output = Hdf5Output(str(self.folder / self.path), **self.options)
-        output.open(state)
+        opened = Hdf5Output(str(self.folder / self.path), **self.options)
+        opened.open(state)
         rng = random.Random(state.position)
         for _ in range(patience):  # for what is to be done again
             try:
-                output.recover()
+                opened.recover()
                 while state.position < self.end:
                     state.end = self.end
                     state.oldest = state.oldest if self.has_all else max(state.oldest, state.position)
                     last = min(self.end, state.position + rng.randint(*self.burst))
-                    output.write([record(number) for number in range(state.position, last)])
-                output.close()
+                    opened.write([record(number) for number in range(state.position, last)])
+                opened.close()
                 return
             except OutputUnavailable as err:
                 print(err)
@@ -153,8 +152,8 @@ STEPS = [
     (os, "link"),
     (os, "rename"),
     (os, "replace"),
-    (hdf5check, "_copy_table"),
-    (hdf5, "sync_directory"),
+    (repair, "_copy_table"),
+    (output, "sync_directory"),
 ]
 
 

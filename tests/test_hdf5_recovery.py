@@ -21,15 +21,14 @@ from hdf5_writer import JOURNAL
 from test_hdf5_kill import expected, record, stored
 
 import colmet
-from colmet.collector import hdf5apart, hdf5check, hdf5file
-from colmet.collector.backends import hdf5
-from colmet.collector.backends.hdf5 import Hdf5Output, Notes, rotation
-from colmet.collector.hdf5file import Damaged
-from colmet.collector.state import State
-from colmet.collector.tails import KeptTails, TailWriter, tails_path
+from colmet.collector.backends.hdf5 import h5file, isolated, repair
+from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
+from colmet.collector.backends.hdf5.h5file import Damaged
+from colmet.collector.backends.hdf5.output import Hdf5Output, Notes, rotation
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 
-tables = hdf5file.tables
+tables = h5file.tables
 
 
 def state_of(folder, end=0, oldest=0):
@@ -70,15 +69,15 @@ def at(monkeypatch):
 
 def test_a_burst_is_remembered_before_it_is_begun_and_after_it_is_on_disk(tmp_path, monkeypatch):
     steps = []
-    save, flush, sync = State.save, hdf5file.Hdf5File.flush, hdf5file.Hdf5File.sync
+    save, flush, sync = State.save, h5file.Hdf5File.flush, h5file.Hdf5File.sync
     append = tables.Table.append
     output, state = started(tmp_path)
     write(output, state, 10)
     monkeypatch.setattr(
         State, "save", lambda self, p, n, k: (steps.append(("save", p, dict(n["undo"]), k)), save(self, p, n, k))
     )
-    monkeypatch.setattr(hdf5file.Hdf5File, "flush", lambda self: (steps.append("flush"), flush(self)))
-    monkeypatch.setattr(hdf5file.Hdf5File, "sync", lambda self: (steps.append("sync"), sync(self)))
+    monkeypatch.setattr(h5file.Hdf5File, "flush", lambda self: (steps.append("flush"), flush(self)))
+    monkeypatch.setattr(h5file.Hdf5File, "sync", lambda self: (steps.append("sync"), sync(self)))
     monkeypatch.setattr(tables.Table, "append", lambda self, rows: (steps.append("append"), append(self, rows)))
     write(output, state, 22)
     monkeypatch.undo()
@@ -119,8 +118,8 @@ def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tm
 
 def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp_path, monkeypatch):
     """Each table is opened twice then, and not once for a few records."""
-    monkeypatch.setattr(hdf5file, "MAX_HANDLES", 8)
-    monkeypatch.setattr(hdf5file, "MAX_BLOCK_JOBS", 4)
+    monkeypatch.setattr(h5file, "MAX_HANDLES", 8)
+    monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 4)
     saved = []
     output, state = started(tmp_path)
     save = State.save
@@ -138,7 +137,7 @@ def test_tables_of_jobs_that_ended_are_closed(tmp_path, monkeypatch):
     output, state = started(tmp_path)
     write(output, state, 10)
     assert len(output._file._handles) > 3
-    monkeypatch.setattr(hdf5file, "IDLE_S", -1.0)
+    monkeypatch.setattr(h5file, "IDLE_S", -1.0)
     write(output, state, 20)
     assert len(output._file._handles) == 0
     monkeypatch.undo()
@@ -154,9 +153,9 @@ def test_after_a_clean_stop_nothing_is_walked(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 10)
     output.close()
-    monkeypatch.setattr(hdf5, "verify", lambda *_: pytest.fail("walked"))
-    monkeypatch.setattr(hdf5file, "table_names", lambda *_: pytest.fail("listed"))
-    monkeypatch.setattr(hdf5, "boot_id", lambda: "another")
+    monkeypatch.setattr(output, "verify", lambda *_: pytest.fail("walked"))
+    monkeypatch.setattr(h5file, "table_names", lambda *_: pytest.fail("listed"))
+    monkeypatch.setattr(output, "boot_id", lambda: "another")
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -205,8 +204,8 @@ def test_after_a_power_failure_the_file_is_looked_through(tmp_path, monkeypatch)
     output.close()
     state.save(10, {**notes, "boot": "another"}, 0)
     looked = []
-    verify = hdf5.verify
-    monkeypatch.setattr(hdf5, "verify", lambda *arguments: (looked.append(arguments[0]), verify(*arguments)))
+    verify = output.verify
+    monkeypatch.setattr(output, "verify", lambda *arguments: (looked.append(arguments[0]), verify(*arguments)))
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -470,8 +469,8 @@ def test_for_one_defect_a_sound_file_is_looked_through_once(tmp_path, monkeypatc
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     state.end = 30
-    looked, verify = [], hdf5.verify
-    monkeypatch.setattr(hdf5, "verify", lambda *arguments: (looked.append(arguments), verify(*arguments)))
+    looked, verify = [], output.verify
+    monkeypatch.setattr(output, "verify", lambda *arguments: (looked.append(arguments), verify(*arguments)))
     with monkeypatch.context() as broken:
         broken.setattr(tables.Table, "append", lambda *_: 1 // 0)
         for count in (10, 5, 2, 1):
@@ -491,7 +490,7 @@ def test_a_file_that_cannot_be_opened_or_listed_is_a_damaged_one_whatever_pytabl
     write(output, state, 20)
     output.close()
     state.save(20, {**state.notes, "tables": None}, 0)
-    fail(monkeypatch, hdf5file, where, ODD[1], times)
+    fail(monkeypatch, h5file, where, ODD[1], times)
     output, state = started(tmp_path, "x.hdf5", end=30)
     write(output, state, 30)
     output.close()
@@ -524,7 +523,7 @@ def test_a_table_that_claims_to_have_more_rows_than_there_can_be_is_read_as_far_
     extent = struct.pack("<QQ", 30, 2**64 - 1)  # of /job_1/site_default, which grows without bounds
     assert content.count(extent) == 1
     path.write_bytes(content.replace(extent, struct.pack("<QQ", 1 << 50, 2**64 - 1)))
-    found = hdf5check.salvage(str(path), str(tmp_path / "x.new.hdf5"), str(path), None, {}, {})
+    found = repair.salvage(str(path), str(tmp_path / "x.new.hdf5"), str(path), None, {}, {})
     path.unlink()
     assert found.tables > 5 and found.rows == len(expected(30))
     assert stored(tmp_path) == expected(30)
@@ -532,10 +531,10 @@ def test_a_table_that_claims_to_have_more_rows_than_there_can_be_is_read_as_far_
 
 def test_what_a_damaged_table_does_not_tell_of_itself_any_more_is_told_anew(tmp_path):
     path = str(tmp_path / "x.hdf5")
-    with hdf5check.opened_library(path, "w") as file:
+    with repair.opened_library(path, "w") as file:
         rows = np.full(5, 7, dtype=[("job_id", "<i8")])
         file.create_table("/job_7", "t_default", obj=rows, createparents=True)
-    found = hdf5check.salvage(path, f"{path}.new", "", None, {}, {})
+    found = repair.salvage(path, f"{path}.new", "", None, {}, {})
     assert (found.tables, found.rows) == (1, 5)
     with tables.open_file(f"{path}.new") as file:
         table = file.get_node("/job_7/t_default")
@@ -547,8 +546,8 @@ def test_what_fails_in_any_way_for_one_table_of_a_damaged_file_costs_that_one_al
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 30)
     output.close()
-    fail(monkeypatch, hdf5check, step, ODD[1])
-    found = hdf5check.salvage(str(tmp_path / "x.hdf5"), str(tmp_path / "new.hdf5"), "", None, {}, {})
+    fail(monkeypatch, repair, step, ODD[1])
+    found = repair.salvage(str(tmp_path / "x.hdf5"), str(tmp_path / "new.hdf5"), "", None, {}, {})
     assert len(expected(30)) - 30 <= found.rows < len(expected(30))
     assert found.lost_rows or found.lost_tables == 1
 
@@ -575,9 +574,9 @@ def test_former_tables_that_cannot_be_removed_are_removed_before_the_next_file_i
     output, state = started(tmp_path)
     write(output, state, 30)
     with monkeypatch.context() as broken:
-        fail(broken, hdf5file.Hdf5File, "drop_replaced", ODD[0])
+        fail(broken, h5file.Hdf5File, "drop_replaced", ODD[0])
         if times > 1:  # nor can that be taken back
-            fail(broken, hdf5file.Hdf5File, "restore", ODD[0])
+            fail(broken, h5file.Hdf5File, "restore", ODD[0])
         state.end = 31
         with pytest.raises(OutputUnavailable, match="former tables not removed") if times > 1 else nullcontext():
             output.write([record(30)])
@@ -862,8 +861,8 @@ def test_a_file_that_hdf5_crashes_on_is_replaced(tmp_path, monkeypatch, caplog):
     """The collector itself does not crash; what is read before and behind is kept."""
     crash = (
         "import os, signal\n"
-        "from colmet.collector import hdf5check\n"
-        "whole = {name: getattr(hdf5check, name) for name in ('_verify_table', '_copy_table')}\n"
+        "from colmet.collector.backends.hdf5 import repair\n"
+        "whole = {name: getattr(repair, name) for name in ('_verify_table', '_copy_table')}\n"
         "def crashing(name):\n"
         "    def call(*arguments):\n"
         "        path = arguments[1] if name == '_copy_table' else arguments[0]._v_pathname\n"
@@ -872,54 +871,54 @@ def test_a_file_that_hdf5_crashes_on_is_replaced(tmp_path, monkeypatch, caplog):
         "        return whole[name](*arguments)\n"
         "    return call\n"
         "for name in whole:\n"
-        "    setattr(hdf5check, name, crashing(name))\n"
+        "    setattr(repair, name, crashing(name))\n"
     )
-    popen = hdf5apart.subprocess.Popen
+    popen = isolated.subprocess.Popen
     monkeypatch.setattr(
-        hdf5apart.subprocess, "Popen", lambda command, **named: popen([*command[:2], crash + command[2]], **named)
+        isolated.subprocess, "Popen", lambda command, **named: popen([*command[:2], crash + command[2]], **named)
     )
     path = str(tmp_path / "x.hdf5")
-    with hdf5apart.hdf5check.open_library(path, "w") as file:
+    with isolated.repair.open_library(path, "w") as file:
         for job in (1, 2, 3):
             rows = np.zeros(5, dtype=[("job_id", "<i8"), ("metric_backend", "S255")])
             rows["job_id"], rows["metric_backend"] = job, b"t_default"
             file.create_table(f"/job_{job}", "t_default", obj=rows, createparents=True)
     with pytest.raises(Damaged, match=r"crashed \(SIGSEGV\) on /job_2/t_default"):
-        hdf5apart.verify(path, 3, {}, {})
-    saved = hdf5apart.salvage(path, f"{path}.new", path, 3, {"/job_2/t_default": 5}, {})
+        isolated.verify(path, 3, {}, {})
+    saved = isolated.salvage(path, f"{path}.new", path, 3, {"/job_2/t_default": 5}, {})
     assert saved == (2, 10, 1, 5) and "SIGSEGV" in caplog.text
-    with hdf5apart.hdf5check.open_library(f"{path}.new", "r") as file:
+    with isolated.repair.open_library(f"{path}.new", "r") as file:
         assert sorted(file.root._v_children) == ["job_1", "job_3"]
 
 
 @pytest.mark.parametrize("signal", ["TERM", "INT", "KILL"])
 def test_a_reading_process_that_someone_ends_says_nothing_of_the_file(tmp_path, monkeypatch, signal):
-    popen = hdf5apart.subprocess.Popen
+    popen = isolated.subprocess.Popen
     command = ["/bin/sh", "-c", f"read line; kill -{signal} $$"]
-    monkeypatch.setattr(hdf5apart.subprocess, "Popen", lambda _, **named: popen(command, **named))
+    monkeypatch.setattr(isolated.subprocess, "Popen", lambda _, **named: popen(command, **named))
     with pytest.raises(OutputUnavailable, match=r"ended too early \(status -[0-9]+\)"):
-        hdf5apart.verify(str(tmp_path / "x"), 3, {}, {})
+        isolated.verify(str(tmp_path / "x"), 3, {}, {})
 
 
 def test_one_that_never_ends_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(hdf5apart, "QUIET_S", 0.5)
-    popen = hdf5apart.subprocess.Popen
+    monkeypatch.setattr(isolated, "QUIET_S", 0.5)
+    popen = isolated.subprocess.Popen
     monkeypatch.setattr(
-        hdf5apart.subprocess, "Popen", lambda command, **named: popen(["/bin/sh", "-c", "exec sleep 60"], **named)
+        isolated.subprocess, "Popen", lambda command, **named: popen(["/bin/sh", "-c", "exec sleep 60"], **named)
     )
     with pytest.raises(Damaged, match=r"came to no end in 0\.5 s"):
-        hdf5apart.verify(str(tmp_path / "x"), 3, {}, {})
+        isolated.verify(str(tmp_path / "x"), 3, {}, {})
 
 
 def fails_to_append(monkeypatch, applies):
-    append = hdf5file.Hdf5File.append
+    append = h5file.Hdf5File.append
 
     def failing(self, part):
         if applies(self, part):
             raise tables.HDF5ExtError("Problems closing the Group job_1")
         append(self, part)
 
-    monkeypatch.setattr(hdf5file.Hdf5File, "append", failing)
+    monkeypatch.setattr(h5file.Hdf5File, "append", failing)
 
 
 @pytest.mark.parametrize("has_all", [True, False], ids=["journal", "no journal"])
@@ -958,10 +957,10 @@ def test_a_record_that_no_file_takes_is_a_defect_and_has_no_more_files_replaced(
 
 def test_the_reading_process_ends_in_silence_with_whoever_asked(tmp_path):
     path = str(tmp_path / "x.hdf5")
-    with hdf5check.opened_library(path, "w") as file:
+    with repair.opened_library(path, "w") as file:
         for job in range(1, 4):
             file.create_table(f"/job_{job}", "t", obj=np.zeros(5, dtype=[("job_id", "<i8")]), createparents=True)
-    code = "from colmet.collector.hdf5apart import main; main()"
+    code = "from colmet.collector.backends.hdf5.isolated import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
@@ -980,7 +979,7 @@ def test_the_reading_process_ends_in_silence_with_whoever_asked(tmp_path):
 @pytest.mark.parametrize("asked", ["", '["verify", ['])
 def test_the_reading_process_ends_in_silence_where_nobody_came_to_ask(asked):
     done = subprocess.run(
-        [sys.executable, "-c", "from colmet.collector.hdf5apart import main; main()"],
+        [sys.executable, "-c", "from colmet.collector.backends.hdf5.isolated import main; main()"],
         input=asked,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from colmet.collector.health import Health as CollectorHealth
-from colmet.collector.receiver import MAX_SENDERS, Receiver
+from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import Refused
 from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime.control import Errands

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from elastic_server import Elastic, error
 
-from colmet.collector import elastic as hosts
 from colmet.collector.backend import Record
-from colmet.collector.backends.elasticsearch import ElasticsearchOutput
-from colmet.collector.state import State
+from colmet.collector.backends.elasticsearch import client as hosts
+from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table

@@ -20,7 +20,7 @@ import pytest
 from conftest import fork
 from hdf5_writer import opened, write_once
 
-from colmet.collector.hdf5library import opened_library, tables
+from colmet.collector.backends.hdf5.library import opened_library, tables
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.delivery.outbox import MAX_AGE_S
@@ -363,7 +363,7 @@ def test_nothing_is_pickled_in_the_source():
     """Data between processes and in files is read as data, by JSON or msgpack."""
     imports = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|multiprocessing)\b", re.MULTILINE)
     found = {str(path) for path in Path("colmet").rglob("*.py") if imports.search(path.read_text())}
-    assert found == {"colmet/collector/hdf5library.py"}  # which keeps PyTables from it
+    assert found == {"colmet/collector/backends/hdf5/library.py"}  # which keeps PyTables from it
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run, eventually
 
-from colmet.collector import journal as module
-from colmet.collector import segments
-from colmet.collector.journal import Cursor, Journal
+from colmet.collector.journal import journal as module
+from colmet.collector.journal import segments
+from colmet.collector.journal.journal import Cursor, Journal
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import directories
 from colmet.common.schema import Batch, Field, Sample, Schema, Table

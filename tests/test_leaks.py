@@ -13,11 +13,11 @@ import pytest
 from conftest import cannot_run
 from direct import Direct
 
-from colmet.collector.backends.hdf5 import Hdf5Output
-from colmet.collector.journal import Journal
+from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.journal.journal import Journal
 from colmet.collector.main import build_parser
-from colmet.collector.outlet import Outlet
-from colmet.collector.receiver import Receiver
+from colmet.collector.output_worker import Outlet
 from colmet.common.runtime.cli import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1

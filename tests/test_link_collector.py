@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.collector import link as module
-from colmet.collector import receiver as receiver_module
 from colmet.collector.backend import Record
-from colmet.collector.link import Durable, Link
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest import link as module
+from colmet.collector.ingest import receiver as receiver_module
+from colmet.collector.ingest.link import Durable, Link
+from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch
 from colmet.common.transport.link import Called
 from colmet.common.wire import link as wire

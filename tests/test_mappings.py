@@ -8,8 +8,8 @@ from test_elasticsearch import Writer
 from test_elasticsearch_documents import TIME
 
 from colmet.collector.backend import Record
+from colmet.collector.backends.elasticsearch.mappings import MAX_FIELDS, Mappings
 from colmet.collector.columns import names_for
-from colmet.collector.mappings import MAX_FIELDS, Mappings
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 

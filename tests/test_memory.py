@@ -7,7 +7,7 @@ import pytest
 
 HOLES = """
 import gc, sys, threading
-from colmet.collector.memory import tame_malloc
+from colmet.collector.malloc import tame_malloc
 if sys.argv[1] == "tamed":
     assert tame_malloc()
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_nodes import Cluster
 
-from colmet.collector import namesakes as module
-from colmet.collector.checksums import KEPT, Checksums
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest import namesakes as module
+from colmet.collector.ingest.checksums import KEPT, Checksums
+from colmet.collector.ingest.receiver import Receiver
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.namesakes import base_of, counted_once, name_of, place_of, repeated
 from colmet.common.live.recent_pairs import Watch

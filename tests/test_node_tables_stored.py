@@ -6,7 +6,7 @@ import h5py
 import pytest
 from outputs import write
 
-from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import ENCODERS, Decoder
 from colmet.node.backends.rapl import RaplBackend

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.collector import novelty as module
-from colmet.collector.novelty import COLUMNS_AT_ONCE, COLUMNS_PER_S, REMEMBERED_S, TABLES_BURST_S, Novelty, price
-from colmet.collector.rates import Rates
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest import novelty as module
+from colmet.collector.ingest.novelty import COLUMNS_AT_ONCE, COLUMNS_PER_S, REMEMBERED_S, TABLES_BURST_S, Novelty, price
+from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import Decoder, v1
 from colmet.node.backends.cgroup import SCHEMA as CGROUP

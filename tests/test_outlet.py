@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from colmet.collector import outlet as module
+from colmet.collector import output_worker as module
 from colmet.collector.backend import OutputBackend
-from colmet.collector.journal import Journal
-from colmet.collector.outlet import Outlet
+from colmet.collector.journal.journal import Journal
+from colmet.collector.output_worker import Outlet
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
@@ -239,7 +239,7 @@ def test_a_defect_and_then_an_absence_keep_the_rest(rig):
 
 
 def test_lost_records_are_counted_and_told(rig, caplog, monkeypatch):
-    monkeypatch.setattr("colmet.collector.journal.MAX_MEMORY_BYTES", 100_000)
+    monkeypatch.setattr("colmet.collector.journal.journal.MAX_MEMORY_BYTES", 100_000)
     rig.output.error = OutputUnavailable("away")
     rig.put(*range(2000))
     rig.turn()
@@ -387,7 +387,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_stops_nothing(tmp_path, monkeypa
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
     there = Fake()
     running = Running(tmp_path / "j", there, start=False)
-    monkeypatch.setattr("colmet.collector.segments.READ_BYTES", 1000)
+    monkeypatch.setattr("colmet.collector.journal.segments.READ_BYTES", 1000)
     monkeypatch.setattr(os, "pread", pread_in_parts)
     for outlet in running.outlets:
         outlet.start()

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from colmet.collector.state import State
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import OutputUnavailable
 
 JOURNAL = "0123456789abcdef"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_receiver import batch
 
-from colmet.collector import rates as module
-from colmet.collector.rates import (
+from colmet.collector.ingest import rate_limit as module
+from colmet.collector.ingest.rate_limit import (
     BURST_S,
     NEW_FIELDS_AT_ONCE,
     NEW_FIELDS_PER_S,
@@ -15,7 +15,7 @@ from colmet.collector.rates import (
     Budget,
     Rates,
 )
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import v1
 
@@ -159,7 +159,7 @@ def test_the_time_that_messages_take_is_the_senders(clock, monkeypatch):
     limits = Rates(0, 0, clock)
     receiver = Receiver(limits)
     used = iter(range(0, 1000, 2))
-    monkeypatch.setattr("colmet.collector.receiver.time.thread_time", lambda: float(next(used)))
+    monkeypatch.setattr("colmet.collector.ingest.receiver.time.thread_time", lambda: float(next(used)))
     taken = [bool(receiver.take(v1.encode(batch(n, host="evil")), "10.0.0.1", "evil")) for n in range(5)]
     assert taken == [True, True, False, False, False], "each takes two seconds"
     assert receiver.take(v1.encode(batch(1, host="good")), "10.0.0.1", "good")

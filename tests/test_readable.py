@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run
 
-from colmet.collector import hdf5apart
+from colmet.collector.backends.hdf5 import isolated
 from colmet.common.runtime.cli import Signals
 from colmet.common.runtime.readable import readable
 
@@ -64,7 +64,7 @@ def test_the_end_of_a_pipe_counts_as_readable_and_a_closed_descriptor_is_an_erro
 
 def test_lines_of_the_process_that_reads_damaged_files_are_read(pipe):
     os.write(pipe[1], b"one\ntwo\n")
-    lines = hdf5apart._lines(pipe[0])
+    lines = isolated._lines(pipe[0])
     assert [next(lines), next(lines)] == [b"one", b"two"]
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.collector import receiver as module
-from colmet.collector.rates import Rates
-from colmet.collector.receiver import OTHERS, Receiver, Sequence64
+from colmet.collector.ingest import receiver as module
+from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.receiver import OTHERS, Receiver, Sequence64
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.link import Hello

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from colmet.collector import journal as module
 from colmet.collector import main
-from colmet.collector.journal import Journal
+from colmet.collector.journal import journal as module
+from colmet.collector.journal.journal import Journal
 from colmet.collector.main import Collector
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.systemd import Service

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from colmet.collector import rounds as module
-from colmet.collector.rounds import Rounds, handler, summary
+from colmet.collector.ingest import fanout as module
+from colmet.collector.ingest.fanout import Rounds, handler, summary
 from colmet.common.errors import Refused
 from colmet.common.runtime.control import Errands
 from colmet.common.wire.control import decode_request, encode

@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from colmet.collector import segments
-from colmet.collector.segments import ACCOUNT, MESSAGE, Damage, Raw, SegmentReader
+from colmet.collector.journal import segments
+from colmet.collector.journal.segments import ACCOUNT, MESSAGE, Damage, Raw, SegmentReader
 
 JOURNAL = "0123456789abcdef"
 SEED = segments.seed_of(JOURNAL)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from test_journal import batch
 
-from colmet.collector import journal as journal_module
-from colmet.collector.journal import Journal
-from colmet.collector.rates import Rates
-from colmet.collector.receiver import Receiver
-from colmet.collector.waiting import PIECES, Waiting
+from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.journal import journal as journal_module
+from colmet.collector.journal.journal import Journal
+from colmet.collector.journal.sender_shares import PIECES, Waiting
 from colmet.common.wire import v1
 
 SIZE = 1 << 20

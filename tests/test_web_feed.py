@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_nodes import Cluster
 
-from colmet.collector import web
-from colmet.collector.web import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, Web
+from colmet.collector import web_launcher
+from colmet.collector.web_launcher import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, Web
 from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES
 from colmet.tools.web import feed as feed_module
@@ -203,7 +203,7 @@ def test_what_the_process_drops_is_counted_by_the_collector():
 
 
 def test_who_takes_nothing_makes_nobody_wait_and_what_is_left_out_is_counted_and_told(start, monkeypatch, caplog):
-    monkeypatch.setattr(web, "MAX_WAITING_BYTES", 1 << 20)
+    monkeypatch.setattr(web_launcher, "MAX_WAITING_BYTES", 1 << 20)
     one, out = start()
     process = one._process
     process.send_signal(signal.SIGSTOP)
@@ -221,7 +221,7 @@ def test_who_takes_nothing_makes_nobody_wait_and_what_is_left_out_is_counted_and
 
 
 def test_one_that_hangs_for_too_long_is_ended_and_started_again(start, monkeypatch, caplog):
-    monkeypatch.setattr(web, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(web_launcher, "FIRST_DELAY_S", 0.05)
     now = [0.0]
     one, out = start(monotonic=lambda: now[0])
     wait_for(lambda: "begins" in out.read_text())
@@ -229,7 +229,7 @@ def test_one_that_hangs_for_too_long_is_ended_and_started_again(start, monkeypat
     for _ in range(100):
         one.put(b"x" * 50_000)
     one.flush()
-    now[0] += web.STUCK_S + 1
+    now[0] += web_launcher.STUCK_S + 1
     one.flush()
     wait_for(lambda: out.read_text().count("begins") == 2)
     counts = one.counters()
@@ -238,7 +238,7 @@ def test_one_that_hangs_for_too_long_is_ended_and_started_again(start, monkeypat
 
 
 def test_one_that_dies_is_started_again_and_gets_what_comes_then(start, monkeypatch, caplog):
-    monkeypatch.setattr(web, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(web_launcher, "FIRST_DELAY_S", 0.05)
     one, out = start()
     wait_for(lambda: "begins" in out.read_text())
     one._process.kill()
@@ -251,8 +251,8 @@ def test_one_that_dies_is_started_again_and_gets_what_comes_then(start, monkeypa
 
 
 def test_why_it_ended_is_told_in_its_own_words(start, monkeypatch, caplog, capfd):
-    monkeypatch.setattr(web, "MAX_DELAY_S", 0.05)
-    monkeypatch.setattr(web, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(web_launcher, "MAX_DELAY_S", 0.05)
+    monkeypatch.setattr(web_launcher, "FIRST_DELAY_S", 0.05)
     text = 'import sys; print("2026-01-01 1:0 ERROR a.b: the port is taken\\nsome more", file=sys.stderr); sys.exit(2)'
     one, _ = start(text)
     wait_for(lambda: one.counters()["restarts"] >= 10)
@@ -263,8 +263,8 @@ def test_why_it_ended_is_told_in_its_own_words(start, monkeypatch, caplog, capfd
 
 
 def test_what_cannot_be_started_is_tried_again(monkeypatch, caplog):
-    monkeypatch.setattr(web, "MAX_DELAY_S", 0.05)
-    monkeypatch.setattr(web, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(web_launcher, "MAX_DELAY_S", 0.05)
+    monkeypatch.setattr(web_launcher, "FIRST_DELAY_S", 0.05)
     one = Web([], command=["/nonexistent/python"])
     one.put(b"nobody is there")
     one.flush()
@@ -276,7 +276,7 @@ def test_what_cannot_be_started_is_tried_again(monkeypatch, caplog):
 
 
 def test_it_ends_with_the_collector_and_one_that_does_not_is_killed(start, monkeypatch):
-    monkeypatch.setattr(web, "END_S", 0.2)
+    monkeypatch.setattr(web_launcher, "END_S", 0.2)
     one, out = start("import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     wait_for(lambda: out.read_text())
     one.close()

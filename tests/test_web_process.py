@@ -22,7 +22,7 @@ from test_daemons import Daemon, free_port, wait_for
 from web_nodes import Cluster
 
 from colmet.collector import main as collector
-from colmet.collector import web
+from colmet.collector import web_launcher
 from colmet.collector.backends import NAMES
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
@@ -38,7 +38,7 @@ def options(*given):
 
 def refused(*given):
     with pytest.raises(ConfigError) as caught:
-        web.check(options(*given))
+        web_launcher.check(options(*given))
     return str(caught.value)
 
 
@@ -46,7 +46,7 @@ def refused(*given):
 
 
 def test_nothing_is_checked_where_nothing_is_served():
-    web.check(options("--gridengine-period", "5"))
+    web_launcher.check(options("--gridengine-period", "5"))
 
 
 def test_who_may_ask_has_to_be_said_and_once(tmp_path):
@@ -54,7 +54,7 @@ def test_who_may_ask_has_to_be_said_and_once(tmp_path):
     users.write_text("")
     assert "--http-users FILE" in refused("--http-listen", "0") and "--http-open" in refused("--http-listen", "0")
     assert "give either" in refused("--http-listen", "0", "--http-open", "--http-users", str(users))
-    web.check(options("--http-listen", "0", "--http-users", str(users)))
+    web_launcher.check(options("--http-listen", "0", "--http-users", str(users)))
 
 
 @pytest.mark.parametrize(
@@ -77,42 +77,42 @@ def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="Address already in use"):
-            web.check_address(Listen(*taken.getsockname()))
+            web_launcher.check_address(Listen(*taken.getsockname()))
     with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1:8080"):
-        web.check_address(Listen("192.0.2.1", 8080))
+        web_launcher.check_address(Listen("192.0.2.1", 8080))
 
 
 def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(web, "_is_for_all", lambda path: bool(os.stat(path).st_mode & 0o004))
+    monkeypatch.setattr(web_launcher, "_is_for_all", lambda path: bool(os.stat(path).st_mode & 0o004))
     (tmp_path / "users").write_text("")
     stored = tmp_path / "c.1700000000.hdf5"
     stored.touch(0o644)
     given = options("--http-listen", "0", "--http-users", f"{tmp_path}/users", "--hdf5-filepath", f"{tmp_path}/c")
-    web.warn_of_readers(given)
+    web_launcher.warn_of_readers(given)
     assert f"can read the stored files, whatever --http-users says: chmod o-r {stored}" in caplog.text
     caplog.clear()
     stored.chmod(0o640)
-    web.warn_of_readers(given)
+    web_launcher.warn_of_readers(given)
     stored.chmod(0o644)
-    web.warn_of_readers(options("--http-listen", "0", "--http-open", "--hdf5-filepath", f"{tmp_path}/c"))
+    web_launcher.warn_of_readers(options("--http-listen", "0", "--http-open", "--hdf5-filepath", f"{tmp_path}/c"))
     assert "stored files" not in caplog.text
 
 
 def test_whether_all_users_can_read_a_file_is_up_to_its_directories_too(tmp_path):
     (tmp_path / "d").mkdir(0o750)
     (tmp_path / "d/f").touch(0o644)
-    assert not web._is_for_all(f"{tmp_path}/d/f") and not web._is_for_all("/nonexistent")
-    assert web._is_for_all("/etc/passwd")
+    assert not web_launcher._is_for_all(f"{tmp_path}/d/f") and not web_launcher._is_for_all("/nonexistent")
+    assert web_launcher._is_for_all("/etc/passwd")
 
 
 def test_members_of_a_group_that_only_happens_to_be_called_so_are_warned_of(tmp_path, caplog, monkeypatch):
     (tmp_path / "users").write_text("")
     group = SimpleNamespace(gr_mem=["alice"])
-    monkeypatch.setattr(web.grp, "getgrnam", lambda name: group)
+    monkeypatch.setattr(web_launcher.grp, "getgrnam", lambda name: group)
     given = ("--http-listen", "0", "--http-users", f"{tmp_path}/users")
-    web.warn_of_readers(options(*given, "--http-admin-group", "colmet-admins"))
+    web_launcher.warn_of_readers(options(*given, "--http-admin-group", "colmet-admins"))
     assert not caplog.text
-    web.warn_of_readers(options(*given))
+    web_launcher.warn_of_readers(options(*given))
     assert "members of this machine's group admin see everybody's jobs: group=admin members=1" in caplog.text
 
 

@@ -27,7 +27,7 @@ from test_web_access import cheap
 from web_client import basic
 from web_facts import MadeUpFacts
 
-from colmet.collector.web import trusted_proxy
+from colmet.collector.web_launcher import trusted_proxy
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.metrics_http import Listen
 from colmet.tools.web import server as server_module

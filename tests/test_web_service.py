@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_web_process import Bed, options
 
-from colmet.collector import web
+from colmet.collector import web_launcher
 from colmet.tools.web import feed as feed_module
 from colmet.tools.web.feed import FeedError, connected
 
@@ -60,7 +60,7 @@ def manager(tmp_path):
 
 def test_the_page_is_served_by_the_service_which_is_started_again(manager, tmp_path):
     (tmp_path / "bed").mkdir()
-    bed = Bed(tmp_path / "bed", **{web.SOCKET: str(tmp_path / "web.sock")})
+    bed = Bed(tmp_path / "bed", **{web_launcher.SOCKET: str(tmp_path / "web.sock")})
     try:
         bed.send()
         bed.told("/api/v1/nodes", lambda told: told["total"] > 0)
@@ -89,13 +89,14 @@ def test_a_file_that_the_group_cannot_read_keeps_the_page_in_a_child(tmp_path, c
     users.write_text("")
     users.chmod(0o600)
     given = options("--http-listen", "0", "--http-users", str(users))
-    environment = {web.SOCKET: str(tmp_path / "web.sock")}
-    assert web.service_of(given, environment) == ""
+    environment = {web_launcher.SOCKET: str(tmp_path / "web.sock")}
+    assert web_launcher.service_of(given, environment) == ""
     assert f"the group of the collector cannot read {users}; chgrp colmet {users}; chmod 640 {users}" in caplog.text
     users.chmod(0o640)
-    assert web.service_of(given, environment) == environment[web.SOCKET]
-    assert web.service_of(given, {}) == "" == web.service_of(given, {web.SOCKET: f"{tmp_path}/none"})
-    assert web.service_of(options(), environment) == ""
+    assert web_launcher.service_of(given, environment) == environment[web_launcher.SOCKET]
+    assert web_launcher.service_of(given, {}) == ""
+    assert web_launcher.service_of(given, {web_launcher.SOCKET: f"{tmp_path}/none"}) == ""
+    assert web_launcher.service_of(options(), environment) == ""
 
 
 @pytest.mark.parametrize(
@@ -103,12 +104,12 @@ def test_a_file_that_the_group_cannot_read_keeps_the_page_in_a_child(tmp_path, c
     [
         b"",
         b"\x01",
-        web.LENGTH.pack(5) + b"hello",
-        web.LENGTH.pack((web.MAX_ARGUMENTS_BYTES + 1) | web.NOTE),
-        web._note({"heard": {}}),
-        web._note({"arguments": "x"}),
-        web._note({"arguments": [1]}),
-        web.LENGTH.pack(4 | web.NOTE) + b"\xff\xff{{",
+        web_launcher.LENGTH.pack(5) + b"hello",
+        web_launcher.LENGTH.pack((web_launcher.MAX_ARGUMENTS_BYTES + 1) | web_launcher.NOTE),
+        web_launcher._note({"heard": {}}),
+        web_launcher._note({"arguments": "x"}),
+        web_launcher._note({"arguments": [1]}),
+        web_launcher.LENGTH.pack(4 | web_launcher.NOTE) + b"\xff\xff{{",
     ],
 )
 def test_a_stream_that_is_not_the_collectors_is_refused(tmp_path, monkeypatch, sent):
@@ -131,7 +132,7 @@ def test_the_service_has_a_socket_that_asks_the_kernel_where_its_unit_gives_one(
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         client.connect(str(tmp_path / "s"))
-        client.sendall(web._note({"arguments": ["-v"], "directory": os.getcwd()}))
+        client.sendall(web_launcher._note({"arguments": ["-v"], "directory": os.getcwd()}))
         first = fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, 500)
         if count == 2:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as made:
@@ -166,4 +167,4 @@ def test_the_service_can_write_nothing_and_has_no_keys():
     assert '"colmet-web = ' in (PACKAGING.parent / "setup.py").read_text()
     place = re.findall(r"^ListenStream=(.+)$", (PACKAGING / "systemd/colmet-web.socket").read_text(), re.M)
     collector = (PACKAGING / "systemd/colmet-collector.service").read_text()
-    assert f"\nEnvironment={web.SOCKET}={place[0]}\n" in collector
+    assert f"\nEnvironment={web_launcher.SOCKET}={place[0]}\n" in collector

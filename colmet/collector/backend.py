@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from colmet.collector.state import State
+from colmet.collector.journal.output_state import State
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Batch
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.joined import Ints, Joined
+from colmet.collector.columnar import Ints, Joined
 from colmet.common import declared
 from colmet.common.schema import MISSING_INT, Rows, Schema
 from colmet.common.wire.colmet06 import INVOLVED_JOBS_BYTES, pack_jobs

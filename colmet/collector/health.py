@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from colmet.collector.journal import Journal
-from colmet.collector.outlet import Outlet
-from colmet.collector.receiver import OTHERS, Receiver
+from colmet.collector.ingest.receiver import OTHERS, Receiver
+from colmet.collector.journal.journal import Journal
+from colmet.collector.output_worker import Outlet
 from colmet.common.errors import Refused
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.namesakes import is_namesake

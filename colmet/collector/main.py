@@ -13,20 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from colmet.collector import rates, web
+from colmet.collector import web_launcher
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
-from colmet.collector.check import check as check_journal
 from colmet.collector.health import ACQUAINTED_S, Health
-from colmet.collector.journal import Journal, check_directory
-from colmet.collector.link import Durable, Link
-from colmet.collector.linkport import LinkPort, open_link
-from colmet.collector.memory import tame_malloc
-from colmet.collector.novelty import Novelty
-from colmet.collector.outlet import Outlet
-from colmet.collector.receiver import Receiver
-from colmet.collector.rounds import Rounds, handler
-from colmet.collector.web import Web
+from colmet.collector.ingest import rate_limit
+from colmet.collector.ingest.fanout import Rounds, handler
+from colmet.collector.ingest.link import Durable, Link
+from colmet.collector.ingest.linkport import LinkPort, open_link
+from colmet.collector.ingest.novelty import Novelty
+from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.journal.check import check as check_journal
+from colmet.collector.journal.journal import Journal, check_directory
+from colmet.collector.malloc import tame_malloc
+from colmet.collector.output_worker import Outlet
+from colmet.collector.web_launcher import Web
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime import cli, control, metrics_http
@@ -94,7 +95,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     )
     cli.add_queue_options(receiving)
     authenticator.add_options(receiving)
-    rates.add_options(receiving)
+    rate_limit.add_options(receiving)
     journal = parser.add_argument_group("journal of what is received")
     journal.add_argument(
         "--journal-dir",
@@ -132,7 +133,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
         default=100,
         help="write rows when N of them wait (default: %(default)s)",
     )
-    web.add_options(parser.add_argument_group("JSON interface and page"))
+    web_launcher.add_options(parser.add_argument_group("JSON interface and page"))
     daemon = parser.add_argument_group("how colmet-collector runs")
     control.add_options(daemon, "collector")
     metrics_http.add_options(daemon)
@@ -299,7 +300,7 @@ class Collector:
             if received is None:
                 return False
             batches = self._receiver.take(*received)
-            sender, _ = rates.sender_of(received.user, received.peer)
+            sender, _ = rate_limit.sender_of(received.user, received.peer)
             if self._link is not None:
                 self._link.took(batches, self._receiver.again)
             for message, kept in self._receiver.messages:
@@ -331,7 +332,9 @@ class Collector:
         self._report_at = time.monotonic() + REPORT_S
 
 
-def changes(journal: Journal, outlets: Sequence[Outlet], limits: rates.Rates, novelty: Novelty) -> dict[str, Prepare]:
+def changes(
+    journal: Journal, outlets: Sequence[Outlet], limits: rate_limit.Rates, novelty: Novelty
+) -> dict[str, Prepare]:
     """The options that can change while the collector runs."""
 
     def gather(**how: Any) -> None:
@@ -401,9 +404,9 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
             "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend; to store "
             "nothing, --gridengine with --http-listen"
         )
-    page_service = web.service_of(options)
-    web.check(options)
-    web.warn_of_readers(options)
+    page_service = web_launcher.service_of(options)
+    web_launcher.check(options)
+    web_launcher.warn_of_readers(options)
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
         check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
@@ -460,7 +463,7 @@ def run(
             "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
         )
     if options.http_listen is not None and not page_service:  # a service may still hold it from the run before
-        web.check_address(options.http_listen)
+        web_launcher.check_address(options.http_listen)
     limit = cli.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
@@ -470,7 +473,7 @@ def run(
         pair, known = keys or (None, None)
         entrance = stack.enter_context(contextlib.closing(authenticator.Door(pair, known, listeners)))
         pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, entrance)))
-        limits = rates.from_options(options)
+        limits = rate_limit.from_options(options)
         novelty = Novelty(options.max_new_tables)
         receiver = Receiver(limits, novelty)
         server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, entrance, directory)

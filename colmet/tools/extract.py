@@ -664,8 +664,8 @@ def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Col
 
 def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[Column]) -> None:
     """Tables as the collector writes them, which all that reads its files reads, too."""
+    from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, opened_library
     from colmet.collector.columns import HEADER
-    from colmet.collector.hdf5library import STORAGE_ERRORS, cause, opened_library
 
     try:
         with opened_library(out.name, "w") as file:

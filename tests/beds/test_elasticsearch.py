@@ -21,10 +21,10 @@ from programs import serving
 from search import Server
 
 from colmet.collector.backend import Record
-from colmet.collector.backends.elasticsearch import ElasticsearchOutput
-from colmet.collector.backends.hdf5 import Hdf5Output
+from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import LEGACY_COLUMNS
-from colmet.collector.state import State
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.collector.receiver import Receiver
+from colmet.collector.ingest.receiver import Receiver
 
 SEEDS = [b'{"node-1": {"1700000000": [0, 9, [[1, 3], [5, 6]]], "1700000001": [1, 2, []]}, "node-2": {"5": [0, 1, []]}}']
 

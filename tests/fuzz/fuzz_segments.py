@@ -6,7 +6,7 @@ import contextlib
 import os
 from zlib import crc32
 
-from colmet.collector import segments
+from colmet.collector.journal import segments
 
 JOURNAL = "0123456789abcdef"
 SEED = segments.seed_of(JOURNAL)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from colmet.collector import state
-from colmet.collector.backends.hdf5 import Notes
+from colmet.collector.backends.hdf5.output import Notes
+from colmet.collector.journal import output_state
 
 DOCUMENT = {"form": 1, "journal": "0123456789abcdef", "position": 7, "keep_from": 3, "notes": {}}
 SEEDS = [
@@ -17,7 +17,7 @@ SEEDS = [
 def one(data: bytes) -> None:
     """It is read as a whole or refused; so are the notes of the output for HDF5 in it."""
     try:
-        document = state.parse(data)
+        document = output_state.parse(data)
     except ValueError:
         return
     assert 0 <= document["keep_from"] <= document["position"] < 1 << 63

@@ -22,7 +22,7 @@ from typing import Any
 
 from colmet.collector import text06
 from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.state import State
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.runtime.configuration import require

@@ -267,7 +267,7 @@ def _holders(host: Host, port: int) -> list[tuple[int, str]]:
 
 def check_databases(patient: Patient) -> Iterator[Finding]:
     """Each --elastic-host: name and connection."""
-    from colmet.collector.elastic import checked_url
+    from colmet.collector.backends.elasticsearch.client import checked_url
 
     urls = patient.options.elastic_host or []
     for url in map(checked_url, urls):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector import elastic
+from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ColmetError
 from colmet.common.schema import MISSING_INT, NAME
 from colmet.tools.history.series import History, Series
@@ -71,7 +71,7 @@ class ElasticHistory(History):
         prefix: what the names of all indices begin with.
     """
 
-    def __init__(self, client: elastic.Client, prefix: str) -> None:
+    def __init__(self, client: client.Client, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
         self._types: dict[str, dict[str, set[str]]] = {}  # of fields, by table
@@ -83,9 +83,9 @@ class ElasticHistory(History):
         Raises:
             ConfigError: an address, a name or a file that cannot be used.
         """
-        urls, prefix = elastic.checked_urls(options), elastic.checked_prefix(options)
-        session = elastic.open_session(options, urls)
-        return cls(elastic.Client(urls, session, options.elastic_timeout, threading.Event()), prefix)
+        urls, prefix = client.checked_urls(options), client.checked_prefix(options)
+        session = client.open_session(options, urls)
+        return cls(client.Client(urls, session, options.elastic_timeout, threading.Event()), prefix)
 
     def close(self) -> None:
         """Close all connections."""

@@ -18,7 +18,14 @@ from typing import IO, Any, Callable, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.hdf5library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library, tables
+from colmet.collector.backends.hdf5.library import (
+    STORAGE_ERRORS,
+    cause,
+    close_library,
+    is_of_system,
+    open_library,
+    tables,
+)
 from colmet.common.schema import NAME
 from colmet.tools.history import messages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from colmet.collector import elastic
+from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.tools.history.series import History
@@ -27,7 +27,7 @@ def add_options(parser: cli.Options) -> None:
         default=[],
         help="HDF5 file, or the collector's --hdf5-filepath; that is all PATH.<10 digits>.hdf5; repeatable",
     )
-    elastic.add_options(group, "read from")
+    client.add_options(group, "read from")
     add_config(group)
 
 

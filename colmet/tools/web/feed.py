@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from colmet.collector.web import FEED, LENGTH, MAX_ARGUMENTS_BYTES, MAX_SENDER_BYTES, NOTE
+from colmet.collector.web_launcher import FEED, LENGTH, MAX_ARGUMENTS_BYTES, MAX_SENDER_BYTES, NOTE
 from colmet.common.errors import ColmetError, WireError
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.collector.web import DROPPED
+from colmet.collector.web_launcher import DROPPED
 from colmet.common.live.recent_pairs import LEAST_S, Kept, Watch
 from colmet.common.live.shares import Shares
 from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard

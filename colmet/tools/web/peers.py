@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Union
 
-from colmet.collector.web import Proxy
+from colmet.collector.web_launcher import Proxy
 from colmet.tools.web.limits import network
 
 NETLINK_SOCK_DIAG = 4

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.collector.backend import Record
-from colmet.collector.rates import Rates
-from colmet.collector.receiver import MAX_SENDERS, Receiver
+from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import WireError
 from colmet.common.live.namesakes import base_of, is_namesake
 from colmet.common.runtime.cli import powers_of_ten

@@ -6,9 +6,9 @@ import os
 import sys
 import time
 
-from colmet.collector import segments
-from colmet.collector.journal import NAME_FILE, read_name, read_positions
-from colmet.collector.segments import MESSAGE, Damage, SegmentReader
+from colmet.collector.journal import segments
+from colmet.collector.journal.journal import NAME_FILE, read_name, read_positions
+from colmet.collector.journal.segments import MESSAGE, Damage, SegmentReader
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.wire import Decoder
 

@@ -11,10 +11,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from colmet.collector.checksums import Checksums, checksum
-from colmet.collector.namesakes import Namesakes
-from colmet.collector.novelty import Novelty
-from colmet.collector.rates import Rates, sender_of
+from colmet.collector.ingest.checksums import Checksums, checksum
+from colmet.collector.ingest.namesakes import Namesakes
+from colmet.collector.ingest.novelty import Novelty
+from colmet.collector.ingest.rate_limit import Rates, sender_of
 from colmet.common.errors import OverBudget, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.live.summary import Heard

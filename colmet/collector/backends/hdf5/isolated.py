@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from colmet.collector import hdf5check
-from colmet.collector.hdf5check import Salvaged
-from colmet.collector.hdf5file import Damaged, Tails, Undo
+from colmet.collector.backends.hdf5 import repair
+from colmet.collector.backends.hdf5.h5file import Damaged, Tails, Undo
+from colmet.collector.backends.hdf5.repair import Salvaged
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.readable import readable
 
@@ -152,7 +152,7 @@ def main() -> None:
     task, arguments = json.loads(asked)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, handlers=[_Teller()])
-    tasks: Mapping[str, Any] = {"verify": hdf5check.verify, "salvage": hdf5check.salvage}
+    tasks: Mapping[str, Any] = {"verify": repair.verify, "salvage": repair.salvage}
     try:
         result = tasks[task](*arguments, tell=lambda kind, name: _answer([kind, name]))
     except (Damaged, OutputUnavailable) as err:

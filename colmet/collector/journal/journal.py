@@ -20,11 +20,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.collector import segments
 from colmet.collector.backend import Record
-from colmet.collector.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
-from colmet.collector.state import MAX_BYTES, State, parse, replace
-from colmet.collector.waiting import Waiting
+from colmet.collector.journal import segments
+from colmet.collector.journal.output_state import MAX_BYTES, State, parse, replace
+from colmet.collector.journal.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
+from colmet.collector.journal.sender_shares import Waiting
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.directories import check_writable, make, sync_directory

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.journal import Cursor, Journal, Reading
-from colmet.collector.state import State
+from colmet.collector.journal.journal import Cursor, Journal, Reading
+from colmet.collector.journal.output_state import State
 from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.cli import powers_of_ten
 

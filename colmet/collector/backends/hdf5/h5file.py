@@ -21,6 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, remove_tails
+from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library
+from colmet.collector.backends.hdf5.library import tables as tables  # others take it from here, too
+from colmet.collector.columnar import Joined
 from colmet.collector.columns import (
     Layout,
     columns_of,
@@ -31,16 +35,6 @@ from colmet.collector.columns import (
     missing,
     names_for,
 )
-from colmet.collector.hdf5library import (
-    STORAGE_ERRORS,
-    cause,
-    close_library,
-    is_of_system,
-    open_library,
-)
-from colmet.collector.hdf5library import tables as tables  # others take it from here, too
-from colmet.collector.joined import Joined
-from colmet.collector.tails import KeptTails, TailWriter, remove_tails
 from colmet.common import declared
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
 from colmet.common.runtime.directories import sync_directory

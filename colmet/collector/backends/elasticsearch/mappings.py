@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from colmet.collector.backends.elasticsearch.documents import Fit, properties
 from colmet.collector.columns import names_for
-from colmet.collector.documents import Fit, properties
 from colmet.common import declared
 from colmet.common.catalogue import TABLES
 from colmet.common.schema import Schema

@@ -16,16 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.hdf5apart import salvage, verify
-from colmet.collector.hdf5file import (
-    Damaged,
-    Hdf5File,
-    Held,
-    grouped,
-)
-from colmet.collector.hdf5library import STORAGE_ERRORS, cause, is_of_system, tables
-from colmet.collector.joined import join
-from colmet.collector.state import MAX_BYTES, State, parse
+from colmet.collector.backends.hdf5.h5file import Damaged, Hdf5File, Held, grouped
+from colmet.collector.backends.hdf5.isolated import salvage, verify
+from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
+from colmet.collector.columnar import join
+from colmet.collector.journal.output_state import MAX_BYTES, State, parse
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import Options

@@ -18,13 +18,13 @@ from typing import Any
 import requests
 
 from colmet import __version__
-from colmet.collector import documents, elastic
 from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.documents import Bulk, Documents, Place
-from colmet.collector.elastic import Answer, Client, reason_of
-from colmet.collector.mappings import MAX_KNOWN, Mappings
-from colmet.collector.rejects import RejectFile
-from colmet.collector.state import State
+from colmet.collector.backends.elasticsearch import client, documents
+from colmet.collector.backends.elasticsearch.client import Answer, Client, reason_of
+from colmet.collector.backends.elasticsearch.dead_letters import RejectFile
+from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, Place
+from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
+from colmet.collector.journal.output_state import State
 from colmet.common import declared
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
@@ -100,7 +100,7 @@ class ElasticsearchOutput(OutputBackend):
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Options of this output; those that Colmet 0.6 has, too, come first."""
-        elastic.add_options(parser, "write to")
+        client.add_options(parser, "write to")
         parser.add_argument(
             "--elastic-date-suffix",
             metavar="FORMAT",
@@ -135,7 +135,7 @@ class ElasticsearchOutput(OutputBackend):
         """
         if not options.elastic_host:
             return None
-        urls, prefix = elastic.checked_urls(options), elastic.checked_prefix(options)
+        urls, prefix = client.checked_urls(options), client.checked_prefix(options)
         date_format = options.elastic_date_suffix
         if date_format and (len(date_format) > 32 or not documents.DATE_FORMAT.fullmatch(date_format)):
             raise ConfigError(
@@ -146,7 +146,7 @@ class ElasticsearchOutput(OutputBackend):
             raise ConfigError("--elastic-date-suffix and --elastic-data-stream: choose one, a data stream rolls over")
         return cls(
             urls,
-            elastic.open_session(options, urls),
+            client.open_session(options, urls),
             Place(prefix, date_format, options.elastic_data_stream),
             options.elastic_timeout,
             not options.elastic_no_template,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Union
 
 from colmet.collector.columns import names_for
-from colmet.collector.rates import INFINITE, MAX_SENDERS, Budget
+from colmet.collector.ingest.rate_limit import INFINITE, MAX_SENDERS, Budget
 from colmet.common import declared
 from colmet.common.declared import is_declared
 from colmet.common.live.shares import Shares

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.collector.columns import names_of
-from colmet.collector.hdf5file import (
+from colmet.collector.backends.hdf5.chunk_backup import KeptTails
+from colmet.collector.backends.hdf5.h5file import (
     BACKEND_VERSION,
     COPY_BYTES,
     REPLACED,
@@ -27,8 +27,15 @@ from colmet.collector.hdf5file import (
     temporary,
     title,
 )
-from colmet.collector.hdf5library import cause, close_library, is_of_system, open_library, opened_library, tables
-from colmet.collector.tails import KeptTails
+from colmet.collector.backends.hdf5.library import (
+    cause,
+    close_library,
+    is_of_system,
+    open_library,
+    opened_library,
+    tables,
+)
+from colmet.collector.columns import names_of
 from colmet.common.errors import OutputUnavailable
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Documents in Elasticsearch and OpenSearch: the output, its client, mappings, dead letters."""

@@ -1,0 +1,1 @@
+"""HDF5 files: the output, its file, and what repairs one after a crash."""

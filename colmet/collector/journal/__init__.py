@@ -1,0 +1,1 @@
+"""The record log between reception and outputs: a message is acknowledged when it is on disk."""
