@@ -58,14 +58,14 @@ format: venv ## rewrite the source in the project's format
 bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 	@$(PY) benchmarks/run.py $(ARGS)
 
-docs: venv ## write docs/metrics.md and colmet/common/catalogue.py from the schemas
-	@$(PY) -m colmet.tools.metrics docs/metrics.md --catalogue colmet/common/catalogue.py
+docs: venv ## write docs/metrics.md from the catalogue of tables
+	@$(PY) -m dev.metrics docs/metrics.md
 
 docs-pictures: venv clibs ## make the pictures of the documentation of a real run, in two minutes; as root
-	@$(PY) -m colmet.tools.pictures docs/pictures $(ARGS)
+	@$(PY) -m dev.pictures docs/pictures $(ARGS)
 
 dashboards: venv ## write packaging/grafana/dashboards from the table of panels
-	@$(PY) -m colmet.tools.dashboards packaging/grafana/dashboards
+	@$(PY) -m dev.dashboards packaging/grafana/dashboards
 
 deb: ## build the Debian packages, in dist/; as root it installs what that takes
 	@scripts/build-debs.sh dist
@@ -77,7 +77,7 @@ constraints: ## pin what pip installs at run time, with hashes: packaging/constr
 	@scripts/pin-requirements.sh $(PYTHON)
 
 demo: venv clibs ## watch one real job go from the kernel to an HDF5 file; as root shows all of it
-	@$(PY) -m colmet.tools.demo $(ARGS)
+	@$(PY) -m dev.demo $(ARGS)
 
 clean: ## remove everything that was built here
 	@for lib in colmet/node/backends/lib_*/; do [ ! -e "$$lib/Makefile" ] || $(MAKE) -s -C "$$lib" clean; done

@@ -87,7 +87,7 @@ setup(
     license="GPL-3.0-or-later",
     python_requires=">=3.9",
     packages=find_packages(include=["colmet", "colmet.*"]),
-    package_data={"colmet.node.backends": LIBRARY_SOURCES, "colmet.tools.web": ["static/*", "static/vendor/uplot/*"]},
+    package_data={"colmet.node.backends": LIBRARY_SOURCES, "colmet.web": ["static/*", "static/vendor/uplot/*"]},
     exclude_package_data={"colmet.node.backends": ["lib_*/*.so"]},  # built, not copied
     cmdclass={"build_py": BuildWithLibraries},
     distclass=LibraryDistribution,
@@ -106,13 +106,13 @@ setup(
         "console_scripts": [
             "colmet-node = colmet.node.main:main",
             "colmet-collector = colmet.collector.main:main",
-            "colmet-web = colmet.tools.web.__main__:serve",
-            "colmet = colmet.tools.colmet:main",
-            "colmet-extract = colmet.tools.extract:main",
-            "colmet-facility = colmet.tools.facility.command:main",
-            "afmetrics_collector = colmet.tools.facility.afmetrics:main",
-            "qmemview = colmet.tools.mem.qmemview:main",
-            "qmemview.py = colmet.tools.mem.qmemview:main",
+            "colmet-web = colmet.web.__main__:serve",
+            "colmet = colmet.commands.colmet:main",
+            "colmet-extract = colmet.commands.extract:main",
+            "colmet-facility = colmet.facility.command:main",
+            "afmetrics_collector = colmet.facility.afmetrics:main",
+            "qmemview = colmet.gridengine.qmemview:main",
+            "qmemview.py = colmet.gridengine.qmemview:main",
         ]
     },
     classifiers=[

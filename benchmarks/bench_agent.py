@@ -25,8 +25,8 @@ from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account
 from colmet.node.system.host import Host
-from colmet.tools.live import Daemons, Failed, JobRoot
-from colmet.tools.workloads import ShortTasks, measure
+from dev.live import Daemons, Failed, JobRoot
+from dev.workloads import ShortTasks, measure
 
 Figures = list[tuple[str, float, str, str]]
 

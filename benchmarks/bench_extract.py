@@ -38,8 +38,8 @@ ROW_BYTES = sum([schema.dtype.itemsize + 2 * 255 + 8 for schema in SCHEMAS])  # 
 METRICS = "ac_etime,cpu_run_real_total,coremem,read_bytes,write_bytes"  # what OAR asks for by default
 ROUNDS = 7
 
-OURS = "import sys; from colmet.tools.extract import main; status = main()"
-OURS_LOADED = "import colmet.tools.extract, colmet.tools.history.hdf5"
+OURS = "import sys; from colmet.commands.extract import main; status = main()"
+OURS_LOADED = "import colmet.commands.extract, colmet.stored.hdf5"
 PLAIN = "import sys, h5py; rows = h5py.File(sys.argv[1], 'r')[f'job_{sys.argv[2]}/taskstats_default'][:]"
 PLAIN_LOADED = "import sys, h5py"
 # What a program took at the most, and the process that it started; wait4() would count this one's, too.

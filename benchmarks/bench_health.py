@@ -37,7 +37,7 @@ from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.health import Health
 from colmet.node.system.host import Host
-from colmet.tools.live import JobRoot
+from dev.live import JobRoot
 
 Figures = list[tuple[str, float, str, str]]
 

@@ -28,9 +28,9 @@ from colmet.common.runtime.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push
 from colmet.common.wire import Decoder
-from colmet.tools.web.facts import JobsAsked, NodesAsked, SeriesAsked
-from colmet.tools.web.known import Known
-from colmet.tools.web.memory import Memory
+from colmet.web.interface import JobsAsked, NodesAsked, SeriesAsked
+from colmet.web.queries import Known
+from colmet.web.recent_cache import Memory
 
 Figures = list[tuple[str, float, str, str]]
 

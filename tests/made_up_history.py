@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from colmet.tools.history.series import NODE, History, Series
+from colmet.stored.series import NODE, History, Series
 
 
 class MadeUp(History):

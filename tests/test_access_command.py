@@ -12,11 +12,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from web_client import basic, bearer
 
+from colmet.commands import access as command
+from colmet.commands import colmet
 from colmet.common.errors import ConfigError
-from colmet.tools import access as command
-from colmet.tools import colmet
-from colmet.tools.web.access import Access
-from colmet.tools.web.credentials import Password, Token, _scrypt, token_digest
+from colmet.web.access import Access
+from colmet.web.credentials import Password, Token, _scrypt, token_digest
 
 
 @pytest.fixture(autouse=True)

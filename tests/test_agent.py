@@ -10,6 +10,7 @@ import pytest
 from direct import Direct
 from hdf5_writer import write_once
 
+from colmet.commands import extract
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
 from colmet.common.runtime.cli import Signals
 from colmet.common.schema import Field, Sample, Schema
@@ -19,8 +20,7 @@ from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.system.processes import Processes
-from colmet.tools import extract
-from colmet.tools.history.hdf5 import Hdf5History
+from colmet.stored.hdf5 import Hdf5History
 
 PER_S, AT_ONCE = DRAINS
 SCHEMA = Schema("fake_default", "job", [Field("cpu", "nsec", "counter")])

@@ -10,10 +10,10 @@ import time
 import pytest
 from batch_commands import DATA, Commands
 
-from colmet.tools.batch import condor
-from colmet.tools.batch.answers import AskError, FormError
-from colmet.tools.batch.condor import HTCondor, QueueName, condor_job, given, quoted, totals
-from colmet.tools.batch.model import BatchError, BatchJob, Queue
+from colmet.batch import condor
+from colmet.batch.answers import AskError, FormError
+from colmet.batch.condor import HTCondor, QueueName, condor_job, given, quoted, totals
+from colmet.batch.model import BatchError, BatchJob, Queue
 
 NOW = 1795346100
 RECORDED = DATA / "condor"

@@ -8,10 +8,10 @@ import time
 import pytest
 from batch_commands import DATA, Commands
 
-from colmet.tools.batch import oar
-from colmet.tools.batch.answers import FormError
-from colmet.tools.batch.model import BatchError, BatchJob, Queue
-from colmet.tools.batch.oar import OAR, oar_job, oar_jobs, oar_queues
+from colmet.batch import oar
+from colmet.batch.answers import FormError
+from colmet.batch.model import BatchError, BatchJob, Queue
+from colmet.batch.oar import OAR, oar_job, oar_jobs, oar_queues
 
 RECORDED = DATA / "oar"
 NOW = 1795346300

@@ -11,10 +11,10 @@ from batch_commands import DATA, Commands
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from colmet.tools.batch import slurm
-from colmet.tools.batch.answers import FormError
-from colmet.tools.batch.model import BatchError, BatchJob, Queue
-from colmet.tools.batch.slurm import (
+from colmet.batch import slurm
+from colmet.batch.answers import FormError
+from colmet.batch.model import BatchError, BatchJob, Queue
+from colmet.batch.slurm import (
     Slurm,
     count_of,
     elapsed_s,

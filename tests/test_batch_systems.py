@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from batch_commands import Commands
 
+from colmet.batch.answers import AskError, Lately, ask, json_values, name, whole
+from colmet.batch.condor import HTCondor
+from colmet.batch.model import BatchError
+from colmet.batch.oar import OAR
+from colmet.batch.slurm import Slurm
+from colmet.batch.systems import SYSTEMS, find_systems
 from colmet.common.errors import ConfigError
-from colmet.tools.batch.answers import AskError, Lately, ask, json_values, name, whole
-from colmet.tools.batch.condor import HTCondor
-from colmet.tools.batch.model import BatchError
-from colmet.tools.batch.oar import OAR
-from colmet.tools.batch.slurm import Slurm
-from colmet.tools.batch.systems import SYSTEMS, find_systems
 
 
 def test_batch_systems_are_found_by_name_each_once_and_in_order():

@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from colmet.commands import charts
+from colmet.commands.charts import Panel
 from colmet.common.schema import UNITS, Field
-from colmet.tools import charts, curves
-from colmet.tools.charts import Panel
-from colmet.tools.curves import Line, Quantity, is_rate, lines, quantity
-from colmet.tools.history.series import Series
+from colmet.stored import curves
+from colmet.stored.curves import Line, Quantity, is_rate, lines, quantity
+from colmet.stored.series import Series
 
 START = 1_700_000_000
 CPU = Field("cpu_usage", "nsec", "counter", "CPU time.")
@@ -251,7 +252,7 @@ def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
 @pytest.mark.slow
 def test_it_is_silent_for_a_user_without_a_home(tmp_path):
     script = (
-        "from colmet.tools import charts; from colmet.tools.curves import Quantity\n"
+        "from colmet.commands import charts; from colmet.stored.curves import Quantity\n"
         "print(len(charts.png(charts.draw([charts.Panel('\u4e16', Quantity('B'), [])], 300, 200))))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "XDG"))}

@@ -17,11 +17,11 @@ import tables
 
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
+from colmet.commands import programs
 from colmet.common.runtime import cli
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS
 from colmet.node.delivery import link as node_link
-from colmet.tools import programs
 
 
 def node(*arguments):

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from colmet.commands import colmet
 from colmet.common.runtime import cli, control
-from colmet.tools import colmet
 
 
 def test_the_help_lists_every_command(capsys):
@@ -114,7 +114,9 @@ def test_a_command_whose_library_is_not_installed_is_one_line(capsys):
     ],
 )
 def test_so_is_one_that_needs_a_library_only_when_it_runs(name, argv):
-    code = f"import sys; sys.modules[{name!r}] = None; from colmet.tools import colmet; sys.exit(colmet.main({argv}))"
+    code = (
+        f"import sys; sys.modules[{name!r}] = None; from colmet.commands import colmet; sys.exit(colmet.main({argv}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(
@@ -124,7 +126,7 @@ def test_so_is_one_that_needs_a_library_only_when_it_runs(name, argv):
 
 def test_it_is_a_module_to_run_too():
     done = subprocess.run(
-        [sys.executable, "-m", "colmet.tools.colmet", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "colmet.commands.colmet", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("colmet ")
 
@@ -133,7 +135,7 @@ def ended(body, tmp_path, out, **variables):
     """Exit status and standard error of a command with this body, whose output goes there."""
     (tmp_path / "probe.py").write_text(f"import os, signal\n\ndef add_options(parser): pass\n\n{body}\n")
     program = (
-        "import sys; from colmet.tools import colmet; "
+        "import sys; from colmet.commands import colmet; "
         "sys.exit(colmet.main(sys.argv[1:], {'probe': colmet.Command('probe', 'tells something')}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONUNBUFFERED": ""}

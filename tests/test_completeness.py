@@ -15,10 +15,11 @@ import pytest
 from outputs import write
 
 from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.commands import completeness
 from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.selfmetrics.completeness import FAILED, LATE, Fate, Ledger
-from colmet.tools import completeness, gaps
+from colmet.stored import gap_finder
 
 NS = 10**9
 PATHS = os.pathsep.join(str(path) for path in (Path(__file__).parent, Path(__file__).parent.parent))
@@ -159,9 +160,9 @@ def test_batches_dropped_beyond_the_bound_are_told_with_their_times(tmp_path):
     node.ticks(100, lost="dropped")
     node.ticks(30)
     lines = node.lines(tmp_path)
-    gap = (150, 645, 100, 200, gaps.DROPPED)
+    gap = (150, 645, 100, 200, gap_finder.DROPPED)
     assert spans(lines[JOBS.name]) == [gap]
-    assert spans(lines[NODE.name]) == [(*gap[:3], 100, gaps.DROPPED)]
+    assert spans(lines[NODE.name]) == [(*gap[:3], 100, gap_finder.DROPPED)]
     assert (node.missing_of(NODE.name)[0] - START, node.missing_of(NODE.name)[-1] - START) == gap[:2]
 
 
@@ -173,7 +174,7 @@ def test_a_job_has_its_share_of_a_gap(tmp_path):
     lines = node.lines(tmp_path, job=1)
     assert set(lines) == {JOBS.name}
     assert lines[JOBS.name].found.here == 60
-    assert spans(lines[JOBS.name]) == [(150, 645, 100, 100, gaps.DROPPED)]
+    assert spans(lines[JOBS.name]) == [(150, 645, 100, 100, gap_finder.DROPPED)]
     # that the other one was there before is in no batch that came
     lines = node.lines(tmp_path, job=2)
     assert lines[JOBS.name].found[:2] == (30, 0)
@@ -191,12 +192,12 @@ def test_an_account_that_was_dropped_is_told_again(tmp_path):
     node.ticks(20)
     lines = node.lines(tmp_path)
     assert spans(lines[NODE.name]) == [
-        (100, 110, 3, 3, gaps.FAILED),
-        (115, 210, 20, 20, gaps.DROPPED),
+        (100, 110, 3, 3, gap_finder.FAILED),
+        (115, 210, 20, 20, gap_finder.DROPPED),
     ]
 
 
-@pytest.mark.parametrize(("why", "said"), [(FAILED, gaps.FAILED), (LATE, gaps.LATE)])
+@pytest.mark.parametrize(("why", "said"), [(FAILED, gap_finder.FAILED), (LATE, gap_finder.LATE)])
 def test_what_was_not_measured_is_told(tmp_path, why, said):
     node = Node()
     node.ticks(20)
@@ -216,8 +217,8 @@ def test_skipped_ticks_are_told_of_each_table(tmp_path):
     node.now += 4 * PERIOD * 10
     node.ticks(20)
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(100, 115, 4, 4, gaps.LATE)]
-    assert spans(lines[JOBS.name]) == [(100, 115, 4, 8, gaps.LATE)]
+    assert spans(lines[NODE.name]) == [(100, 115, 4, 4, gap_finder.LATE)]
+    assert spans(lines[JOBS.name]) == [(100, 115, 4, 8, gap_finder.LATE)]
     assert lines["completeness_default"].found.missing == 0
 
 
@@ -227,9 +228,9 @@ def test_what_was_taken_and_has_not_come_is_found_without_a_word(tmp_path):
     node.ticks(3, lost="silently")
     node.ticks(30)
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(100, 110, 3, 3, gaps.NOT_HERE)]
+    assert spans(lines[NODE.name]) == [(100, 110, 3, 3, gap_finder.NOT_HERE)]
     (gap,) = lines[JOBS.name].found.gaps
-    assert (gap.samples, gap.rows, gap.why) == (3, 6, gaps.NOT_HERE)
+    assert (gap.samples, gap.rows, gap.why) == (3, 6, gap_finder.NOT_HERE)
     assert gap.first - START <= 100 and gap.last - START >= 110
     of_one = node.lines(tmp_path, job=2)[JOBS.name].found
     assert (of_one.here, of_one.missing) == (50, 3)
@@ -243,10 +244,10 @@ def test_a_node_that_was_killed_leaves_a_gap_up_to_its_next_start(tmp_path):
     node.start()
     node.ticks(30)
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(150, 295, 30, 30, gaps.KILLED)]
+    assert spans(lines[NODE.name]) == [(150, 295, 30, 30, gap_finder.KILLED)]
     assert lines[JOBS.name].found.missing == 60
     of_one = node.lines(tmp_path, job=2)[JOBS.name]
-    assert spans(of_one) == [(150, 295, 30, 30, gaps.KILLED)]
+    assert spans(of_one) == [(150, 295, 30, 30, gap_finder.KILLED)]
 
 
 @pytest.mark.parametrize(("period", "a_second"), [(1, 1), (0.2, 5)])
@@ -259,7 +260,7 @@ def test_rows_after_the_last_account_of_a_node_that_was_killed_are_not_missing(t
     node.start(60)
     node.ticks(100 * a_second)
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(102, 176, 75 * a_second, 75 * a_second, gaps.KILLED)]
+    assert spans(lines[NODE.name]) == [(102, 176, 75 * a_second, 75 * a_second, gap_finder.KILLED)]
     assert lines[JOBS.name].found.missing == 2 * 75 * a_second
     assert lines[NODE.name].found.here == 202 * a_second
 
@@ -277,7 +278,7 @@ def test_a_node_that_is_started_again_at_once_begins_anew(tmp_path, later):
     node.ticks(700)
     (found,) = [line.found for name, line in node.lines(tmp_path).items() if name == NODE.name]
     assert found.twice == 0
-    assert sum(gap.rows for gap in found.gaps if gap.why == gaps.NOT_HERE) == 30
+    assert sum(gap.rows for gap in found.gaps if gap.why == gap_finder.NOT_HERE) == 30
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -296,7 +297,7 @@ def test_agents_that_follow_each_other_within_seconds_are_told_apart(tmp_path, s
     node.ticks(700)
     found = node.lines(tmp_path)[NODE.name].found
     assert found.twice == 0
-    assert sum(gap.rows for gap in found.gaps if gap.why == gaps.NOT_HERE) == 30
+    assert sum(gap.rows for gap in found.gaps if gap.why == gap_finder.NOT_HERE) == 30
 
 
 def test_a_node_that_was_stopped_is_told_from_one_that_was_killed(tmp_path):
@@ -307,7 +308,7 @@ def test_a_node_that_was_stopped_is_told_from_one_that_was_killed(tmp_path):
     node.start()
     node.ticks(30, jobs=(7,))
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(155, 245, 19, 19, gaps.STOPPED)]
+    assert spans(lines[NODE.name]) == [(155, 245, 19, 19, gap_finder.STOPPED)]
     assert lines[JOBS.name].found.missing == 0  # no job was there before and after
 
 
@@ -322,7 +323,7 @@ def test_what_an_earlier_start_had_in_its_spool_and_was_dropped_later_is_told(tm
     node.ticks(30)
     assert (epoch, first[0]) == node.dropped[0][:2]
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(150, 195, 10, 10, gaps.DROPPED)]
+    assert spans(lines[NODE.name]) == [(150, 195, 10, 10, gap_finder.DROPPED)]
 
 
 def test_what_was_dropped_and_had_come_is_not_missing(tmp_path):
@@ -333,7 +334,7 @@ def test_what_was_dropped_and_had_come_is_not_missing(tmp_path):
     node.dropped[0] = node.dropped[0]._replace(last=150, until_ns=node.arrived[49].time_ns)
     node.ticks(30)
     lines = node.lines(tmp_path)
-    assert spans(lines[NODE.name]) == [(150, 645, 100, 100, gaps.DROPPED)]
+    assert spans(lines[NODE.name]) == [(150, 645, 100, 100, gap_finder.DROPPED)]
 
 
 def test_rows_of_an_older_file_are_not_missed_in_a_newer_one(tmp_path):
@@ -361,7 +362,7 @@ def test_ticks_of_a_fraction_of_a_second_are_counted(tmp_path):
     node.ticks(200)
     lines = node.lines(tmp_path)
     assert (lines[NODE.name].found.here, lines[NODE.name].found.missing) == (500, 57)
-    assert [gap[2:] for gap in spans(lines[JOBS.name])] == [(57, 114, gaps.DROPPED)]
+    assert [gap[2:] for gap in spans(lines[JOBS.name])] == [(57, 114, gap_finder.DROPPED)]
 
 
 @pytest.mark.parametrize("seed", range(12))

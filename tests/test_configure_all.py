@@ -13,6 +13,7 @@ import pytest
 from test_daemons import Daemon, free_port
 
 from colmet import __version__
+from colmet.commands import colmet
 from colmet.common.errors import Unreachable
 from colmet.common.runtime.control import Control, ask
 from colmet.common.runtime.keys import write_pair
@@ -21,7 +22,6 @@ from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.transport.curve import new_pair
 from colmet.common.wire import link as wire
 from colmet.node import live_config
-from colmet.tools import colmet
 
 pytestmark = pytest.mark.live
 NODES = 100

@@ -9,10 +9,10 @@ import time
 import pytest
 from test_daemons import Daemon, free_port
 
+from colmet.commands import colmet
 from colmet.common.errors import Refused
 from colmet.common.runtime.control import Control
 from colmet.common.transport import serve_control
-from colmet.tools import colmet
 
 
 @pytest.fixture

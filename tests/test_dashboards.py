@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.tools.dashboards.grafana import files
-from colmet.tools.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, Line
-from colmet.tools.dashboards.panels import agent, metric
+from dev.dashboards.grafana import files
+from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, Line
+from dev.dashboards.panels import agent, metric
 
 FOLDER = Path(__file__).resolve().parents[1] / "packaging/grafana/dashboards"
 MADE = {str(name): json.loads(text) for name, text in files()}

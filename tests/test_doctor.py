@@ -27,15 +27,15 @@ from test_daemons import Daemon, free_port
 from test_status import COLLECTOR, NODE, changed
 
 from colmet import __version__
+from colmet.commands import colmet, doctor
+from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
+from colmet.commands.doctor.findings import Level, Unchecked, bounded, examine, fail, good, quiet, warn
+from colmet.commands.doctor.table import CHECKS, Check
+from colmet.commands.doctor.target import Patient, User, arguments, find_sides
 from colmet.common.runtime import control
 from colmet.common.runtime.control import Control, listen
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
-from colmet.tools import colmet, doctor
-from colmet.tools.doctor import clock, daemon, kernel, network, software, storage
-from colmet.tools.doctor.findings import Level, Unchecked, bounded, examine, fail, good, quiet, warn
-from colmet.tools.doctor.patient import Patient, User, arguments, find_sides
-from colmet.tools.doctor.table import CHECKS, Check
 
 PASS, WARN, FAIL = Level
 FULL = "0000003fffffffff"

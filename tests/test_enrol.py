@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from colmet.collector import main as collector_main
+from colmet.commands.colmet import main
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import keys
 from colmet.common.runtime.configuration import Configuration
@@ -22,7 +23,6 @@ from colmet.common.runtime.keys import KnownKeys, read_pair, read_public, read_u
 from colmet.common.transport import authenticator, curve
 from colmet.node import main as node_main
 from colmet.node.delivery import link
-from colmet.tools.colmet import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -287,7 +287,7 @@ NODE = ("colmet.node.main", "--config", "/etc/colmet/node.toml", "-s", "0.5", "-
 
 def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
     """The commands of docs/operations.md: what the package of the collector runs, and `colmet enrol`."""
-    colmet = (sys.executable, "-m", "colmet.tools.colmet")
+    colmet = (sys.executable, "-m", "colmet.commands.colmet")
     for name in ("node-1", "node-2", "stranger"):  # their package starts them, and they wait
         cluster.start(name, *NODE)
     cluster.run("head", *colmet, "keygen", "collector", "--if-missing")

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colmet.collector.backends.hdf5.library import tables
+from colmet.commands import colmet, extract
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
-from colmet.tools import colmet, extract
-from colmet.tools.history.hdf5 import Hdf5History
-from colmet.tools.history.series import Series
+from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.series import Series
 
 SAMPLE = Path(__file__).parent / "data/colmet06/hdf5/sample.hdf5"
 OAR_DEFAULT = "ac_etime,cpu_run_real_total,coremem,read_bytes,write_bytes"
@@ -103,7 +103,7 @@ def answer(*arguments):
 
 
 def test_the_program_writes_gzip_and_nothing_on_stderr(old):
-    argv = [sys.executable, "-m", "colmet.tools.extract", old, "17", "1600000000", "1800000000", OAR_DEFAULT]
+    argv = [sys.executable, "-m", "colmet.commands.extract", old, "17", "1600000000", "1800000000", OAR_DEFAULT]
     done = subprocess.run(argv, capture_output=True, check=False, cwd=Path(extract.__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, b"")
     data = json.loads(gzip.decompress(done.stdout))
@@ -118,7 +118,7 @@ def test_the_program_writes_gzip_and_nothing_on_stderr(old):
 
 def test_only_the_database_and_the_terminal_libraries_stay_away():
     """OAR's users wait for each import."""
-    code = "import sys, colmet.tools.extract as e, colmet.tools.history.hdf5; e.build_parser(); print(*sys.modules)"
+    code = "import sys, colmet.commands.extract as e, colmet.stored.hdf5; e.build_parser(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"requests", "zmq", "rich", "pyarrow", "matplotlib", "msgpack"} & set(done.stdout.split())
 
@@ -437,7 +437,7 @@ def test_a_reader_that_goes_away_is_no_error(stored, options, status):
     argv = [
         sys.executable,
         "-m",
-        "colmet.tools.colmet",
+        "colmet.commands.colmet",
         *[word.format(stored).replace("9e9", "9999999999") for word in options],
     ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -451,7 +451,7 @@ def test_a_reader_that_goes_away_is_no_error(stored, options, status):
     [(["extract", "{}", "7", "0", "9999999999", "cpu"], 3), (["extract", "--hdf5", "{}", "--job", "7"], 1)],
 )
 def test_an_answer_that_cannot_be_written_is_one_line(stored, program, status):
-    argv = [sys.executable, "-m", "colmet.tools.colmet", *[word.format(stored) for word in program]]
+    argv = [sys.executable, "-m", "colmet.commands.colmet", *[word.format(stored) for word in program]]
     with open("/dev/full", "w") as full:
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == status

@@ -18,11 +18,12 @@ from test_daemons import start, start_collector, uri
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.keys import write_pair
+from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
+from colmet.facility import collector_output, sender
+from colmet.facility.collector_output import Delivery
+from colmet.facility.rows import rows_of, tables_of
 from colmet.node.delivery.uplink import Times
-from colmet.tools.facility import collector_output, sender
-from colmet.tools.facility.collector_output import Delivery
-from colmet.tools.facility.tables import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS, rows_of, tables_of
 
 __all__ = ["start", "start_collector", "uri"]  # fixtures
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from kubernetes_server import KubernetesServer, pod
 
+from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
 from colmet.common.errors import ConfigError
-from colmet.tools.batch.model import BatchError, BatchJob, BatchSystem, Queue
-from colmet.tools.facility import afmetrics, command, machine, options, sender
-from colmet.tools.facility.gathering import Facility
-from colmet.tools.facility.logins import Logins
-from colmet.tools.facility.obfuscation import plain
-from colmet.tools.facility.people import People
+from colmet.facility import afmetrics, command, machine, options, sender
+from colmet.facility.collect import Facility
+from colmet.facility.logins import Logins
+from colmet.facility.obfuscation import plain
+from colmet.facility.people import People
 
 CONDOR = Path(__file__).parent / "data/facility/condor"
 ROOT = Path(__file__).parents[1]
@@ -444,7 +444,7 @@ def test_disks_are_those_of_old_unless_others_are_named():
 def process(module, *argv, cwd, **settings):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     return subprocess.run(
-        [sys.executable, "-m", f"colmet.tools.facility.{module}", *argv],
+        [sys.executable, "-m", f"colmet.facility.{module}", *argv],
         cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -455,7 +455,7 @@ def test_the_alias_logs_to_standard_output_in_the_old_format(tmp_path):
     lines = done.stdout.splitlines()
     assert lines
     for line in lines:
-        assert re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] INFO:colmet\.tools\.facility\.\w+:", line)
+        assert re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] INFO:colmet\.facility\.\w+:", line)
 
 
 def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
@@ -489,11 +489,11 @@ def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path):
 @pytest.mark.parametrize("program", ["command.PROGRAM", "afmetrics.PROGRAM"])
 def test_only_colmet_itself_says_all_of_it(tmp_path, program):
     script = (
-        "import logging; from colmet.tools.facility import afmetrics, command\n"
+        "import logging; from colmet.facility import afmetrics, command\n"
         f"command.set_up_logging({program}, logging.DEBUG)\n"
         "for name in ('oauthlib.oauth2', 'requests_oauthlib', 'urllib3.connectionpool', 'kubernetes', 'rest'):\n"
         "    logging.getLogger(name).debug('of the library')\n"
-        "for name in ('colmet.tools.batch.slurm', '__main__'):\n"
+        "for name in ('colmet.batch.slurm', '__main__'):\n"
         "    logging.getLogger(name).debug('of our own')\n"
         "logging.getLogger('requests_oauthlib').info('it refreshes')\n"
     )
@@ -511,9 +511,7 @@ def test_the_version_is_told(tmp_path):
 
 
 def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
-    script = (
-        '"$0" -m colmet.tools.facility.command -c X --host --disk / --json-lines --spool-dir "" --state-file s | true'
-    )
+    script = '"$0" -m colmet.facility.command -c X --host --disk / --json-lines --spool-dir "" --state-file s | true'
     done = subprocess.run(
         ["sh", "-c", script, sys.executable], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=60, check=False,
@@ -524,7 +522,7 @@ def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
 @pytest.mark.parametrize("reader", ["> /dev/full", "| true"])
 def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
     script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
-    argv = ["-m", "colmet.tools.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-t", "", "-u"]
+    argv = ["-m", "colmet.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-t", "", "-u"]
     done = subprocess.run(
         ["bash", "-c", script, sys.executable, *argv, endpoint.url, *kept(tmp_path)],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
@@ -558,7 +556,7 @@ def test_a_service_that_can_print_no_more_goes_on(endpoint, tmp_path):
         *kept(tmp_path),
     ]
     with open("/dev/full", "w") as full, subprocess.Popen(
-        [sys.executable, "-m", "colmet.tools.facility.command", *argv],
+        [sys.executable, "-m", "colmet.facility.command", *argv],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         while len(endpoint.taken) < 8 and running.poll() is None:
@@ -587,7 +585,7 @@ def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_p
     argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token)]
     argv += ["--interval", "1", *kept(tmp_path)]
     with manager, subprocess.Popen(
-        [sys.executable, "-m", "colmet.tools.facility.command", *argv],
+        [sys.executable, "-m", "colmet.facility.command", *argv],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         said = [manager.recv(4096).decode()]
@@ -622,7 +620,7 @@ def test_a_command_that_hangs_does_not_outlive_a_program_that_is_told_to_end(tmp
     }
     argv = ["-c", "X", option, "--json-lines", *kept(tmp_path)]
     with subprocess.Popen(
-        [sys.executable, "-m", "colmet.tools.facility.command", *argv],
+        [sys.executable, "-m", "colmet.facility.command", *argv],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         while not (hung.exists() and hung.read_text().endswith("\n")) and running.poll() is None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colmet.batch.model import BatchJob, Queue
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.tools.batch.model import BatchJob, Queue
-from colmet.tools.facility import debugfiles, documents, obfuscation, secretfile
-from colmet.tools.facility.documents import Group, Space, Traffic
+from colmet.facility import debugfiles, documents, obfuscation, secretfile
+from colmet.facility.documents import Group, Space, Traffic
 
 
 def test_a_document_of_jupyter_users():

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kubernetes_server import KubernetesServer, pod
 
 from colmet.common.errors import ConfigError
-from colmet.tools.facility import jupyter
-from colmet.tools.facility.deadlines import Deadlines, SourceFailed
-from colmet.tools.facility.jupyter import Jupyter, check_names, parse
+from colmet.facility import jupyter
+from colmet.facility.deadlines import Deadlines, SourceFailed
+from colmet.facility.jupyter import Jupyter, check_names, parse
 
 
 @pytest.fixture

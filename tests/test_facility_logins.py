@@ -10,13 +10,13 @@ import sys
 import pytest
 from facility_machine import Machine
 
-from colmet.tools.facility.deadlines import SourceFailed
-from colmet.tools.facility.logins import Logins, parse, parse_last
-from colmet.tools.facility.obfuscation import plain
-from colmet.tools.facility.people import People
+from colmet.facility.deadlines import SourceFailed
+from colmet.facility.logins import Logins, parse, parse_last
+from colmet.facility.obfuscation import plain
+from colmet.facility.people import People
 
 LAST = "bob pts/0\nreboot   system boot  6.1.0-18-amd64\neve pts/1\n\nwtmp begins Sat Nov 21"
-COMMAND = (sys.executable, "-m", "colmet.tools.facility.command", "-c", "X", "--json-lines", "--spool-dir", "")
+COMMAND = (sys.executable, "-m", "colmet.facility.command", "-c", "X", "--json-lines", "--spool-dir", "")
 
 
 @pytest.fixture

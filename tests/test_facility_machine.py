@@ -18,10 +18,10 @@ from conftest import cannot_run, fork
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.tools.facility import deadlines, machine
-from colmet.tools.facility.deadlines import Deadlines, SourceFailed
-from colmet.tools.facility.documents import Traffic
-from colmet.tools.facility.machine import (
+from colmet.facility import deadlines, machine
+from colmet.facility.deadlines import Deadlines, SourceFailed
+from colmet.facility.documents import Traffic
+from colmet.facility.machine import (
     Counted,
     Disks,
     DisksSilent,
@@ -288,7 +288,7 @@ def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, root):
     mkdir home data elsewhere own; mount -t tmpfs disk own
     mount --bind home home; mount -o remount,bind,ro home; mount --bind data elsewhere; mount --bind own own
     exec "$@" """
-    command = ["-m", "colmet.tools.facility.command", "-c", "X", "--host", "--json-lines", "--spool-dir", ""]
+    command = ["-m", "colmet.facility.command", "-c", "X", "--host", "--json-lines", "--spool-dir", ""]
     places = [str(tmp_path / name) for name in ("home", "elsewhere", "own")]
     disks = [word for place in places for word in ("--disk", place)]
     argv = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, *command, *disks]

@@ -25,9 +25,9 @@ from conftest import cannot_run
 from endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, Handler, certificate, wait_for
 
 from colmet.common.errors import ConfigError
-from colmet.tools.facility import sender as module
-from colmet.tools.facility.sender import Outcome, Sender, parse_retry_after
-from colmet.tools.facility.spool import Spool
+from colmet.facility import sender as module
+from colmet.facility.sender import Outcome, Sender, parse_retry_after
+from colmet.facility.spool import Spool
 
 NS = 10**9
 TOKEN = "s3cret-t0ken"
@@ -595,8 +595,8 @@ def test_a_file_of_certificates_that_holds_none_is_an_error_of_the_command_line(
 
 RUN = """
 import sys
-from colmet.tools.facility.sender import Sender
-from colmet.tools.facility.spool import Spool
+from colmet.facility.sender import Sender
+from colmet.facility.spool import Spool
 url, directory, notes, first, count = sys.argv[1:]
 sender = Sender(url, None, Spool(directory), timeout_s=5, rate=1e5)
 documents = [{"token": None, "kind": "ssh", "n": n} for n in range(int(first), int(first) + int(count))]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.tools.facility.spool import MAX_REFUSED_BYTES, Spool, pack, unpack
+from colmet.facility.spool import MAX_REFUSED_BYTES, Spool, pack, unpack
 
 NS = 10**9
 HOUR_NS = 3600 * NS

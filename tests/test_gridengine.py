@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.common.errors import ConfigError
-from colmet.tools.batch import gridengine, gridengine_xml
-from colmet.tools.batch.gridengine import (
+from colmet.batch import gridengine, gridengine_xml
+from colmet.batch.gridengine import (
     KEPT_PERIODS,
     NO_QUEUE,
     CommandSource,
@@ -31,9 +30,10 @@ from colmet.tools.batch.gridengine import (
     parse_tasks,
     pause_s,
 )
-from colmet.tools.batch.gridengine_memory import parse_memory, parse_qhost, read_memory
-from colmet.tools.batch.gridengine_xml import Sieve, read_elements
-from colmet.tools.batch.model import BatchError, Queue
+from colmet.batch.gridengine_memory import parse_memory, parse_qhost, read_memory
+from colmet.batch.gridengine_xml import Sieve, read_elements
+from colmet.batch.model import BatchError, Queue
+from colmet.common.errors import ConfigError
 
 DATA = Path(__file__).parent / "data/gridengine"
 QHOST = (DATA / "qhost-j.xml").read_bytes()

@@ -22,6 +22,7 @@ from test_hdf5_kill import expected, record, stored
 
 import colmet
 from colmet.collector.backends.hdf5 import h5file, isolated, repair
+from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
 from colmet.collector.backends.hdf5.h5file import Damaged
 from colmet.collector.backends.hdf5.output import Hdf5Output, Notes, rotation
@@ -153,9 +154,9 @@ def test_after_a_clean_stop_nothing_is_walked(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 10)
     output.close()
-    monkeypatch.setattr(output, "verify", lambda *_: pytest.fail("walked"))
+    monkeypatch.setattr(output_module, "verify", lambda *_: pytest.fail("walked"))
     monkeypatch.setattr(h5file, "table_names", lambda *_: pytest.fail("listed"))
-    monkeypatch.setattr(output, "boot_id", lambda: "another")
+    monkeypatch.setattr(output_module, "boot_id", lambda: "another")
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -204,8 +205,8 @@ def test_after_a_power_failure_the_file_is_looked_through(tmp_path, monkeypatch)
     output.close()
     state.save(10, {**notes, "boot": "another"}, 0)
     looked = []
-    verify = output.verify
-    monkeypatch.setattr(output, "verify", lambda *arguments: (looked.append(arguments[0]), verify(*arguments)))
+    verify = output_module.verify
+    monkeypatch.setattr(output_module, "verify", lambda *arguments: (looked.append(arguments[0]), verify(*arguments)))
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -469,8 +470,8 @@ def test_for_one_defect_a_sound_file_is_looked_through_once(tmp_path, monkeypatc
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     state.end = 30
-    looked, verify = [], output.verify
-    monkeypatch.setattr(output, "verify", lambda *arguments: (looked.append(arguments), verify(*arguments)))
+    looked, verify = [], output_module.verify
+    monkeypatch.setattr(output_module, "verify", lambda *arguments: (looked.append(arguments), verify(*arguments)))
     with monkeypatch.context() as broken:
         broken.setattr(tables.Table, "append", lambda *_: 1 // 0)
         for count in (10, 5, 2, 1):

@@ -10,6 +10,7 @@ import pytest
 
 from colmet.collector.health import Health as CollectorHealth
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
+from colmet.commands.status import describe
 from colmet.common.errors import Refused
 from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime.control import Errands
@@ -19,7 +20,6 @@ from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.delivery.uplink import Route, State, Times
 from colmet.node.selfmetrics.health import Health as NodeHealth
-from colmet.tools.status import describe
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_daemons import Daemon, free_port, wait_for
 
 from colmet import __version__
-from colmet.tools import colmet
+from colmet.commands import colmet
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

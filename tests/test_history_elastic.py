@@ -17,9 +17,9 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
-from colmet.tools.history import elastic as history_module
-from colmet.tools.history import sources
-from colmet.tools.history.series import NODE
+from colmet.stored import elastic as history_module
+from colmet.stored import sources
+from colmet.stored.series import NODE
 
 TIME = 1_700_000_000
 JOB = Schema(

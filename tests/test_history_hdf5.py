@@ -24,9 +24,9 @@ from colmet.collector.backends.hdf5.library import opened_library, tables
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.delivery.outbox import MAX_AGE_S
-from colmet.tools.history import rows as reading
-from colmet.tools.history import sources
-from colmet.tools.history.hdf5 import Hdf5History, files_of
+from colmet.stored import rows as reading
+from colmet.stored import sources
+from colmet.stored.hdf5 import Hdf5History, files_of
 
 SAMPLE = Path(__file__).parent / "data/colmet06/hdf5/sample.hdf5"
 START = 1_700_000_000

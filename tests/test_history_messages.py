@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from colmet.tools.history import messages
+from colmet.stored import messages
 
 
 class Pair(NamedTuple):

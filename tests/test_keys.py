@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from colmet.commands.colmet import main
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import keys as module
 from colmet.common.runtime.keys import KnownKeys, check_key, read_pair, read_public, write_pair
 from colmet.common.transport import curve, new_pair
-from colmet.tools.colmet import main
 
 
 class Clock:

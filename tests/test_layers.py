@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -14,41 +15,67 @@ MODULES = sorted((ROOT / "colmet").rglob("*.py"))
 LIBRARIES = {
     "zmq": ("colmet.common.transport",),
     "msgpack": ("colmet.common.wire.",),
-    "tables": ("colmet.collector.backends.hdf5.", "colmet.tools."),
+    "tables": ("colmet.collector.backends.hdf5.", "colmet.stored.", "colmet.commands."),
     "pyinotify": ("colmet.node.jobs.watches",),
     "pynvml": ("colmet.node.gpus.nvml",),
     "tomli": ("colmet.common.runtime.configuration",),
     "tomllib": ("colmet.common.runtime.configuration",),
-    "requests": (
-        "colmet.collector.backends.elasticsearch.",
-        "colmet.tools.facility.",
-        "colmet.tools.mem.",
-    ),
-    "rich": ("colmet.tools.",),
-    "matplotlib": ("colmet.tools.",),
-    "pyarrow": ("colmet.tools.",),
-    "fastapi": ("colmet.tools.web.",),
-    "pydantic": ("colmet.tools.web.",),
-    "starlette": ("colmet.tools.web.",),
-    "uvicorn": ("colmet.tools.web.",),
-    "kubernetes": ("colmet.tools.facility.",),
-    "psutil": ("colmet.tools.facility.",),
+    "requests": ("colmet.collector.backends.elasticsearch.", "colmet.facility."),
+    "rich": ("colmet.commands.", "colmet.gridengine."),
+    "matplotlib": ("colmet.commands.",),
+    "pyarrow": ("colmet.commands.",),
+    "fastapi": ("colmet.web.",),
+    "pydantic": ("colmet.web.",),
+    "starlette": ("colmet.web.",),
+    "uvicorn": ("colmet.web.",),
+    "kubernetes": ("colmet.facility.",),
+    "psutil": ("colmet.facility.",),
     "subprocess": (
         "colmet.node.system.command",
         "colmet.collector.backends.hdf5.isolated",
         "colmet.collector.web_launcher",
-        "colmet.tools.",
+        "colmet.commands.",
+        "colmet.stored.",
+        "colmet.facility.",
     ),
     "ctypes": (
         "colmet.common.runtime.capabilities",
-        "colmet.tools.doctor.clock",
         "colmet.collector.malloc",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",
-        "colmet.common.runtime.capabilities",
         "colmet.node.backends.",
+        "colmet.commands.doctor.clock",
     ),
 }
+
+
+# room -> what it may import of the other rooms. colmet.commands may import all of them.
+ROOMS = {
+    "colmet.common": (),
+    "colmet.node": ("colmet.common",),
+    "colmet.collector": ("colmet.common",),
+    "colmet.batch": ("colmet.common", "colmet.node.system"),
+    "colmet.stored": ("colmet.common", "colmet.collector"),
+    "colmet.web": (
+        *("colmet.common", "colmet.collector", "colmet.stored", "colmet.batch", "colmet.gridengine.own"),
+        "colmet.commands.report",
+    ),
+    "colmet.facility": ("colmet.common", "colmet.batch", "colmet.node.delivery", "colmet.node.system"),
+    "colmet.gridengine": ("colmet.common", "colmet.batch", "colmet.stored", "colmet.collector", "colmet.commands"),
+    "colmet.commands": (
+        *("colmet.common", "colmet.node", "colmet.collector", "colmet.batch", "colmet.stored", "colmet.web"),
+        *("colmet.facility", "colmet.gridengine"),
+    ),
+}
+
+
+# a program that another one starts: importer, what it starts
+LAUNCHERS = {("colmet.collector.web_launcher", "colmet.web"), ("colmet.collector.web_launcher", "colmet.web.__main__")}
+
+
+def room_of(module):
+    """The room of a module, `colmet.node`; empty for what lies in none."""
+    return next((room for room in (*ROOMS, "dev") if inside(module, room)), "")
 
 
 def name_of(path):
@@ -66,6 +93,10 @@ def imports(path):
             assert node.level == 0, f"{path}: relative import"
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(
+            node.value, str
+        ):  # the name of a module, or a program's text
+            found.update(name for name in re.findall(r"\bcolmet(?:\.\w+)+", node.value) if name in KNOWN)
     return found
 
 
@@ -75,26 +106,27 @@ def inside(module, package):
 
 def forbidden(importer, imported):
     """Why this import is not allowed, or None."""
-    if inside(importer, "colmet.common"):
-        for part in ("node", "collector", "tools"):
-            if inside(imported, f"colmet.{part}"):
-                return f"common knows nothing of {part}"
-    for one, other in (("node", "collector"), ("collector", "node")):
-        if inside(importer, f"colmet.{one}") and (
-            inside(imported, f"colmet.{other}") or inside(imported, "colmet.tools")
-        ):
-            return f"{one} knows nothing of {other} and tools"
+    room, other = room_of(importer), room_of(imported)
+    if (importer, imported) in LAUNCHERS:
+        return None
+    if other and room != other and not any(inside(imported, allowed) for allowed in ROOMS.get(room, ())):
+        return f"{room} may import {', '.join(ROOMS.get(room, ())) or 'nothing of the other rooms'}"
     for part in ("node", "collector"):
         backends = f"colmet.{part}.backends"
         if inside(imported, backends) and not inside(importer, ".".join(imported.split(".")[:4])):
             if importer == f"colmet.{part}.main" and imported in (backends, f"{backends}.NAMES"):
                 continue
-            if not inside(importer, "colmet.tools"):
+            if importer == backends:  # NAMES itself
+                continue
+            if room == f"colmet.{part}":
                 return "only main names backends, through NAMES"
     library = imported.split(".")[0]
     if library in LIBRARIES and not any(importer.startswith(prefix) for prefix in LIBRARIES[library]):
         return f"{library} belongs to {', '.join(LIBRARIES[library])}"
     return None
+
+
+KNOWN = {name_of(path) for path in MODULES}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -107,16 +139,21 @@ def test_a_module_imports_only_what_its_layer_may(path):
     ("importer", "imported"),
     [
         ("colmet.common.runtime.cli", "colmet.node.jobs.jobs"),
-        ("colmet.node.agent", "colmet.collector.buffer"),
+        ("colmet.node.agent", "colmet.collector.journal"),
         ("colmet.collector.main", "colmet.node.system.host"),
         ("colmet.node.agent", "colmet.node.backends.taskstats"),
         ("colmet.node.backends.jobproc", "colmet.node.backends.taskstats"),
         ("colmet.collector.main", "colmet.collector.backends.hdf5.output"),
         ("colmet.node.agent", "zmq"),
         ("colmet.collector.ingest.receiver", "msgpack"),
-        ("colmet.collector.buffer", "tables"),
+        ("colmet.collector.journal.journal", "tables"),
         ("colmet.node.backends.jobproc", "subprocess"),
         ("colmet.node.backends.nvidia", "pynvml"),
+        ("colmet.common.tables.rapl", "colmet.node.backends.rapl"),
+        ("colmet.node.agent", "dev.live"),
+        ("colmet.commands.top.view", "dev.live"),
+        ("colmet.collector.main", "colmet.web.__main__"),
+        ("colmet.stored.hdf5", "colmet.commands.extract"),
     ],
 )
 def test_the_check_sees_what_is_not_allowed(importer, imported):

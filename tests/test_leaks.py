@@ -29,8 +29,8 @@ from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account
 from colmet.node.system.host import Host
-from colmet.tools.live import Failed, JobRoot
-from colmet.tools.workloads import ShortTasks
+from dev.live import Failed, JobRoot
+from dev.workloads import ShortTasks
 
 
 def descriptors():

@@ -7,8 +7,9 @@ import re
 import pytest
 from test_daemons import start, start_collector, uri, wait_for  # noqa: F401 - fixtures
 
+from colmet.commands import completeness
 from colmet.common.errors import ConfigError
-from colmet.tools import completeness, gaps
+from colmet.stored import gap_finder
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -57,12 +58,12 @@ def test_an_outage_beyond_the_bound_and_a_kill_are_told_row_by_row(start, start_
     ticks, dropped, skipped = ended(node)
     node = start(*command)  # what the first one could not send any more is sent by the next one
     wait_for(lambda: any(len({one.epoch for one in h.accounts["*"]}) == 2 for h in (stored_hosts() or {}).values()), 60)
-    wait_for(lambda: not sums().keys() & {gaps.NOT_HERE, gaps.UNSURE}, timeout=60)
+    wait_for(lambda: not sums().keys() & {gap_finder.NOT_HERE, gap_finder.UNSURE}, timeout=60)
     more_ticks, _, more_skipped = ended(node)
     collector.stop()
 
     # what the node has dropped may have come all the same
-    assert 0 < sums()[gaps.DROPPED] == ticks + more_ticks - found().here <= dropped
-    assert sums()[gaps.LATE] == skipped + more_skipped
+    assert 0 < sums()[gap_finder.DROPPED] == ticks + more_ticks - found().here <= dropped
+    assert sums()[gap_finder.LATE] == skipped + more_skipped
     # a node that is back within a period was never away
-    assert sums().keys() - {gaps.STOPPED} == {gaps.DROPPED, gaps.LATE} and not found().twice
+    assert sums().keys() - {gap_finder.STOPPED} == {gap_finder.DROPPED, gap_finder.LATE} and not found().twice

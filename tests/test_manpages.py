@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run
 
+from colmet.commands import colmet, completion, programs
 from colmet.node.kernel.perfevents import NAMES_06
-from colmet.tools import colmet, completion, generate, manpages, programs
+from dev import generate, manpages
 
 ROOT = Path(__file__).parents[1]
 PAGES = manpages.pages()

@@ -20,12 +20,12 @@ from qmem_server import DATA, serving
 from rich.console import Console
 
 from colmet.collector import main as collector
+from colmet.commands import colmet
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.metrics_http import Listen
-from colmet.tools import colmet
-from colmet.tools.mem import command, qmemview, screen, text
-from colmet.tools.mem.model import GIB, HostMemory, JobMemory, Memory
-from colmet.tools.mem.server import checked_address
+from colmet.gridengine import command, qmemview, screen, text
+from colmet.gridengine.model import GIB, HostMemory, JobMemory, Memory
+from colmet.gridengine.server import checked_address
 
 EVIL = "\x1b[2J\u202e中\t\r\nmallory"
 
@@ -278,7 +278,7 @@ def test_a_secret_that_the_server_does_not_know_is_said_so(server, capsys, tmp_p
 
 
 def test_a_secret_that_goes_in_clear_to_another_machine_or_that_others_can_read_is_warned_of(tmp_path, caplog):
-    from colmet.tools.mem.server import Server
+    from colmet.gridengine.server import Server
 
     parser = qmemview.build_parser()
     options = parser.parse_args(["x:1", "--token-file", secret_file(tmp_path, mode=0o644)])
@@ -392,7 +392,7 @@ def test_a_server_that_takes_too_long_is_left(server, capsys, answer):
 
 
 def test_an_answer_without_end_is_bounded(server, capsys, monkeypatch):
-    monkeypatch.setattr("colmet.tools.mem.server.MAX_ANSWER_BYTES", 3 << 20)
+    monkeypatch.setattr("colmet.gridengine.server.MAX_ANSWER_BYTES", 3 << 20)
     server.answers["/qhost"] = is_endless
     assert "more than 3 MiB" in failed(capsys, server.place)
 
@@ -530,7 +530,7 @@ def test_the_short_help_is_a_host_of_the_old_name_alone(capsys):
         assert end.value.code == 0 and f"\n  {name} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [["colmet.tools.colmet", "mem"], ["colmet.tools.mem.qmemview"]])
+@pytest.mark.parametrize("argv", [["colmet.commands.colmet", "mem"], ["colmet.gridengine.qmemview"]])
 def test_both_are_programs_that_a_pipe_may_leave(server, argv):
     read, write = os.pipe()
     os.close(read)
@@ -658,7 +658,7 @@ def on_terminal(argv, size="80", **environment):
 
 
 def test_a_terminal_has_colours(server):
-    status, shown = on_terminal(["colmet.tools.colmet", "mem", server.place])
+    status, shown = on_terminal(["colmet.commands.colmet", "mem", server.place])
     assert status == 0 and "\x1b[31m" in shown and "=" not in shown
 
 
@@ -683,15 +683,15 @@ def test_a_terminal_that_can_nothing_and_one_without_rich_get_what_a_pipe_gets(s
     monkeypatch.setenv("TERM", "dumb")
     assert mem(server.place) == 0
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setitem(sys.modules, "colmet.tools.mem.screen", None)
-    monkeypatch.delattr("colmet.tools.mem.screen")
+    monkeypatch.setitem(sys.modules, "colmet.gridengine.screen", None)
+    monkeypatch.delattr("colmet.gridengine.screen")
     assert mem(server.place) == 0
     assert terminal.getvalue().count("HOSTNAME\tUSAGE\t") == 2
     assert mem(server.place, "--interval", "1") == 2
 
 
 def test_watching_clears_the_screen_until_it_is_interrupted(server):
-    status, shown = on_terminal(["colmet.tools.colmet", "mem", server.place, "--interval", "0.05", "-d"])
+    status, shown = on_terminal(["colmet.commands.colmet", "mem", server.place, "--interval", "0.05", "-d"])
     assert status == 130 and shown.count("\x1b[2J") > 1
     assert "more lines" in shown, "what does not fit the screen is not scrolled through"
     assert [path for path, _ in server.asked].count("/qhost") > 1

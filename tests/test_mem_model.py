@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.tools.batch.qmem import envelope
-from colmet.tools.mem.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
-from colmet.tools.mem.model import GIB, Wanted, count, natural, parse_size
+from colmet.batch.qmem import envelope
+from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
+from colmet.gridengine.model import GIB, Wanted, count, natural, parse_size
 
 DATA = Path(__file__).parent / "data/mem"
 QHOST, QSTAT = ((DATA / f"{name}.json").read_bytes() for name in ("qhost", "qstat"))

@@ -11,9 +11,9 @@ import pytest
 from test_top import Bed
 
 from colmet.common.live.summary import measure_jobs, measure_nodes
-from colmet.tools.mem.answers import parse_hosts, parse_owners
-from colmet.tools.mem.model import GIB, Wanted, count
-from colmet.tools.mem.own import hosts_of, owners_of, uid_of
+from colmet.gridengine.answers import parse_hosts, parse_owners
+from colmet.gridengine.model import GIB, Wanted, count
+from colmet.gridengine.own import hosts_of, owners_of, uid_of
 
 G = 1 << 30
 

@@ -24,11 +24,11 @@ from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire.link import Hello, Range
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from colmet.node.backends.taskstats import SCHEMA as TASKSTATS
-from colmet.tools.history.series import Series, of_one_agent
-from colmet.tools.web.known import Known
-from colmet.tools.web.memory import Memory
-from colmet.tools.web.series import Raw
-from colmet.tools.web.series import of_one_agent as one_raw_of
+from colmet.stored.series import Series, of_one_agent
+from colmet.web.queries import Known
+from colmet.web.recent_cache import Memory
+from colmet.web.series import Raw
+from colmet.web.series import of_one_agent as one_raw_of
 
 CPU = Schema("t_default", "node", [Field("cpu", "nsec", "counter")])
 START = 1_700_000_000

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from conftest import cannot_run
 
+from colmet.commands.report.collect import gather
+from colmet.commands.report.figures import Asked
+from colmet.commands.status import WARNING, judge
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.control import ask
-from colmet.tools.history.hdf5 import Hdf5History
-from colmet.tools.live import NS, Daemons, Failed, JobRoot
-from colmet.tools.report.figures import Asked
-from colmet.tools.report.gathering import gather
-from colmet.tools.status import WARNING, judge
+from colmet.stored.hdf5 import Hdf5History
+from dev.live import NS, Daemons, Failed, JobRoot
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

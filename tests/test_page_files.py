@@ -12,7 +12,7 @@ import pytest
 
 from colmet.common.measures import MEASURES
 
-STATIC = Path(__file__).resolve().parents[1] / "colmet/tools/web/static"
+STATIC = Path(__file__).resolve().parents[1] / "colmet/web/static"
 VENDOR = STATIC / "vendor/uplot"
 OWN = sorted(path for path in STATIC.iterdir() if path.is_file())
 SCRIPTS = [path for path in OWN if path.suffix == ".js"]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from colmet.tools import pictures
+from dev import pictures
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHOWN = sorted(

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_history import START, MadeUp
 
+from colmet.commands import plot
+from colmet.commands.report.collect import gather
+from colmet.commands.report.figures import Asked
 from colmet.common.errors import ColmetError
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.tools import plot
-from colmet.tools.history.series import NODE
-from colmet.tools.report.figures import Asked
-from colmet.tools.report.gathering import gather
-from colmet.tools.web.facts import SeriesAsked
-from colmet.tools.web.known import Known
-from colmet.tools.web.memory import Memory
-from colmet.tools.web.store import Store
+from colmet.stored.series import NODE
+from colmet.web.interface import SeriesAsked
+from colmet.web.queries import Known
+from colmet.web.recent_cache import Memory
+from colmet.web.store import Store
 
 JOB, HOST, NS = 42, "n1", 10**9
 LITTLE = 1 + 1e-5  # the page rounds to 6 digits

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colmet.commands import colmet, plot
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.tools import colmet, metrics, plot
-from colmet.tools.history import sources
-from colmet.tools.history.series import NODE, History, Series
+from colmet.common.tables import schemas
+from colmet.stored import sources
+from colmet.stored.series import NODE, History, Series
 
 START = 1_700_000_000
 TIMES = [START, START + 5, START + 10]
@@ -205,7 +206,7 @@ def test_no_picture_goes_to_a_terminal(stored, monkeypatch, capsys):
 
 
 def test_values_take_no_matplotlib(stored, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "colmet.tools.charts", None)
+    monkeypatch.setitem(sys.modules, "colmet.commands.charts", None)
     assert colmet.main(["plot", str(JOB), "memory_current", "--json"]) == 0
     (metric,) = json.loads(capsys.readouterr().out)["metrics"]
     assert metric["series"] == [{"host": "b", "label": "", "times": TIMES, "values": [1, 2, 3]}]
@@ -213,7 +214,7 @@ def test_values_take_no_matplotlib(stored, capsys, monkeypatch):
 
 def test_the_columns_that_its_page_names_exist():
     text = (Path(__file__).parents[1] / "docs/tools/plot.md").read_text(encoding="utf-8")
-    tables = {NODE: {schema.name: schema.names for schema in metrics.declared()}}
+    tables = {NODE: {schema.name: schema.names for schema in schemas().values()}}
     named = re.findall(
         r"`([a-z]+\.[a-z_]+|[a-z]+_[a-z0-9_]+)`", text.partition("## Metrics")[2].partition("## What")[0]
     )

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from made_up_history import GIB, MS, START, MadeUp, S, job_rows, ledger_rows, node_rows
 
-from colmet.tools import colmet, units
-from colmet.tools.history.series import NODE
-from colmet.tools.report import command, gpus, page
-from colmet.tools.report.figures import Asked
-from colmet.tools.report.gathering import DELAY_S, gather
-from colmet.tools.report.text import show
+from colmet.commands import colmet, units
+from colmet.commands.report import command, gpus, page
+from colmet.commands.report.collect import DELAY_S, gather
+from colmet.commands.report.figures import Asked
+from colmet.commands.report.text import show
+from colmet.stored.series import NODE
 
 LATER = START + 10**6
 WALL_S = 605  # of 121 rows, 5 s apart, the first 5 s after the start
@@ -702,7 +702,7 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
     import sys
 
     full(history)
-    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.tools.report.text"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.commands.report.text"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert report("42", "--json") == 0

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from made_up_history import GIB, START, MadeUp, job_rows
 
-from colmet.tools.curves import Line
-from colmet.tools.report.advice import RULES, advise, withheld
-from colmet.tools.report.command import document_of
-from colmet.tools.report.figures import Asked
-from colmet.tools.report.gathering import gather
-from colmet.tools.report.model import Curve, Gpu, Missing
-from colmet.tools.report.text import show
+from colmet.commands.report.advice import RULES, advise, withheld
+from colmet.commands.report.collect import gather
+from colmet.commands.report.command import document_of
+from colmet.commands.report.figures import Asked
+from colmet.commands.report.model import Curve, Gpu, Missing
+from colmet.commands.report.text import show
+from colmet.stored.curves import Line
 
 PAGE = Path(__file__).parents[1] / "docs/tools/report.md"
 HOUR = 3600.0

@@ -10,12 +10,12 @@ import time
 import pytest
 from conftest import cannot_run
 
+from colmet.commands.report.collect import gather
+from colmet.commands.report.figures import Asked
 from colmet.common.errors import ConfigError
-from colmet.tools.gaps import LATE
-from colmet.tools.history.hdf5 import Hdf5History
-from colmet.tools.live import NS, Daemons, Failed, JobRoot
-from colmet.tools.report.figures import Asked
-from colmet.tools.report.gathering import gather
+from colmet.stored.gap_finder import LATE
+from colmet.stored.hdf5 import Hdf5History
+from dev.live import NS, Daemons, Failed, JobRoot
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -92,7 +92,7 @@ def test_the_cpu_time_is_that_of_the_cgroup(tmp_path, root_directory, daemons):
     assert found.completeness.method == "ledger"
     assert {gap.why for gap in found.completeness.gaps} <= {LATE}  # on a busy machine the node leaves samples out
 
-    command = [sys.executable, "-m", "colmet.tools.colmet", "report", str(JOB), "--hdf5", str(tmp_path / "x")]
+    command = [sys.executable, "-m", "colmet.commands.colmet", "report", str(JOB), "--hdf5", str(tmp_path / "x")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "80"})
     assert ran.returncode == 0 and not ran.stderr
     assert f"Job {JOB} of alice" in ran.stdout and max(map(len, ran.stdout.splitlines())) <= 80

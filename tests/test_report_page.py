@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from colmet.tools.curves import Line
-from colmet.tools.report import page
-from colmet.tools.report.model import (
+from colmet.commands.report import page
+from colmet.commands.report.model import (
     Advice,
     Completeness,
     Cpu,
@@ -26,6 +25,7 @@ from colmet.tools.report.model import (
     Shared,
     Whereabouts,
 )
+from colmet.stored.curves import Line
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"

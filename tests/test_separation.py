@@ -47,7 +47,7 @@ def test_the_lists_of_dependencies_are_read():
 
 
 COMMANDS = """
-from colmet.tools import colmet
+from colmet.commands import colmet
 for name in {names}:
     try:
         colmet.main([name, "--help"])
@@ -59,7 +59,7 @@ for name in {names}:
 def test_the_node_alone_has_its_agent_and_the_commands_that_ask_it():
     names = ["status", "doctor", "top", "configure", "mem", "keygen", "enrol", "access", "completion"]
     run("colmet-node", f"import colmet.node.main{COMMANDS.format(names=names)}")
-    code = "from colmet.tools import completion; assert {'colmet', 'colmet-node'} <= set(completion.trees())"
+    code = "from colmet.commands import completion; assert {'colmet', 'colmet-node'} <= set(completion.trees())"
     run("colmet-node", code)
 
 
@@ -70,9 +70,9 @@ def test_the_node_alone_has_its_agent_and_the_commands_that_ask_it():
         COMMANDS.format(
             names=["report", "extract", "plot", "completeness", "status", "doctor", "access", "completion"]
         ),
-        "from colmet.tools import plot; from colmet.tools.plot import metrics; metrics.declared()",
-        "from colmet.tools.history.elastic import ElasticHistory; from colmet.tools import metrics; metrics.declared()",
-        "from colmet.tools import completion; completion.script('bash', completion.trees())",
+        "from colmet.commands import plot; from colmet.common.tables import schemas; schemas()",
+        "from colmet.stored.elastic import ElasticHistory; from colmet.common.tables import schemas; schemas()",
+        "from colmet.commands import completion; completion.script('bash', completion.trees())",
     ],
 )
 def test_the_collector_alone_has_the_commands_that_read_its_store(code):
@@ -80,9 +80,9 @@ def test_the_collector_alone_has_the_commands_that_read_its_store(code):
 
 
 def test_the_collector_alone_serves_the_page():
-    code = "from colmet.tools.web import __main__, app, known; known._declared(); known._schemas()"
+    code = "from colmet.web import __main__, app, queries; queries._declared()"
     run("colmet-collector", code, "Recommends")
 
 
 def test_the_facility_program_is_alone_on_a_login_node():
-    run("colmet-facility", "import colmet.tools.facility.command, colmet.tools.facility.afmetrics")
+    run("colmet-facility", "import colmet.facility.command, colmet.facility.afmetrics")

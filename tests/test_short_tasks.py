@@ -17,8 +17,8 @@ from conftest import cannot_run
 
 from colmet.common.schema import Schema
 from colmet.node.backends.taskstats import SCHEMA
-from colmet.tools.live import Daemons, Failed, JobRoot
-from colmet.tools.workloads import measure, table
+from dev.live import Daemons, Failed, JobRoot
+from dev.workloads import measure, table
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

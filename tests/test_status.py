@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from colmet.commands import colmet
+from colmet.commands import status as module
+from colmet.commands.status import CRITICAL, OK, WARNING, describe, duration, judge, table
 from colmet.common.runtime import control
 from colmet.common.runtime.control import Control, listen
-from colmet.tools import colmet
-from colmet.tools import status as module
-from colmet.tools.status import CRITICAL, OK, WARNING, describe, duration, judge, table
 
 BACKEND = {
     **{"name": "taskstats", "on": True, "why": "", "rows": 1234, "failures": 0, "error": "", "overruns": 0},

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from colmet.tools.times import moment
+from colmet.commands.times import moment
 
 NOON = 1_795_262_400  # 2026-11-21 12:00 UTC, a Saturday; 13:00 in Paris
 

@@ -33,7 +33,7 @@ class Terminal:
         self.before = termios.tcgetattr(self.end)
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "colmet.tools.colmet", "top", "--interval", "0.2", *arguments],
+            [sys.executable, "-m", "colmet.commands.colmet", "top", "--interval", "0.2", *arguments],
             stdin=self.end, stdout=self.end, stderr=self.end, start_new_session=True,
             env={**environment, "TERM": "xterm", "LC_ALL": "C.UTF-8"},
         )  # fmt: skip

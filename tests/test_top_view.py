@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 from test_top import GB, NS, Bed, many
 
+from colmet.commands import colmet
+from colmet.commands.top import command, screen, view
+from colmet.commands.top.state import FOOTERS, HELP, SORTS, State
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.runtime.control import Control, listen
-from colmet.tools import colmet
-from colmet.tools.top import command, screen, view
-from colmet.tools.top.state import FOOTERS, HELP, SORTS, State
 
 EVIL = b"\x1b[2J\xe4\xb8\xad\xcc\x81\r\nmallory"
 
@@ -329,7 +329,7 @@ def test_the_collector_is_asked_before_the_node(monkeypatch):
 
 def test_a_reader_that_ends_early_ends_it_in_silence(bed, daemon):
     many(bed)
-    command = [sys.executable, "-m", "colmet.tools.colmet", "top", "--json", "--control-socket", daemon]
+    command = [sys.executable, "-m", "colmet.commands.colmet", "top", "--json", "--control-socket", daemon]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b"" and process.wait() == 141
@@ -344,8 +344,8 @@ def test_without_rich_it_says_what_to_install(monkeypatch, daemon):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "colmet.tools.top.screen")
-    monkeypatch.delattr("colmet.tools.top.screen")
+    monkeypatch.delitem(sys.modules, "colmet.commands.top.screen")
+    monkeypatch.delattr("colmet.commands.top.screen")
     parser = colmet.cli.Parser()
     command.add_options(parser)
     with pytest.raises(ConfigError, match="apt-get install python3-rich, or pip install rich"):

@@ -10,20 +10,11 @@ import pytest
 from web_client import basic, bearer
 
 from colmet.common.errors import ConfigError
-from colmet.tools.web import access as access_module
-from colmet.tools.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, TooMany, Unauthorized, Visitor
-from colmet.tools.web.credentials import (
-    Line,
-    Password,
-    Token,
-    _scrypt,
-    make_password,
-    make_token,
-    parse_line,
-    token_digest,
-)
-from colmet.tools.web.facts import Busy
-from colmet.tools.web.limits import Failures, Turns, network
+from colmet.web import access as access_module
+from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, TooMany, Unauthorized, Visitor
+from colmet.web.credentials import Line, Password, Token, _scrypt, make_password, make_token, parse_line, token_digest
+from colmet.web.interface import Busy
+from colmet.web.limits import Failures, Turns, network
 
 SALT = bytes(16)
 HERE = "192.0.2.1"

@@ -18,17 +18,17 @@ from web_nodes import Cluster
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
-from colmet.tools.web import app as app_module
-from colmet.tools.web import models
-from colmet.tools.web.access import Access
-from colmet.tools.web.answers import takes_gzip, to_json
-from colmet.tools.web.app import build_app
-from colmet.tools.web.credentials import Line
-from colmet.tools.web.facts import Busy, Facts, StoreWarning
-from colmet.tools.web.known import Known
-from colmet.tools.web.memory import Memory
-from colmet.tools.web.store import Nothing, Store
-from colmet.tools.web.workers import Workers
+from colmet.web import app as app_module
+from colmet.web import models
+from colmet.web.access import Access
+from colmet.web.app import build_app
+from colmet.web.credentials import Line
+from colmet.web.interface import Busy, Facts, StoreWarning
+from colmet.web.queries import Known
+from colmet.web.recent_cache import Memory
+from colmet.web.responses import takes_gzip, to_json
+from colmet.web.store import Nothing, Store
+from colmet.web.workers import Workers
 
 ALICE, BOB, ROOT = basic("alice", "a"), basic("bob", "b"), basic("root", "r")
 ALICES, BOBS = FIRST, FIRST + 1  # jobs

@@ -19,8 +19,8 @@ from colmet.collector import web_launcher
 from colmet.collector.web_launcher import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, Web
 from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES
-from colmet.tools.web import feed as feed_module
-from colmet.tools.web.feed import Feed, FeedError, Frames, inherited
+from colmet.web import feed as feed_module
+from colmet.web.feed import Feed, FeedError, Frames, inherited
 
 SINK = """
 import json, os, socket, struct, sys

@@ -10,8 +10,8 @@ from web_nodes import NS, SCHEMAS, Cluster, rows
 
 from colmet.common.live.recent_pairs import LEAST_S
 from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.tools.web import memory as memory_module
-from colmet.tools.web.memory import BLOCK_TABLES, Memory, seal
+from colmet.web import recent_cache as memory_module
+from colmet.web.recent_cache import BLOCK_TABLES, Memory, seal
 
 GAUGE = Schema("load_default", "job", [Field("value", "count", "gauge")])
 START = 1_700_000_000

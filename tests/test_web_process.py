@@ -212,7 +212,7 @@ def test_a_collector_tells_what_comes_and_goes_on_when_its_interface_is_killed_o
     assert bed.counters()["restarts"] == 0
 
     # killed: another one takes its place, knows the nodes, and has the rest from the store
-    (first,) = [one for one in children(bed.daemon.process.pid) if b"colmet.tools.web" in cmdline(one)][:1]
+    (first,) = [one for one in children(bed.daemon.process.pid) if b"colmet.web" in cmdline(one)][:1]
     descendants = children(bed.daemon.process.pid)
     os.kill(first, signal.SIGKILL)
     bed.daemon.said("JSON interface ended, tried again failures=1")
@@ -225,7 +225,7 @@ def test_a_collector_tells_what_comes_and_goes_on_when_its_interface_is_killed_o
     wait_for(lambda: not any(is_there(one) for one in descendants))
 
     # hanging: nobody waits for it
-    (second,) = [one for one in children(bed.daemon.process.pid) if b"colmet.tools.web" in cmdline(one)][:1]
+    (second,) = [one for one in children(bed.daemon.process.pid) if b"colmet.web" in cmdline(one)][:1]
     os.kill(second, signal.SIGSTOP)
     before = ask(str(bed.control), "collector", {"command": "status"})["received"]["batches"]
     for _ in range(20):
@@ -268,7 +268,7 @@ def test_the_interface_is_started_again_while_1100_connections_are_open(bed):
     with contextlib.ExitStack() as stack:
         for _ in range(1100):
             stack.enter_context(contextlib.closing(zmtp.connect(bed.uri)))
-        (child,) = [one for one in children(bed.daemon.process.pid) if b"colmet.tools.web" in cmdline(one)][:1]
+        (child,) = [one for one in children(bed.daemon.process.pid) if b"colmet.web" in cmdline(one)][:1]
         os.kill(child, signal.SIGKILL)
         bed.daemon.said("JSON interface ended, tried again failures=1")
         bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 0)

@@ -17,9 +17,9 @@ from test_web_access import cheap
 from test_web_server import running
 from web_facts import MadeUpFacts
 
-from colmet.tools.web.access import Access
-from colmet.tools.web.credentials import Line
-from colmet.tools.web.limits import Failures
+from colmet.web.access import Access
+from colmet.web.credentials import Line
+from colmet.web.limits import Failures
 
 pytestmark = pytest.mark.slow
 

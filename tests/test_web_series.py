@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.schema import Field, Schema, label
-from colmet.tools.history.series import Series
-from colmet.tools.web.memory import Samples
-from colmet.tools.web.series import (
+from colmet.stored.series import Series
+from colmet.web.recent_cache import Samples
+from colmet.web.series import (
     Part,
     Raw,
     before,

@@ -30,11 +30,11 @@ from web_facts import MadeUpFacts
 from colmet.collector.web_launcher import trusted_proxy
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.metrics_http import Listen
-from colmet.tools.web import server as server_module
-from colmet.tools.web.access import Access, TooMany, Unauthorized
-from colmet.tools.web.credentials import Line
-from colmet.tools.web.peers import _HEADER, NETLINK_SOCK_DIAG, Peers
-from colmet.tools.web.server import Limit, Server, Tls
+from colmet.web import server as server_module
+from colmet.web.access import Access, TooMany, Unauthorized
+from colmet.web.credentials import Line
+from colmet.web.peers import _HEADER, NETLINK_SOCK_DIAG, Peers
+from colmet.web.server import Limit, Server, Tls
 
 # up to Python 3.10 asyncio complains of connections whose handshake failed, though it has closed them
 OLD_TLS = sys.version_info < (3, 11)

@@ -17,8 +17,8 @@ import pytest
 from test_web_process import Bed, options
 
 from colmet.collector import web_launcher
-from colmet.tools.web import feed as feed_module
-from colmet.tools.web.feed import FeedError, connected
+from colmet.web import feed as feed_module
+from colmet.web.feed import FeedError, connected
 
 PACKAGING = Path(__file__).parents[1] / "packaging"
 # A service manager with one socket unit, whose service is started while a connection waits: argv is the path of the
@@ -29,7 +29,7 @@ listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
 start = "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid()); "
-start += "from colmet.tools.web.__main__ import serve; sys.exit(serve())"
+start += "from colmet.web.__main__ import serve; sys.exit(serve())"
 for n in range(int(sys.argv[3])):
     select.select([listener], [], [])
     with open(sys.argv[2], "a") as log:

@@ -12,12 +12,12 @@ from test_daemons import wait_for
 from web_nodes import NS, USERS, Cluster
 
 from colmet.common.errors import ColmetError
-from colmet.tools.web import store as store_module
-from colmet.tools.web.facts import Busy, JobsAsked, NodesAsked, SeriesAsked, earliest
-from colmet.tools.web.known import NO_STORE, Known
-from colmet.tools.web.memory import Memory
-from colmet.tools.web.store import Nothing, Store
-from colmet.tools.web.users import NO_NAME_S, Names
+from colmet.web import store as store_module
+from colmet.web.interface import Busy, JobsAsked, NodesAsked, SeriesAsked, earliest
+from colmet.web.queries import NO_STORE, Known
+from colmet.web.recent_cache import Memory
+from colmet.web.store import Nothing, Store
+from colmet.web.users import NO_NAME_S, Names
 
 
 class Clock:

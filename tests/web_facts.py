@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.common.runtime.metrics_http import listen_address
-from colmet.tools.web.access import Access
-from colmet.tools.web.facts import Facts, Page
-from colmet.tools.web.server import Server, serve
+from colmet.web.access import Access
+from colmet.web.interface import Facts, Page
+from colmet.web.server import Server, serve
 
 GIB = 1 << 30
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "<b>mallory</b>", "Zoë")

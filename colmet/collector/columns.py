@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.collector.columnar import Ints, Joined
-from colmet.common import declared
 from colmet.common.schema import MISSING_INT, Rows, Schema
+from colmet.common.tables import column_types, is_declared
 from colmet.common.wire.colmet06 import INVOLVED_JOBS_BYTES, pack_jobs
 
 INT = np.dtype("<i8")
@@ -46,7 +46,7 @@ def names_for(schema: Schema) -> list[str]:
     Whose rows come first decides the columns of a table that Colmet does not declare. The second name is made of the
     rows' own columns, and no table of a message has such a name, so nobody else decides what that table is like.
     """
-    if declared.is_declared(schema.name):
+    if is_declared(schema.name):
         return [schema.name]
     kinds = " ".join(sorted([f"{field.name}:{field.dtype[0]}" for field in schema.fields]))
     other = f"{schema.name}_{zlib.crc32(kinds.encode()):08x}"
@@ -78,7 +78,7 @@ def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
 
 def declared_columns(table: str) -> dict[str, np.dtype[Any]]:
     """The columns that Colmet declares for one of its tables."""
-    return {name: np.dtype(dtype) for name, dtype in declared.columns(table).items()}
+    return {name: np.dtype(dtype) for name, dtype in column_types(table).items()}
 
 
 def grown(have: Mapping[str, np.dtype[Any]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:

@@ -1,4 +1,4 @@
-"""The JSON interface, a process of its own (`colmet.tools.web`): its options, its start, and what is sent to it.
+"""The JSON interface, a process of its own (`colmet.web`): its options, its start, and what is sent to it.
 
 The process is a child of the collector. With the units of the packages it is a service with a user of its own, which
 systemd starts when the collector connects to its socket. It is fed through a socket: each message as it came, behind
@@ -58,7 +58,7 @@ MAX_SENDER_BYTES = 512  # in front of a message, with the zero byte between them
 DROPPED = ("tables_left_out", "samples_over_share", "jobs_forgotten")
 
 # Not by -m, which would look for modules in the current directory first: that may be anybody's.
-START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.tools.web.__main__ import main; sys.exit(main())"
+START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.__main__ import main; sys.exit(main())"
 ADMIN_GROUP = "admin"
 LIBRARIES = ("fastapi", "uvicorn")
 

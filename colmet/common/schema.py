@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.declared import undeclared
-
 try:  # as random.py does it: hashlib loads all of OpenSSL, 3.5 MB of every agent's memory
     from _blake2 import blake2b
 except ImportError:
@@ -160,8 +158,10 @@ class Schema:
 
     @cached_property
     def undeclared(self) -> int:
-        """How many of its columns Colmet does not declare: those of a later version, or a site's own."""
-        return undeclared(self.name, self.names)
+        """Number of columns that Colmet does not declare: those of a later version, or a site's own."""
+        from colmet.common.tables import undeclared  # which is made of schemas
+
+        return undeclared(self)
 
     @cached_property
     def text(self) -> str:

@@ -19,6 +19,8 @@ from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime import cli, control, metrics_http
 from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.runtime.systemd import Service
+from colmet.common.tables.agent import SCHEMA as AGENT
+from colmet.common.tables.mapping import SCHEMA as MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
@@ -381,7 +383,7 @@ def open_ledger(options: argparse.Namespace, spool: Spool, routes: Sequence[Rout
             sum(route.duplicates for route in routes),
         )
 
-    return completeness.Ledger(fate, options.ledger_period, (agent_stats.SCHEMA.name, mapping.SCHEMA.name))
+    return completeness.Ledger(fate, options.ledger_period, (AGENT.name, MAPPING.name))
 
 
 def end_sending(sender: link.Link, spool: Spool) -> None:

@@ -18,12 +18,12 @@ from colmet import __version__
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime import cli
 from colmet.common.schema import Field, Sample, Table, Value
+from colmet.common.tables.agent import SCHEMA as ACCOUNT
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.controllers import held_now
 from colmet.node.jobs.jobs import ABSENT, NODE_JOB, Job, JobSource, State
 from colmet.node.jobs.places import NAMED
-from colmet.node.selfmetrics.agent_stats import SCHEMA as ACCOUNT
 from colmet.node.selfmetrics.agent_stats import Account
 from colmet.node.system.host import Host
 

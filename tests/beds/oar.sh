@@ -44,7 +44,7 @@ API_COLMET_HDF5_PATH_PREFIX $BED/hdf5/colmet"
     read -r prefix packages name < <("${PYTHON:-python3}" -c 'import sys, sysconfig
 print(sys.base_prefix, sysconfig.get_path("purelib"), "python%d.%d" % sys.version_info[:2])')
     mkdir "$BED"/{source,python,packages}
-    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -m colmet.tools.extract "$@"\n' \
+    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -m colmet.commands.extract "$@"\n' \
         "$BED/source:$BED/packages" "$BED/python/bin/$name" >"$BED/colmet-extract"
     chmod 755 "$BED/colmet-extract"
     make_namespaces 'mount --bind "$BED/oar.conf" /etc/oar/oar.conf; mount --bind "$BED/home" /var/lib/oar

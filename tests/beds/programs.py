@@ -31,7 +31,7 @@ def documents(system):
         document has, which are looked at here.
     """
     options = ("-c", CLUSTER, "--batch-system", system, "--json-lines", "--spool-dir", "")
-    out, said = run("colmet.tools.facility.command", *options)
+    out, said = run("colmet.facility.command", *options)
     assert said == ""
     queues, jobs = {}, {}
     for document in [json.loads(line) for line in out.splitlines()]:
@@ -93,11 +93,11 @@ class Interface:
 
     def mem(self, *options):
         """What `colmet mem` prints and says."""
-        return run("colmet.tools.colmet", "mem", f"http://{self.place}", *options)
+        return run("colmet.commands.colmet", "mem", f"http://{self.place}", *options)
 
     def qmemview(self, *options):
         """What `qmemview` prints and says."""
-        return run("colmet.tools.mem.qmemview", self.place, *options)
+        return run("colmet.gridengine.qmemview", self.place, *options)
 
 
 @contextlib.contextmanager

@@ -25,13 +25,13 @@ from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import LEGACY_COLUMNS
 from colmet.collector.journal.output_state import State
+from colmet.commands.colmet import main
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire.colmet06 import columns
 from colmet.node.backends import infiniband, ipmipower, jobproc, perfhw, procstats, rapl, taskstats
-from colmet.tools.colmet import main
-from colmet.tools.history import elastic, sources
+from colmet.stored import elastic, sources
 
 pytestmark = pytest.mark.live
 

@@ -31,9 +31,9 @@ from colmet.common.measures import MEMORY
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import Push
 from colmet.common.wire import v1
-from colmet.tools.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Line, schemas
-from colmet.tools.dashboards.panels import SCRAPED, STORED
-from colmet.tools.live import JobRoot
+from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Line, schemas
+from dev.dashboards.panels import SCRAPED, STORED
+from dev.live import JobRoot
 
 pytestmark = pytest.mark.live
 

@@ -15,14 +15,8 @@ import pytest
 from bed import Bed, eventually
 from programs import documents, serving
 
-from colmet.tools.batch.gridengine import (
-    NO_QUEUE,
-    CommandSource,
-    FileSource,
-    GridEngine,
-    MemoryWatch,
-)
-from colmet.tools.batch.model import BatchError
+from colmet.batch.gridengine import NO_QUEUE, CommandSource, FileSource, GridEngine, MemoryWatch
+from colmet.batch.model import BatchError
 
 pytestmark = pytest.mark.live
 

@@ -23,7 +23,7 @@ from test_web_schema import report_of, schemathesis, texts_of
 from web_nodes import Cluster
 
 from colmet.common.transport import Push
-from colmet.tools.web.credentials import Line
+from colmet.web.credentials import Line
 
 COMMON = Path(__file__).with_name("common.sh")
 NODES, JOBS = 100, 100

@@ -25,7 +25,7 @@ from browser import Browser, install
 from programs import Interface, cpus_of, documents
 from test_daemons import free_port
 
-from colmet.tools.batch.oar import OAR
+from colmet.batch.oar import OAR
 
 pytestmark = pytest.mark.live
 # what the API asks for where it is not told what
@@ -132,7 +132,7 @@ def nearly(value):
 
 def colmet(site, *arguments):
     """What a command prints."""
-    command = [sys.executable, "-m", "colmet.tools.colmet", *map(str, arguments)]
+    command = [sys.executable, "-m", "colmet.commands.colmet", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
@@ -189,7 +189,7 @@ class TestMemoryThatNoCgroupCounts:
     def test_doctor_and_once_name_what_makes_oar_count_memory(self, site, allocating):
         """Of the jobs that are there, not of what the kernel has."""
         assert site.seen(allocating).gone is None
-        command = [sys.executable, "-m", "colmet.tools.colmet", "doctor", "--node", "--json"]
+        command = [sys.executable, "-m", "colmet.commands.colmet", "doctor", "--node", "--json"]
         file = site.colmet.configuration.with_name("node.toml")
         command += ["--config", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -314,7 +314,7 @@ def test_a_report_of_the_job_has_the_cpu_time_of_its_cgroup(site, measured):
     """Within 3 %, and a hundredth of a second."""
     job, _ = measured
     seen = site.at_end(job)
-    command = [sys.executable, "-m", "colmet.tools.colmet", "report", str(job), "--json"]
+    command = [sys.executable, "-m", "colmet.commands.colmet", "report", str(job), "--json"]
     done = subprocess.run(
         [*command, "--config", str(site.colmet.configuration)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -21,12 +21,12 @@ from conftest import cannot_run
 from test_daemons import free_port, start, start_collector, uri, wait_for  # noqa: F401 - fixtures
 
 from colmet.common.runtime.metrics_http import Listen
-from colmet.tools.live import JobRoot
-from colmet.tools.web.access import Access
-from colmet.tools.web.credentials import make_password
-from colmet.tools.web.known import Known
-from colmet.tools.web.memory import Memory
-from colmet.tools.web.server import Server
+from colmet.web.access import Access
+from colmet.web.credentials import make_password
+from colmet.web.queries import Known
+from colmet.web.recent_cache import Memory
+from colmet.web.server import Server
+from dev.live import JobRoot
 
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
 AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14")

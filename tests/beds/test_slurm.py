@@ -15,8 +15,8 @@ from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, runni
 from programs import Interface, cpus_of, documents
 from test_daemons import free_port
 
-from colmet.tools.batch import slurm
-from colmet.tools.batch.slurm import Slurm
+from colmet.batch import slurm
+from colmet.batch.slurm import Slurm
 
 pytestmark = pytest.mark.live
 

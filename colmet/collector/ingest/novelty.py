@@ -9,10 +9,9 @@ from typing import NamedTuple, Union
 
 from colmet.collector.columns import names_for
 from colmet.collector.ingest.rate_limit import INFINITE, MAX_SENDERS, Budget
-from colmet.common import declared
-from colmet.common.declared import is_declared
 from colmet.common.live.shares import Shares
 from colmet.common.schema import Batch, Schema, Table
+from colmet.common.tables import column_types, is_declared
 
 # Of --max-new-tables. A job has 3 to 8 of them: by default some 15 jobs a second, and more than 1,000 at once.
 TABLES_BURST_S = 100.0
@@ -121,7 +120,7 @@ def _further(schema: Schema) -> tuple[str, list[str]]:
     """Return whose room what Colmet does not declare of a schema is in, and names for it."""
     if not is_declared(schema.name):
         return "", names_for(schema)[-1:]
-    types = declared.columns(schema.name)
+    types = column_types(schema.name)
     return schema.name, [f"{field.name}:{field.dtype[0]}" for field in schema.fields if field.name not in types]
 
 

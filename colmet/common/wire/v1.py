@@ -15,9 +15,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from colmet.common.declared import misfits
 from colmet.common.errors import OverBudget, WireError
 from colmet.common.schema import Batch, Schema, Table
+from colmet.common.tables import misfits
 from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars
 
 VERSION = 1

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
-from colmet.common.schema import Field, Sample, Schema, label
+from colmet.common.schema import Sample
+from colmet.common.tables.cgroup import SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import MEMORY, TASKS, Job
 from colmet.node.kernel.cgroupfiles import (
@@ -37,120 +38,6 @@ from colmet.node.system.host import Host, is_gone
 log = logging.getLogger(__name__)
 
 
-USER_BYTES = 64
-
-
-def _counter(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
-    return Field(name, unit, "counter", f"{text} Source: v1 {v1}; v2 {v2}.")
-
-
-def _gauge(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
-    return Field(name, unit, "gauge", f"{text} Source: v1 {v1}; v2 {v2}.")
-
-
-def _quota(name: str, unit: str, text: str, v2: str) -> Field:
-    return _counter(name, unit, text, f"cpu.stat {name}", f"cpu.stat {v2}")
-
-
-def _memory(name: str, text: str, v1: str, v2: str) -> Field:
-    return _gauge(f"memory_{name}", "bytes", text, f"memory.stat total_{v1}", f"memory.stat {v2}")
-
-
-def _events(name: str, text: str, key: str, v2: str = "none") -> Field:
-    return _counter(f"memory_{name}", "count", text, f"memory.stat total_{key}", v2)
-
-
-def _io(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
-    text += (
-        ", on block devices, without those made of others (LVM, md). v1 counts no write-back of cached writes; missing "
-        "in v1 on Linux 5.16 to 6.4 but for groups with a blkio.throttle limit, and since 6.10 until a disk has one."
-    )
-    return _counter(f"io_{name}", unit, text, f"blkio.throttle.{v1}", f"io.stat {v2}, summed over devices")
-
-
-def _pressure(what: str, kind: str, text: str) -> Field:
-    return _counter(f"{what}_pressure_{kind}", "usec", text, "none", f"{what}.pressure {kind}, total")
-
-
-_UNATTRIBUTED = "CPU time of the job that no known task of it used. Source: cpu_usage less what taskstats knows."
-_KERNEL_V2 = "memory.stat kernel (Linux 5.18), else kernel_stack plus pagetables, percpu and slab"
-
-SCHEMA = Schema(
-    "cgroup_default",
-    "job",
-    [
-        label("user", USER_BYTES, "Whose job it is, a name or a uid.", "the name of its cgroup, else its processes"),
-        _counter("cpu_usage", "nsec", "CPU time.", "cpuacct.usage", "cpu.stat usage_usec"),
-        _counter("cpu_user", "nsec", "CPU time in user mode.", "cpuacct.stat user", "cpu.stat user_usec"),
-        _counter("cpu_system", "nsec", "CPU time in the kernel.", "cpuacct.stat system", "cpu.stat system_usec"),
-        Field("cpu_unattributed", "nsec", "gauge", _UNATTRIBUTED),
-        _gauge(
-            *("cpus_allocated", "count", "CPUs that it may run on."),
-            *("cpuset.effective_cpus, else cpuset.cpus", "cpuset.cpus.effective"),
-        ),
-        _quota("nr_periods", "count", "Periods under a CPU quota.", "nr_periods"),
-        _quota("nr_throttled", "count", "Periods in which the quota was used up.", "nr_throttled"),
-        _quota("throttled_time", "nsec", "Time kept from running by it, summed over CPUs.", "throttled_usec"),
-        _gauge("memory_current", "bytes", "All it is charged for.", "memory.usage_in_bytes", "memory.current"),
-        _gauge(
-            *("memory_peak", "bytes", "The most it was charged for at one time."),
-            *("memory.max_usage_in_bytes", "memory.peak (Linux 5.19)"),
-        ),
-        _gauge(
-            *("memory_limit", "bytes", "The most it may be charged for; missing where unlimited."),
-            *("memory.stat hierarchical_memory_limit", "memory.max"),
-        ),
-        _gauge(
-            *("memory_swap_limit", "bytes", "The most memory and swap together; missing where unlimited."),
-            *("memory.stat hierarchical_memsw_limit", "memory.max plus memory.swap.max"),
-        ),
-        _gauge("memory_swap", "bytes", "Swap space.", "memory.stat total_swap", "memory.swap.current"),
-        _memory("anon", "Anonymous memory; in v1 the swap cache too.", "rss", "anon"),
-        _memory("file", "File pages, tmpfs and shared memory.", "cache", "file"),
-        _memory("shmem", "Shared memory and tmpfs.", "shmem", "shmem"),
-        _gauge("memory_kernel", "bytes", "Kernel data structures.", "memory.kmem.usage_in_bytes", _KERNEL_V2),
-        _memory("mapped_file", "File pages mapped by processes.", "mapped_file", "file_mapped"),
-        _memory("dirty", "File pages to be written to disk.", "dirty", "file_dirty"),
-        _memory("writeback", "File pages being written to disk.", "writeback", "file_writeback"),
-        _memory("anon_thp", "Anonymous transparent huge pages.", "rss_huge", "anon_thp"),
-        _memory("active_anon", "Recently used anonymous pages.", "active_anon", "active_anon"),
-        _memory("inactive_anon", "Less recently used anonymous pages.", "inactive_anon", "inactive_anon"),
-        _memory("active_file", "Recently used file pages.", "active_file", "active_file"),
-        _memory("inactive_file", "Less recently used file pages.", "inactive_file", "inactive_file"),
-        _memory("unevictable", "Pages that cannot be reclaimed.", "unevictable", "unevictable"),
-        _events("pgfault", "Page faults.", "pgfault", "memory.stat pgfault"),
-        _events("pgmajfault", "Page faults with I/O.", "pgmajfault", "memory.stat pgmajfault"),
-        _events("pgpgin", "Pages it was charged for.", "pgpgin"),
-        _events("pgpgout", "Pages it is no longer charged for.", "pgpgout"),
-        _events(
-            *("refault_anon", "Anonymous pages needed again soon after they were reclaimed: memory is short."),
-            *("workingset_refault_anon", "memory.stat workingset_refault_anon (Linux 5.9)"),
-        ),
-        _events(
-            *("refault_file", "File pages needed again soon after they were reclaimed: memory is short."),
-            *("workingset_refault_file", "memory.stat workingset_refault_file (Linux 5.9)"),
-        ),
-        _counter("memory_limit_hits", "count", "Times its limit was reached.", "memory.failcnt", "memory.events max"),
-        _counter(
-            *("memory_oom_kills", "count", "Processes that the kernel killed for want of memory."),
-            *("memory.oom_control oom_kill (Linux 4.13)", "memory.events oom_kill"),
-        ),
-        _io("read_bytes", "bytes", "Bytes read", "io_service_bytes_recursive Read", "rbytes"),
-        _io("write_bytes", "bytes", "Bytes written", "io_service_bytes_recursive Write", "wbytes"),
-        _io("read_ops", "count", "Reads", "io_serviced_recursive Read", "rios"),
-        _io("write_ops", "count", "Writes", "io_serviced_recursive Write", "wios"),
-        _gauge("pids_current", "count", "Its tasks now, threads too.", "pids.current", "pids.current"),
-        _gauge("pids_peak", "count", "The most it had at one time.", "pids.peak", "pids.peak (both Linux 6.1)"),
-        _gauge("pids_limit", "count", "The most it may have; missing where unlimited.", "pids.max", "pids.max"),
-        _counter("pids_limit_hits", "count", "Tasks that it kept from starting.", "pids.events max", "pids.events max"),
-        _pressure("cpu", "some", "Time in which some task waited for a CPU."),
-        _pressure("cpu", "full", "Time in which tasks waited for a CPU, and none ran."),
-        _pressure("memory", "some", "Time in which some task waited for memory."),
-        _pressure("memory", "full", "Time in which tasks waited for memory, and none ran."),
-        _pressure("io", "some", "Time in which some task waited for I/O."),
-        _pressure("io", "full", "Time in which tasks waited for I/O, and none ran."),
-    ],
-)
 # Gauges of what is in use now: when the group has gone, what was read last of them is not true any more.
 _STAY = {"memory_peak", "memory_limit", "memory_swap_limit", "pids_peak", "pids_limit", "cpus_allocated"}
 IN_USE = frozenset({field.name for field in SCHEMA.fields if field.kind == "gauge"} - _STAY)

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.runtime.configuration import require
-from colmet.common.schema import Field, Sample, Schema, Value, label
+from colmet.common.schema import Sample, Value
+from colmet.common.tables.infiniband import COUNTERS, DEVICES, FULL, PORTS, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import NODE_JOB, Job
 from colmet.node.system.command import Command
@@ -22,84 +23,15 @@ from colmet.node.system.sums import Sums
 
 log = logging.getLogger(__name__)
 
-DEVICES = "/sys/class/infiniband"
 DEADLINE_S = 5.0  # of ibstat and perfquery, which take 10 ms
 MAX_PORTS = 256
 MAX_COUNT = 2**60 - 1  # times 8 it is still a number that a column holds
-FULL = 2**32 - 1  # where 32-bit counters stop
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _STATES = {"INITIALIZING": "INIT"}  # what ibstat calls otherwise than sysfs
 _Listed = TypeVar("_Listed")
 _NOT_OFFERED = (errno.EINVAL, errno.EOPNOTSUPP)  # reading what a device does not count
 
-
-def _sum(name: str, unit: str, text: str, key: str) -> Field:
-    return Field(
-        name,
-        unit,
-        "counter",
-        f"{text} All ports together: what those that were active at the start had counted by then, and what all of "
-        f"them have counted since. Source: {key} of each port.",
-    )
-
-
-SCHEMA = Schema(
-    "infinibandstats_default",
-    "node",
-    [
-        _sum("portXmitData", "bytes", "Bytes sent.", "port_xmit_data"),
-        _sum("portRcvData", "bytes", "Bytes received.", "port_rcv_data"),
-        _sum("portXmitPkts", "count", "Packets sent.", "port_xmit_packets"),
-        _sum("portRcvPkts", "count", "Packets received.", "port_rcv_packets"),
-    ],
-)
-
-
-def _port(name: str, text: str, unit: str = "count") -> Field:
-    return Field(name, unit, "counter", f"{text} Source: counters/{name} of the port, or perfquery.")
-
-
-def _error(name: str, text: str, highest: int) -> Field:
-    return _port(name, f"{text} On most adapters it stays at {highest} when it gets there.")
-
-
-_COUNTERS = [
-    _port("port_xmit_data", "Bytes sent, the counter in words of 4 or, with --omnipath, of 8 bytes.", "bytes"),
-    _port("port_rcv_data", "Bytes received, the counter in words of 4 or, with --omnipath, of 8 bytes.", "bytes"),
-    _port("port_xmit_packets", "Packets sent."),
-    _port("port_rcv_packets", "Packets received."),
-    _port("unicast_xmit_packets", "Packets sent to one receiver."),
-    _port("unicast_rcv_packets", "Packets received that were sent to one receiver."),
-    _port("multicast_xmit_packets", "Packets sent to several receivers."),
-    _port("multicast_rcv_packets", "Packets received that were sent to several receivers."),
-    _error("symbol_error", "Minor link errors.", 65535),
-    _error("link_error_recovery", "Times that the link recovered from an error.", 255),
-    _error("link_downed", "Times that the link could not recover, and went down.", 255),
-    _error("port_rcv_errors", "Packets received that had an error.", 65535),
-    _error("port_rcv_remote_physical_errors", "Packets received that were marked bad on their way.", 65535),
-    _error("port_rcv_switch_relay_errors", "Packets received that could not be forwarded.", 65535),
-    _error("port_xmit_discards", "Packets not sent as the port was down or congested.", 65535),
-    _error("port_xmit_wait", "Clock ticks of the port in which it had data and could not send.", FULL),
-    _error("port_xmit_constraint_errors", "Packets not sent as a partition or rule forbids it.", 255),
-    _error("port_rcv_constraint_errors", "Packets received and dropped as a partition or rule forbids it.", 255),
-    _error("local_link_integrity_errors", "Times that the errors of the local link passed their threshold.", 15),
-    _error("excessive_buffer_overrun_errors", "Times that buffers overran for longer than allowed.", 15),
-    _error("VL15_dropped", "Management packets dropped for want of buffers.", 65535),
-]
-
-PORTS = Schema(
-    "infinibandports_default",
-    "node",
-    [
-        label("port", 80, "Device and number, mlx5_0/1.", DEVICES),
-        label("state", 32, "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port, or ibstat"),
-        label("physical_state", 32, "LinkUp, Polling, Disabled, ...", "phys_state of the port, or ibstat"),
-        label("rate", 48, "100 Gb/sec (4X EDR).", "rate of the port, or ibstat"),
-        label("link_layer", 32, "InfiniBand, or Ethernet (RoCE).", "link_layer of the port, or ibstat"),
-        *_COUNTERS,
-    ],
-)
 
 _DATA = {  # column of the sums -> counter of a port
     "portXmitData": "port_xmit_data",
@@ -308,7 +240,7 @@ class SysfsPorts(PortSource):
         offered = set(self._names(f"{path}/counters"))
         wide = set(self._names(f"{path}/counters_ext"))
         counters = {}
-        for field in _COUNTERS:
+        for field in COUNTERS:
             name = field.name
             if _WIDE.get(name) in wide:
                 file = f"{path}/counters_ext/{_WIDE[name]}"

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.runtime.cli import Options, Rare, positive_seconds
 from colmet.common.runtime.configuration import require
-from colmet.common.schema import Field, Sample, Schema, label
+from colmet.common.schema import Sample
+from colmet.common.tables.ipmipower import SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import NODE_JOB
 from colmet.node.system.command import Command
@@ -32,26 +33,6 @@ _FAILURES_IN_A_ROW = 5  # then the BMC has a rest
 _LIST_S = 60.0  # a list of all sensors is long in coming, most of all the first time
 _SHOWN = 200  # characters of an answer that cannot be parsed
 
-
-def _power(name: str, text: str) -> Field:
-    source = "ipmi-oem dell, ipmi-dcmi, ipmitool dcmi, a sensor, or --ipmipower-cmd"
-    return Field(name, "watts", "gauge", f"{text} Source: {source}.")
-
-
-SCHEMA = Schema(
-    "ipmipowerstats_default",
-    "node",
-    [
-        _power(
-            "average_power_consumption",
-            "Power averaged by the BMC: of a Dell over 5 s, by DCMI over a time of its own; of a sensor, its reading.",
-        ),
-        _power("current_power", "Power at the time of the measurement."),
-        _power("minimum_power", "The lowest that the BMC has seen in the time that it averages over."),
-        _power("maximum_power", "The highest that the BMC has seen in the time that it averages over."),
-        label("source", 8, "What was asked: dell, dcmi, sensor or command.", "the backend"),
-    ],
-)
 
 # How the tools call what they print: freeipmi's ipmi-oem and ipmi-dcmi, ipmitool.
 _COLUMNS = {

@@ -20,6 +20,7 @@ import numpy as np
 from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
+from colmet.common.tables.jobproc import IO_FIELDS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import MEMORY, TASKS, Job
@@ -30,48 +31,6 @@ from colmet.node.system.processes import NO_ANSWER, Question
 log = logging.getLogger(__name__)
 
 
-def _io(name: str, unit: str, text: str) -> Field:
-    return Field(name, unit, "counter", f"{text} Source: /proc/<pid>/io {name}.")
-
-
-IO_FIELDS = [
-    _io("rchar", "bytes", "Bytes asked for by read calls, cache hits too."),
-    _io("wchar", "bytes", "Bytes given to write calls, cached ones too."),
-    _io("syscr", "count", "Read calls."),
-    _io("syscw", "count", "Write calls."),
-    _io("read_bytes", "bytes", "Bytes read from storage."),
-    _io("write_bytes", "bytes", "Bytes written, or to be written, to storage."),
-    _io("cancelled_write_bytes", "bytes", "Bytes of write_bytes that a truncation took back."),
-]
-SCHEMA = Schema(
-    "jobprocstats_default",
-    "job",
-    [
-        *IO_FIELDS,
-        Field(
-            "VmRSS", "kbytes", "gauge", "Resident memory, summed over processes. Source: /proc/<pid>/statm column 2."
-        ),
-        Field("RssShmem", "kbytes", "gauge", "Shared memory and tmpfs within it. Source: /proc/<pid>/status RssShmem."),
-        Field("VmSize", "kbytes", "gauge", "Virtual memory. Source: /proc/<pid>/statm column 1."),
-        Field(
-            "RssAnon",
-            "kbytes",
-            "gauge",
-            "Resident memory that is neither of files nor shared, summed over processes; what a process shares with "
-            "the one it was forked from counts for both. Source: /proc/<pid>/statm column 2 less column 3.",
-        ),
-        Field(
-            "memory_used",
-            "bytes",
-            "gauge",
-            "Memory of its processes: RssAnon, and once the files and shared memory of the process that maps most of "
-            "them. In place of memory_current of cgroup_default where no cgroup counts it; without page cache that no "
-            "process maps. Source: /proc/<pid>/statm.",
-        ),
-        Field("processes", "count", "gauge", "Its processes now. Source: cgroup.procs."),
-        Field("tasks", "count", "gauge", "Its tasks now, threads too. Source: tasks, or cgroup.threads."),
-    ],
-)
 # What is folded, over processes. The last one is no column: files and shared memory of the process that maps most.
 _OF_PROCESS = Schema(
     "jobprocstats_process",

@@ -19,7 +19,8 @@ from typing import Any
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.runtime.configuration import require
-from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.common.schema import Sample, Value
+from colmet.common.tables.perfhw import MAX_EVENTS, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
@@ -34,7 +35,6 @@ from colmet.node.system.processes import Question
 
 log = logging.getLogger(__name__)
 
-MAX_EVENTS = 5
 DEFAULT_EVENTS = ("instructions", "cache_misses", "page_faults")
 SLOW_TICKS = 12
 _MAX_FILES = 1024  # of a job, among which a user's own perf events are looked for at one look
@@ -42,24 +42,6 @@ ABI = 2
 _ONLINE = "/sys/devices/system/cpu/online"
 _PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 _MOUNT = "mkdir -p /sys/fs/cgroup/perf_event && mount -t cgroup -o perf_event perf_event /sys/fs/cgroup/perf_event"
-_SOURCE = "Source: perf_event_open(2), PERF_FLAG_PID_CGROUP"
-
-
-def _counter(number: int) -> Field:
-    text = (
-        f"Events of the job since its row before, of the kind that --perfhw-list names as number {number}, as "
-        "mapping_default says; scaled up where the event had a counter for a part of the time only."
-    )
-    return Field(f"counter_{number}", "count", "gauge", f"{text} {_SOURCE}.")
-
-
-def _scale(number: int) -> Field:
-    text = f"Part of the job's CPU time in which event {number} had a counter; 1 where nothing was scaled."
-    return Field(f"scale_{number}", "none", "gauge", f"{text} {_SOURCE}, time running / time enabled.", dtype="f8")
-
-
-_NUMBERS = range(1, MAX_EVENTS + 1)
-SCHEMA = Schema("perfhwstats_default", "job", [*map(_counter, _NUMBERS), *map(_scale, _NUMBERS)])
 
 
 class _Event(ctypes.Structure):

@@ -7,116 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.runtime.cli import Options, Rare
-from colmet.common.schema import Field, Sample, Schema, Value
+from colmet.common.schema import Sample, Value
+from colmet.common.tables.procstats import CPU, LOAD, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import NODE_JOB, Job
 from colmet.node.system.host import Host
-
-
-def _meminfo(key: str, text: str, unit: str = "kbytes") -> Field:
-    return Field(f"meminfo_{key.lower()}", unit, "gauge", f"{text} Source: /proc/meminfo {key}.")
-
-
-def _vmstat(key: str, text: str, unit: str = "count") -> Field:
-    return Field(f"vmstat_{key}", unit, "counter", f"{text} Source: /proc/vmstat {key}.")
-
-
-def _cpu(key: str, column: int, text: str) -> Field:
-    return Field(
-        f"stat_cpu_{key}",
-        "jiffies",
-        "counter",
-        f"CPU time of all CPUs {text}. Source: /proc/stat cpu, column {column}.",
-    )
-
-
-def _stat(key: str, kind: str, text: str) -> Field:
-    return Field(f"stat_{key}", "count", kind, f"{text} Source: /proc/stat {key}.")
-
-
-def _load(key: str, text: str) -> Field:
-    return Field(f"loadavg_{key}", "none", "gauge", f"{text} Source: /proc/loadavg.", dtype="f4")
-
-
-# In the order of the columns of the cpu line of /proc/stat.
-_CPU = [
-    _cpu("user", 1, "in user mode"),
-    _cpu("nice", 2, "in user mode at low priority"),
-    _cpu("system", 3, "in the kernel"),
-    _cpu("idle", 4, "idle"),
-    _cpu("iowait", 5, "idle, waiting for I/O"),
-    _cpu("irq", 6, "in hardware interrupts"),
-    _cpu("softirq", 7, "in software interrupts"),
-    _cpu("steal", 8, "that the hypervisor gave to others; Colmet 0.6 stored it as stat_cpu_guest"),
-    _cpu("guest", 9, "for guests, also counted in user"),
-    _cpu("guest_nice", 10, "for guests at low priority, also counted in nice"),
-]
-_LOAD = [
-    _load("1min", "Runnable or blocked tasks, averaged over 1 minute."),
-    _load("5min", "The same over 5 minutes."),
-    _load("15min", "The same over 15 minutes."),
-    _load("runnable", "Runnable tasks now."),
-    _load("total_threads", "Tasks on the node now."),
-]
-
-SCHEMA = Schema(
-    "procstats_default",
-    "node",
-    [
-        Field("uptime_total", "sec", "counter", "Time since boot. Source: /proc/uptime, column 1."),
-        Field("uptime_idle", "sec", "counter", "Idle time, summed over CPUs. Source: /proc/uptime, column 2."),
-        _meminfo("MemTotal", "Usable memory."),
-        _meminfo("MemFree", "Unused memory."),
-        _meminfo("Buffers", "Raw disk blocks in memory."),
-        _meminfo("Cached", "File pages in memory."),
-        _meminfo("SwapCached", "Pages in memory that are also in swap."),
-        _meminfo("Active", "Recently used pages."),
-        _meminfo("Inactive", "Less recently used pages."),
-        _meminfo("Unevictable", "Pages that cannot be reclaimed."),
-        _meminfo("Mlocked", "Pages locked by mlock()."),
-        _meminfo("SwapTotal", "Swap space."),
-        _meminfo("SwapFree", "Unused swap space."),
-        _meminfo("Dirty", "Pages to be written to disk."),
-        _meminfo("Writeback", "Pages being written to disk."),
-        _meminfo("AnonPages", "Anonymous pages mapped by processes."),
-        _meminfo("Mapped", "File pages mapped by processes."),
-        _meminfo("Shmem", "Shared memory and tmpfs."),
-        _meminfo("Slab", "Kernel data structures."),
-        _meminfo("SReclaimable", "The part of Slab that can be reclaimed."),
-        _meminfo("SUnreclaim", "The part of Slab that cannot be reclaimed."),
-        _meminfo("KernelStack", "Kernel stacks of tasks."),
-        _meminfo("PageTables", "Page tables."),
-        _meminfo("NFS_Unstable", "NFS pages sent but not committed; gone from recent kernels."),
-        _meminfo("Bounce", "Bounce buffers of block devices."),
-        _meminfo("WritebackTmp", "Temporary buffers of FUSE."),
-        _meminfo("CommitLimit", "Memory that may be promised."),
-        _meminfo("Committed_AS", "Memory that has been promised."),
-        _meminfo("VmallocTotal", "Size of the vmalloc area."),
-        _meminfo("VmallocUsed", "Used part of the vmalloc area."),
-        _meminfo("VmallocChunk", "Largest free chunk of the vmalloc area."),
-        _meminfo("AnonHugePages", "Anonymous huge pages mapped by processes."),
-        _meminfo("HugePages_Total", "Reserved huge pages.", "count"),
-        _meminfo("HugePages_Free", "Unused huge pages.", "count"),
-        _meminfo("HugePages_Rsvd", "Huge pages promised but not yet used.", "count"),
-        _meminfo("HugePages_Surp", "Huge pages beyond the reserved ones.", "count"),
-        _meminfo("Hugepagesize", "Size of a huge page."),
-        _meminfo("DirectMap4k", "Memory mapped by the kernel in 4 kB pages."),
-        _meminfo("DirectMap2M", "Memory mapped by the kernel in 2 MB pages."),
-        _vmstat("pgpgin", "Read from block devices.", "kbytes"),
-        _vmstat("pgpgout", "Written to block devices.", "kbytes"),
-        _vmstat("pswpin", "Pages read from swap."),
-        _vmstat("pswpout", "Pages written to swap."),
-        _vmstat("pgfault", "Page faults."),
-        _vmstat("pgmajfault", "Page faults with I/O."),
-        *_CPU,
-        Field("stat_cpus", "count", "gauge", "CPUs that are online. Source: /proc/stat, its lines cpu0, cpu1, ..."),
-        _stat("intr", "counter", "Interrupts."),
-        _stat("ctxt", "counter", "Context switches."),
-        _stat("processes", "counter", "Tasks started since boot."),
-        _stat("procs_blocked", "gauge", "Tasks waiting for I/O now."),
-        *_LOAD,
-    ],
-)
 
 _MEMINFO_KEYS = {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")}
 _VMSTAT_KEYS = {f.name[7:].encode(): f.name for f in SCHEMA.fields if f.name.startswith("vmstat_")}
@@ -159,7 +54,7 @@ def parse_stat(data: bytes) -> dict[str, Value]:
         key, _, rest = line.partition(b" ")
         if key == b"cpu":
             # kernels before 2.6.33 have fewer columns; later ones may add more
-            values.update({field.name: int(number) for field, number in zip(_CPU, rest.split())})
+            values.update({field.name: int(number) for field, number in zip(CPU, rest.split())})
         elif key in _STAT_KEYS:
             values[_STAT_KEYS[key]] = int(rest.split(None, 1)[0])
         elif key[:3] == b"cpu":
@@ -176,7 +71,7 @@ def parse_loadavg(data: bytes) -> dict[str, Value]:
     one, five, fifteen, tasks = data.split()[:4]
     runnable, total = tasks.split(b"/")
     numbers = (one, five, fifteen, runnable, total)
-    return {field.name: float(number) for field, number in zip(_LOAD, numbers)}
+    return {field.name: float(number) for field, number in zip(LOAD, numbers)}
 
 
 class ProcstatsBackend(InputBackend):

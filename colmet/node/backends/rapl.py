@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options, powers_of_ten
-from colmet.common.schema import Field, Sample, Schema, Value, label
+from colmet.common.schema import Sample, Value
+from colmet.common.tables.rapl import PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import NODE_JOB, Job
 from colmet.node.selfmetrics.mapping import CounterName
@@ -22,10 +23,6 @@ from colmet.node.system.host import Host
 log = logging.getLogger(__name__)
 
 ABI = 1  # RAPL_ABI in rapl.h
-POWERCAP = "/sys/class/powercap"
-# The columns of Colmet 0.6: of each package these zones, of each zone its energy and its range.
-PACKAGES = 4
-ZONES = ("package", "core", "dram")
 # What mapping files call energy, range, and a column of a zone that a package does not have.
 ENERGY = "energy_microjoule"
 MOST = "max_energy_range_microjoule"
@@ -36,53 +33,6 @@ MAX_W_OF_OTHERS = 2_000.0
 LARGE_PACKAGE_W = 500.0
 # The counters move about once in a millisecond.
 MIN_INTERVAL_S = 0.05
-
-
-def _columns() -> Iterable[Field]:
-    source = f"Source: {POWERCAP}/intel-rapl:*"
-    for package in range(PACKAGES):
-        for part, zone in enumerate(ZONES):
-            number = 2 * (package * len(ZONES) + part) + 1
-            of = f"zone {zone} of package {package}"
-            yield Field(f"counter_{number}", "count", "gauge", f"uJ since the last sample, {of}. {source} energy_uj.")
-            yield Field(
-                f"counter_{number + 1}",
-                "count",
-                "gauge",
-                f"uJ at which the counter of {of} begins again. {source} max_energy_range_uj.",
-            )
-
-
-_NAMED = f"{POWERCAP}/intel-rapl:*/name"
-SCHEMA = Schema("RAPLstats_default", "node", _columns())
-ZONE_SCHEMA = Schema(
-    "raplzones_default",
-    "node",
-    [
-        label("zone", 64, "Which zone the row is about: package-0, package-0/dram, psys.", _NAMED),
-        label("name", 32, "Its name without its package's: package-0, core, uncore, dram, psys.", _NAMED),
-        label("package", 32, "The package that it is in, package-0; empty for psys.", _NAMED),
-        Field(
-            "energy",
-            "ujoules",
-            "counter",
-            f"Energy used since the agent's start, over all wraps. Source: {POWERCAP}/intel-rapl:*/energy_uj.",
-        ),
-        Field(
-            "power",
-            "watts",
-            "gauge",
-            f"Mean power since the zone was last read. Source: {POWERCAP}/intel-rapl:*/energy_uj over time.",
-            dtype="f8",
-        ),
-        Field(
-            "max_energy_range",
-            "ujoules",
-            "gauge",
-            f"Where its counter begins again at 0. Source: {POWERCAP}/intel-rapl:*/max_energy_range_uj.",
-        ),
-    ],
-)
 
 
 class _Described(ctypes.Structure):

@@ -10,7 +10,8 @@ from typing import Any
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options, powers_of_ten
-from colmet.common.schema import Field, Sample, Schema, Value, label
+from colmet.common.schema import Sample, Value
+from colmet.common.tables.temperature import COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.jobs import NODE_JOB
 from colmet.node.selfmetrics.mapping import CounterName
@@ -18,9 +19,6 @@ from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 
-THERMAL = "/sys/class/thermal"
-HWMON = "/sys/class/hwmon"
-COLUMNS = 6
 MAX_SENSORS = 1024
 # Drivers of processors: where columns are filled from hwmon, theirs come first.
 PROCESSORS = frozenset({"coretemp", "k10temp", "k8temp", "zenpower"})
@@ -32,42 +30,6 @@ _TRIP = re.compile(r"trip_point_(\d{1,3})_type", re.ASCII)
 _CHIP = re.compile(r"hwmon(\d{1,5})", re.ASCII)
 _INPUT = re.compile(r"temp(\d{1,5})_input", re.ASCII)
 _MILLI = re.compile(rb"-?\d{1,10}\n?")
-
-SCHEMA = Schema(
-    "temperaturestats_default",
-    "node",
-    [
-        Field(
-            f"counter_{n}",
-            "celsius",
-            "gauge",
-            f"Temperature in whole degrees; which sensor it is, mapping_default tells. Source: {THERMAL}/thermal_zone*/"
-            f"temp, or where there is none {HWMON}/hwmon*/temp*_input.",
-        )
-        for n in range(1, COLUMNS + 1)
-    ],
-)
-
-
-def _celsius(name: str, text: str, files: str) -> Field:
-    return Field(name, "celsius", "gauge", f"{text} Source: {files}.", dtype="f8")
-
-
-_BOTH = f"{THERMAL} and {HWMON}"
-SENSOR_SCHEMA = Schema(
-    "temperatures_default",
-    "node",
-    [
-        label("sensor", 64, "Which sensor the row is about: x86_pkg_temp_0, coretemp.0/Package id 0.", _BOTH),
-        label("source", 8, "thermal or hwmon.", _BOTH),
-        _celsius("temperature", "Temperature.", f"{THERMAL}/thermal_zone*/temp, {HWMON}/hwmon*/temp*_input"),
-        _celsius(
-            "critical",
-            "Where the sensor's owner shuts down or throttles.",
-            f"{THERMAL}/thermal_zone*/trip_point_*_temp of type critical, {HWMON}/hwmon*/temp*_crit",
-        ),
-    ],
-)
 
 
 def parse_milli(data: bytes) -> int:

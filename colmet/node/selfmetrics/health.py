@@ -13,8 +13,9 @@ from colmet.common.runtime.health import Identity, Recent, families_of, single
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.prometheus_text import Family, in_base_unit, labels, named
 from colmet.common.schema import Batch
+from colmet.common.tables.agent import SCHEMA
 from colmet.node.delivery.uplink import Route, State
-from colmet.node.selfmetrics.agent_stats import SCHEMA, Accounted
+from colmet.node.selfmetrics.agent_stats import Accounted
 
 # Of the agent's counters, those of what has gone wrong.
 WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures", "reads_unanswered")

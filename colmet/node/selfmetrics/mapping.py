@@ -11,27 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from colmet.common.runtime import cli
-from colmet.common.schema import Sample, Schema, Table, label
+from colmet.common.schema import Sample, Schema, Table
+from colmet.common.tables.mapping import SCHEMA
 from colmet.node.jobs.jobs import NODE_JOB
 from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 3600.0
-
-
-_SOURCE = "the backend that measures the column"
-SCHEMA = Schema(
-    "mapping_default",
-    "node",
-    [
-        label("metric", 64, "Table of the column, RAPLstats_default.", _SOURCE),
-        label("counter", 32, "The column, counter_7.", _SOURCE),
-        label("name", 128, "What it counts on this node.", _SOURCE),
-        label("unit", 32, "Unit of its values.", _SOURCE),
-        label("zone", 64, "Part of the node that it is about; empty for all of it.", _SOURCE),
-    ],
-)
 
 
 class CounterName(NamedTuple):

@@ -12,13 +12,12 @@ from typing import Any
 
 from colmet.collector.backends.elasticsearch.documents import Fit, properties
 from colmet.collector.columns import names_for
-from colmet.common import declared
-from colmet.common.catalogue import TABLES
 from colmet.common.schema import Schema
+from colmet.common.tables import column_types, is_declared, table_names
 
 MAX_FIELDS = 1000  # of an index: what both databases allow by default
 MAX_KNOWN = 10_000  # indices, and schemas, that are remembered
-OWN = frozenset(name.lower() for name in TABLES)
+OWN = frozenset(name.lower() for name in table_names())
 _KINDS = {"long": "i", "float": "f", "double": "f", "keyword": "S"}
 
 
@@ -70,7 +69,7 @@ class Mappings:
 
     def _find(self, schema: Schema) -> Fit:
         wanted = properties(schema, self._data_stream)
-        own = declared.columns(schema.name) if declared.is_declared(schema.name) else {}
+        own = column_types(schema.name) if is_declared(schema.name) else {}
         fit = Fit("", frozenset())
         for index in _indices(schema):
             fit = Fit(index, frozenset(_misfits(wanted, self.fields(index), own)))
@@ -85,7 +84,7 @@ def _indices(schema: Schema) -> list[str]:
     None but Colmet's own tables have those of Colmet's tables. A dash would be taken for the beginning of a date.
     """
     names = [name.lower() for name in names_for(schema)]
-    if declared.is_declared(schema.name):
+    if is_declared(schema.name):
         return names
     names = [name.replace("-", "_") for name in names]
     return [name for name in names if name not in OWN]

@@ -25,11 +25,11 @@ from colmet.collector.backends.elasticsearch.dead_letters import RejectFile
 from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, Place
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.journal.output_state import State
-from colmet.common import declared
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
+from colmet.common.tables import column_types
 
 log = logging.getLogger(__name__)
 
@@ -402,7 +402,7 @@ class ElasticsearchOutput(OutputBackend):
         elif answer.status != 404:
             return self._without_template(index, answer)
         known = dict(there["template"]["mappings"]["properties"]) if there else {}
-        fields, own = self._mappings.fields_of(schema), declared.columns(schema.name)
+        fields, own = self._mappings.fields_of(schema), column_types(schema.name)
         known.update({name: field for name, field in fields.items() if name in own or name not in known})
         template: dict[str, Any] = {
             "index_patterns": [f"{index}-*" if self._place.date_format else index],

@@ -35,10 +35,10 @@ from colmet.collector.columns import (
     missing,
     names_for,
 )
-from colmet.common import declared
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
 from colmet.common.runtime.directories import sync_directory
 from colmet.common.schema import Schema
+from colmet.common.tables import column_types
 
 log = logging.getLogger(__name__)
 
@@ -588,7 +588,7 @@ class Hdf5File:
     def _fitted(self, handle: _Handle, schema: Schema, is_last: bool) -> Layout:
         """How rows are laid out in a table, which gets the columns that it lacks, where they go there at all."""
         layout = self._layout(schema, handle.table.dtype)
-        own = declared.columns(schema.name)
+        own = column_types(schema.name)
         if not layout.lacking or (layout.conflicting and not is_last):
             return layout
         # all declared columns come at once, so that this is not the case again

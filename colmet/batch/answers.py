@@ -1,0 +1,183 @@
+"""What the commands of batch systems print: fetched within bounds, and taken apart without trust."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from colmet.batch.model import BatchError
+from colmet.common.errors import CommandFailed
+from colmet.node.system.command import Command
+
+DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster takes some seconds
+MAX_ANSWER = 32 << 20  # bytes that a command may print; a job is 0.6 to 6 kB in JSON
+MAX_TEXT = 255  # characters of a name: of a user, a queue, a job
+FRESH_S = 5.0  # an answer is good for all that is asked within so many seconds
+_SHOWN = 60  # characters of an answer that an error shows
+_MAX_DIGITS = 18  # of a number; more than any has, and few enough for arithmetic of 64 bits
+
+T = TypeVar("T")
+_running: dict[Command, threading.Thread] = {}
+_given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # nobody waits for what they ask
+
+
+class AskError(BatchError):
+    """A command of a batch system did not answer.
+
+    Attributes:
+        why: as that of `CommandFailed`: "absent", "status", "late" or "".
+    """
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+class FormError(ValueError):
+    """Part of an answer, such as a job, is in a form that is not known; the text names what is wrong in it."""
+
+
+def ask(
+    argv: Sequence[str],
+    system: str,
+    deadline_s: float = DEADLINE_S,
+    max_answer: int = MAX_ANSWER,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """What a command prints, with messages in English.
+
+    Args:
+        argv: program and arguments.
+        system: whose command it is, for people.
+        deadline_s: seconds that it may take.
+        max_answer: bytes that it may print.
+        env: added to the environment.
+
+    Raises:
+        AskError: the command is not there, fails, takes too long or prints too much; the text says what to do.
+    """
+    try:
+        return run(Command(argv, deadline_s, env=env, max_answer=max_answer)).decode("utf-8", "replace")
+    except CommandFailed as err:
+        advice = f"run it by hand to see how {system} answers"
+        if err.why == "absent":
+            advice = f"run this where the commands of {system} are installed and found in PATH, or do not ask for it"
+        raise AskError(f"{err}; {advice}", err.why) from err
+
+
+def run(command: Command) -> bytes:
+    """What a command prints, unless `cancel` ends it.
+
+    Raises:
+        CommandFailed: as for `Command.run_bytes`.
+    """
+    _running[command] = thread = threading.current_thread()
+    try:
+        if thread in _given_up:
+            command.cancel()
+        return command.run_bytes()
+    finally:
+        _running.pop(command, None)
+
+
+def cancel() -> None:
+    """Kill the commands that run now, from any thread; those who wait for them start no other."""
+    for command, thread in list(_running.items()):
+        _given_up.add(thread)
+        command.cancel()
+
+
+def unknown_form(command: str, text: str) -> BatchError:
+    """What to raise where a whole answer is in a form that is not known.
+
+    Args:
+        command: as an administrator types it.
+        text: what it printed.
+    """
+    shown = " ".join(text[:1000].split())
+    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+    return BatchError(
+        f"{command}: prints what this version of Colmet does not know: {shown!r}; "
+        "run it by hand, and report it with the version of the batch system if it looks right"
+    )
+
+
+def json_values(text: str, command: str) -> list[object]:
+    """The JSON values in an answer, which may have several after one another, or none.
+
+    Raises:
+        BatchError: that is not JSON.
+    """
+    values: list[object] = []
+    at = 0
+    try:
+        while True:
+            while at < len(text) and text[at].isspace():
+                at += 1
+            if at == len(text):
+                return values
+            value, at = _DECODER.raw_decode(text, at)
+            values.append(value)
+    except (ValueError, RecursionError) as err:
+        raise unknown_form(command, text) from err
+
+
+def _integer(digits: str) -> int | None:
+    return int(digits) if len(digits) <= _MAX_DIGITS else None
+
+
+def _nothing(_: str) -> None:
+    return None
+
+
+# strict=False: some programs print control characters in texts as they are
+_DECODER = json.JSONDecoder(strict=False, parse_int=_integer, parse_constant=_nothing)
+
+
+def whole(value: object) -> int | None:
+    """A number that is whole and not negative, as it was read from JSON; None where it is something else."""
+    if isinstance(value, float) and value.is_integer() and value < 10**_MAX_DIGITS:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def name(value: object) -> str | None:
+    """A name, as it was read from JSON or from a word; None where it cannot be one."""
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable() else None
+
+
+def must(value: T | None, what: str) -> T:
+    """The value.
+
+    Raises:
+        FormError: there is none.
+    """
+    if value is None:
+        raise FormError(what)
+    return value
+
+
+class Lately(Generic[T]):
+    """Something that is asked for, kept for some seconds: queues and jobs are then told from one answer.
+
+    Args:
+        get: asks for it.
+        fresh_s: seconds that it is kept.
+    """
+
+    def __init__(self, get: Callable[[], T], fresh_s: float = FRESH_S) -> None:
+        self._get = get
+        self._fresh_s = fresh_s
+        self._kept: tuple[float, T] | None = None
+
+    def __call__(self) -> T:
+        """What was got last, or what is got now."""
+        if self._kept is None or time.monotonic() - self._kept[0] > self._fresh_s:
+            self._kept = None
+            value = self._get()
+            self._kept = time.monotonic(), value
+        return self._kept[1]

@@ -1,0 +1,473 @@
+"""Slurm, as `squeue --json` tells; where that is not built in or too much, as `squeue -o` does.
+
+The JSON of Slurm changes: numbers and states are plain until 22.05, later a number is an object that says whether it is
+set or infinite, and a state is a list of the state and what goes on besides. Both are read here.
+
+A line of squeue is counted as squeue shows it: each part of a heterogeneous job ("12+0") is one, and a job that waits
+for one of several partitions waits in each of them. All tasks of an array that wait are one line; they are counted one
+by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar, NamedTuple, TypeVar
+
+from colmet.batch.answers import (
+    MAX_TEXT,
+    AskError,
+    FormError,
+    Lately,
+    ask,
+    json_values,
+    must,
+    name,
+    unknown_form,
+    whole,
+)
+from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+JSON = ["squeue", "--all", "--json"]  # of all users and partitions; jobs that have ended are in it for some minutes
+TEXT = ["squeue", "--all", "--noheader", "--format=%i|%P|%u|%T|%r|%M|%C"]
+GIVEN = [
+    "squeue",
+    "--all",
+    "--noheader",
+    "--states=RUNNING,COMPLETING,CONFIGURING",
+    "--Format=JobArrayID:64,tres-alloc:255",
+]
+PARTITIONS = ["sinfo", "--all", "--noheader", "--format=%R"]
+ENDED = ["sacct", "--noheader", "--allusers", "--allocations", "--parsable2", "--endtime=now"]
+ENDED += ["--state=COMPLETED,FAILED,OUT_OF_MEMORY", "--format=JobID,User,ElapsedRaw,Partition,End"]
+
+# squeue cuts a list of tasks to 64 characters unless told otherwise
+ENVIRONMENT = {"SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
+
+MAX_LISTED = 10_000  # tasks of one waiting array that are told of one by one; all are counted
+
+RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "POWER_UP_NODE"}
+HELD = {"SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED"}
+ENDED_STATES = {
+    "BOOT_FAIL": "finished",
+    "CANCELLED": "removed",
+    "COMPLETED": "finished",
+    "DEADLINE": "removed",
+    "FAILED": "finished",
+    "NODE_FAIL": "finished",
+    "OUT_OF_MEMORY": "finished",
+    "PREEMPTED": "removed",
+    "REVOKED": "removed",  # another cluster of the federation has it
+    "TIMEOUT": "removed",
+}
+
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_LIST = re.compile(r"([0-9]+)_\[(.+)\]")
+_ELAPSED = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]?)")
+
+
+class Entry(NamedTuple):
+    """A line of squeue.
+
+    Attributes:
+        job: as everywhere; the id is that of the array where it stands for several tasks.
+        tasks: of an array that wait, as ranges; empty where it is one job.
+        cores: that it has.
+        memory_mb: that it has, in MiB; None where Slurm does not tell.
+    """
+
+    job: BatchJob
+    tasks: Sequence[range]
+    cores: int | None
+    memory_mb: int | None
+
+    @property
+    def size(self) -> int:
+        """How many jobs it stands for."""
+        return sum(map(len, self.tasks)) if self.tasks else 1
+
+    @property
+    def partitions(self) -> list[str]:
+        """That it is in, or waits for."""
+        return (self.job.queue or "").split(",")
+
+
+# -- pure --
+
+
+def number(value: object) -> int | None:
+    """A number of Slurm's JSON, of any version; None where none is set, or it is infinite."""
+    if isinstance(value, dict):
+        return whole(value.get("number")) if value.get("set") is True and value.get("infinite") is not True else None
+    return whole(value)
+
+
+def state_of(states: Collection[str], reason: str = "", hold: bool = False) -> str:
+    """A state of `BatchJob`.
+
+    Args:
+        states: what Slurm calls it: one, or the state and what goes on besides.
+        reason: why it waits.
+        hold: whether Slurm says that it is held.
+    """
+    said = set(states)
+    if said & HELD:
+        return "held"
+    if said & RUNNING:
+        return "running"  # its cores are its own until the last process has ended
+    if said & WAITING:
+        held = hold or reason.startswith(("JobHeld", "JobHold")) or reason.endswith("held")
+        return "held" if held else "idle"
+    return next((ENDED_STATES[one] for one in sorted(said) if one in ENDED_STATES), "unknown")
+
+
+def tasks_of(text: str) -> list[range]:
+    """The tasks of an array, such as "1,4-5,10-20:2%3" (the last: so many at once).
+
+    Raises:
+        FormError: no such list.
+    """
+    ranges = []
+    for part in text.partition("%")[0].split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            raise FormError("list of tasks")
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if last < first or not step:
+            raise FormError("list of tasks")
+        ranges.append(range(first, last + 1, step))
+    return ranges
+
+
+def tres(text: object) -> dict[str, str]:
+    """What is in a list such as "cpu=2,mem=4G,node=1"."""
+    if not isinstance(text, str):
+        return {}
+    return {key: value for key, _, value in (part.partition("=") for part in text.split(","))}
+
+
+def size_mb(text: str | None) -> int | None:
+    """MiB, of what Slurm writes: "100M", "62.50G", MiB where no unit is given; None where it is no size."""
+    found = _SIZE.fullmatch(text or "")
+    if found is None or len(found[1]) > 15:
+        return None
+    factor: float = 1024.0 ** ("KMGTPE".index(found[2] or "M") - 1)
+    return round(float(found[1]) * factor)
+
+
+def count_of(text: str | None) -> int | None:
+    """A count as Slurm writes it: "64", or "2K" where that is exact; None where it is none."""
+    found = _SIZE.fullmatch(text or "")
+    if found is None or len(found[1]) > 15:
+        return None
+    factor: int = 1024 ** ("KMGTPE".index(found[2]) + 1) if found[2] else 1
+    return whole(float(found[1]) * factor)
+
+
+def elapsed_s(text: str) -> int:
+    """Seconds, of "1-02:03:04", "02:03:04" or "3:04"; 0 where a clock that was set back makes it "INVALID".
+
+    Raises:
+        FormError: it is none of these.
+    """
+    if text == "INVALID":
+        return 0
+    found = _ELAPSED.fullmatch(text)
+    if found is None or len(text) > 20:
+        raise FormError("time")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def json_entry(content: object, now: float) -> Entry:
+    """A job out of squeue's JSON.
+
+    Args:
+        content: that of one job.
+        now: seconds since 1970.
+
+    Raises:
+        FormError: in a form that is not known; the text names what is missing.
+    """
+    if not isinstance(content, dict):
+        raise FormError("no object")
+    said = content.get("job_state")
+    states = [said] if isinstance(said, str) else said
+    if not isinstance(states, list) or not states or not all(map(name, states)):
+        raise FormError("job_state")
+    reason = content.get("state_reason")
+    state = state_of(states, reason if isinstance(reason, str) else "", content.get("hold") is True)
+    user = name(content.get("user_name"))
+    if user is None:  # the user is not known to the machine that asks
+        user = str(must(whole(content.get("user_id")), "user_name"))
+    tasks_text = content.get("array_task_string")
+    waits = state == "idle" or (state == "held" and "SUSPENDED" not in states)
+    tasks = tasks_of(tasks_text) if waits and isinstance(tasks_text, str) and tasks_text else []
+    cores = memory_mb = None
+    if state == "running":
+        given = tres(content.get("tres_alloc_str"))
+        cores = count_of(given.get("cpu"))
+        cores = number(content.get("cpus")) if cores is None else cores
+        memory_mb = size_mb(given.get("mem"))
+        memory_mb = _asked_mb(content, cores) if memory_mb is None else memory_mb
+    return Entry(
+        BatchJob(
+            id=_id(content, bool(tasks)),
+            user=user,
+            state=state,
+            runtime_s=_runtime_s(content, states, now) if state == "running" or "SUSPENDED" in states else 0,
+            queue=must(name(content.get("partition")), "partition"),
+        ),
+        tasks,
+        cores,
+        memory_mb,
+    )
+
+
+def _id(content: dict[str, object], several: bool) -> str:
+    job = must(number(content.get("job_id")), "job_id")
+    array, task = number(content.get("array_job_id")), number(content.get("array_task_id"))
+    part = number(content.get("het_job_id"))
+    if array and several:
+        return str(array)
+    if array and task is not None:
+        return f"{array}_{task}"
+    if part:
+        return f"{part}+{must(number(content.get('het_job_offset')), 'het_job_offset')}"
+    return str(job)
+
+
+def _runtime_s(content: dict[str, object], states: Sequence[str], now: float) -> int:
+    """As squeue reckons it: without the time in which the job was suspended."""
+    before = number(content.get("pre_sus_time")) or 0
+    if "SUSPENDED" in states:
+        return before
+    start = number(content.get("suspend_time")) or must(number(content.get("start_time")), "start_time")
+    end = number(content.get("end_time"))
+    until = min(now, end) if end and "RUNNING" not in states else now
+    return max(0, int(until) - start) + before if start else 0
+
+
+def _asked_mb(content: dict[str, object], cores: int | None) -> int | None:
+    """What the job asked for, where Slurm does not hand out memory; 0 is all of the node's, however much that is."""
+    node, core = number(content.get("memory_per_node")), number(content.get("memory_per_cpu"))
+    nodes = number(content.get("node_count"))
+    if node and nodes:
+        return node * nodes
+    return core * cores if core and cores else None
+
+
+def json_entries(text: str, now: float) -> tuple[list[Entry], int]:
+    """What `squeue --json` prints, without the jobs that have ended; and how many were left out, in unknown forms.
+
+    Raises:
+        AskError: it is an error of Slurm's, which squeue prints in JSON, too, and then ends as if nothing had happened.
+        BatchError: the whole of it is in another form.
+    """
+    command = " ".join(JSON)
+    values = json_values(text, command)
+    answer = values[0] if len(values) == 1 and isinstance(values[0], dict) else {}
+    if answer.get("errors"):
+        raise AskError(f"{command}: {_said(answer['errors'])}; run it by hand to see how Slurm answers", "status")
+    contents = answer.get("jobs")
+    if not isinstance(contents, list):
+        raise unknown_form(command, text)
+    return _entries(contents, lambda content: json_entry(content, now), command, text)
+
+
+def _said(errors: object) -> str:
+    """What Slurm says of its errors, the first of them."""
+    first = errors[0] if isinstance(errors, list) else errors
+    text = first.get("description") or first.get("error") if isinstance(first, dict) else first
+    return repr(text)[:MAX_TEXT]
+
+
+def text_entry(line: str) -> Entry:
+    """A line of what `TEXT` prints; what memory a job has is not in it.
+
+    Raises:
+        FormError: in a form that is not known.
+    """
+    words = line.split("|")
+    if len(words) != 7:
+        raise FormError("words")
+    job, partition, user, said, reason, elapsed, cpus = (word.strip() for word in words)
+    state = state_of([said], reason)
+    array = _LIST.fullmatch(job)
+    return Entry(
+        BatchJob(
+            id=array[1] if array else must(name(job), "id"),
+            user=must(name(user), "user"),
+            state=state,
+            runtime_s=elapsed_s(elapsed),
+            queue=must(name(partition), "partition"),
+        ),
+        tasks_of(array[2]) if array else [],
+        count_of(cpus) if state == "running" else None,
+        None,
+    )
+
+
+def text_entries(text: str) -> tuple[list[Entry], int]:
+    """What `TEXT` prints; and how many lines were left out, in unknown forms.
+
+    Raises:
+        BatchError: no line is in a form that is known.
+    """
+    return _entries([line for line in text.splitlines() if line.strip()], text_entry, " ".join(TEXT), text)
+
+
+def _entries(parts: Sequence[T], parse: Callable[[T], Entry], command: str, text: str) -> tuple[list[Entry], int]:
+    entries: list[Entry] = []
+    left_out = 0
+    for part in parts:
+        try:
+            entries.append(parse(part))
+        except FormError as err:
+            log.debug("job in a form that is not known system=slurm lacks=%s", err)
+            left_out += 1
+    if left_out and not entries:
+        raise unknown_form(command, text)
+    return [entry for entry in entries if entry.job.state not in ("finished", "removed")], left_out
+
+
+def given_mb(text: str) -> dict[str, int]:
+    """The memory of running jobs in MiB, by id, of what `GIVEN` prints; those without are left out."""
+    found = {}
+    for line in text.splitlines():
+        job, _, given = line.strip().partition(" ")
+        memory_mb = size_mb(tres(given.strip()).get("mem"))
+        if memory_mb is not None:
+            found[job] = memory_mb
+    return found
+
+
+def ended_jobs(text: str, since: float) -> tuple[list[BatchJob], int]:
+    """What `ENDED` prints, of jobs that ended since then; and how many lines were left out, in unknown forms."""
+    jobs, left_out = [], 0
+    for line in text.splitlines():
+        words = line.split("|")
+        if len(words) != 5 or not all(map(name, words[:4])) or not words[2].isdecimal() or len(words[2]) > 12:
+            left_out += 1
+        elif not words[4].isdecimal() or int(words[4][:12]) >= since:  # another form of time is for sacct to look after
+            jobs.append(BatchJob(words[0], words[1], "finished", int(words[2]), words[3]))
+    return jobs, left_out
+
+
+# -- asked --
+
+
+class Slurm(BatchSystem):
+    """Slurm, asked by its own commands."""
+
+    name: ClassVar[str] = "slurm"
+
+    def __init__(self) -> None:
+        self._entries = Lately(self._ask)
+        self._json = True
+
+    def queues(self) -> Sequence[Queue]:
+        """Every partition, also the hidden ones."""
+        entries = self._entries()
+        found: dict[str, list[Entry]] = {partition: [] for partition in self._partitions()}
+        for entry in entries:
+            for partition in entry.partitions:
+                found.setdefault(partition, []).append(entry)
+        return [_queue(partition, within) for partition, within in found.items()]
+
+    def jobs(self) -> Sequence[BatchJob]:
+        """Every job that waits, runs or is held; each task of an array is one."""
+        jobs: list[BatchJob] = []
+        for entry in self._entries():
+            if not entry.tasks:
+                jobs.append(entry.job)
+                continue
+            numbers = itertools.islice(itertools.chain.from_iterable(entry.tasks), MAX_LISTED)
+            jobs.extend(entry.job._replace(id=f"{entry.job.id}_{task}") for task in numbers)
+            if entry.size > MAX_LISTED:
+                self.left_out += entry.size - MAX_LISTED
+                log.warning(
+                    "tasks of a long array are skipped array=%s count=%d", entry.job.id, entry.size - MAX_LISTED
+                )
+        return jobs
+
+    def ended(self, within_s: int) -> Sequence[BatchJob]:
+        """Jobs that ended by themselves, well or not; none where Slurm keeps no accounts."""
+        since = time.time() - within_s
+        try:
+            text = ask([*ENDED, f"--starttime=now-{within_s}"], "Slurm", env=ENVIRONMENT)
+        except AskError as err:
+            if err.why == "absent" or (err.why == "status" and "accounting storage is disabled" in str(err)):
+                return []
+            raise
+        jobs, left_out = ended_jobs(text, since)
+        if left_out and not jobs:
+            raise unknown_form(" ".join(ENDED), text)
+        self._leave_out(left_out)
+        return jobs
+
+    def _ask(self) -> list[Entry]:
+        if self._json:
+            try:
+                entries, left_out = json_entries(ask(JSON, "Slurm", env=ENVIRONMENT), time.time())
+                self._leave_out(left_out)
+            except BatchError as err:
+                if isinstance(err, AskError) and err.why in ("absent", "late"):
+                    raise
+                entries = self._ask_text()
+                # too much of it, or a form that is not known: that does not change; a failure may
+                self._json = isinstance(err, AskError) and err.why == "status"
+                log.info("squeue has no usable JSON, its text form is used error=%s", err)
+            return entries
+        return self._ask_text()
+
+    def _ask_text(self) -> list[Entry]:
+        entries, left_out = text_entries(ask(TEXT, "Slurm", env=ENVIRONMENT))
+        self._leave_out(left_out)
+        try:
+            memory_mb = given_mb(ask(GIVEN, "Slurm", env=ENVIRONMENT))
+        except AskError as err:
+            log.debug("memory of jobs is not known system=slurm error=%s", err)
+            memory_mb = {}
+        return [entry._replace(memory_mb=memory_mb.get(entry.job.id)) for entry in entries]
+
+    def _partitions(self) -> list[str]:
+        try:
+            lines = ask(PARTITIONS, "Slurm", env=ENVIRONMENT).splitlines()
+        except AskError as err:
+            log.warning("partitions without a job are not known system=slurm error=%s", err)
+            return []
+        return list(dict.fromkeys(line.strip() for line in lines if name(line.strip())))
+
+    def _leave_out(self, count: int) -> None:
+        if count:
+            self.left_out += count
+            log.warning("jobs of an unknown form are skipped system=slurm count=%d", count)
+
+
+def _queue(partition: str, entries: Sequence[Entry]) -> Queue:
+    running = [entry for entry in entries if entry.job.state == "running"]
+    counts = {state: sum(entry.size for entry in entries if entry.job.state == state) for state in ("idle", "held")}
+    return Queue(
+        name=partition,
+        idle=counts["idle"],
+        running=len(running),
+        held=counts["held"],
+        cores=_sum([entry.cores for entry in running]),
+        memory_mb=_sum([entry.memory_mb for entry in running]),
+    )
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    """None where one is unknown: a sum of the others would look like the whole."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

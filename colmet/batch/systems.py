@@ -1,0 +1,44 @@
+"""The batch systems that Colmet can ask, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+
+from colmet.batch.model import BatchSystem
+from colmet.common.errors import ConfigError
+
+# name -> where its class is; loaded when it is asked for, and no earlier
+SYSTEMS = {
+    "condor": ("colmet.batch.condor", "HTCondor"),
+    "gridengine": ("colmet.batch.gridengine", "GridEngine"),
+    "oar": ("colmet.batch.oar", "OAR"),
+    "slurm": ("colmet.batch.slurm", "Slurm"),
+}
+
+
+def find_systems(names: Iterable[str], condor_queues: Sequence[tuple[str, str]] = ()) -> list[BatchSystem]:
+    """The batch systems of these names, each once, in that order.
+
+    Args:
+        names: keys of `SYSTEMS`.
+        condor_queues: names and constraints of the queues that HTCondor is asked for.
+
+    Raises:
+        ConfigError: no such batch system.
+    """
+    return [_find(name, condor_queues) for name in dict.fromkeys(names)]
+
+
+def _find(name: str, condor_queues: Sequence[tuple[str, str]]) -> BatchSystem:
+    if name not in SYSTEMS:
+        raise ConfigError(f"batch system {name!r} is not known; there are {', '.join(sorted(SYSTEMS))}")
+    if name == "condor":
+        from colmet.batch.condor import HTCondor, QueueName
+
+        return HTCondor([QueueName(*queue) for queue in condor_queues])
+    module, of = SYSTEMS[name]
+    system = getattr(importlib.import_module(module), of)()
+    if not isinstance(system, BatchSystem):
+        raise TypeError(f"{module}.{of} is no batch system")
+    return system

@@ -1,0 +1,301 @@
+"""Manage the users of the collector's JSON interface and page: the file of its option --http-users.
+
+`add NAME` reads a password, or with --token makes a token and prints it once; a name can have one password and any
+number of tokens. A running collector reads the changed file within a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import getpass
+import grp
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timezone
+
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.web.credentials import (
+    MAX_SECRET,
+    Line,
+    Password,
+    Secret,
+    Token,
+    check_group,
+    check_label,
+    check_name,
+    make_password,
+    make_token,
+    parse_line,
+    token_digest,
+)
+from colmet.web.users import read_lines, read_users
+
+GROUP = "colmet"  # of the collector: it has to read the file
+TAKEN = {
+    "list": (),
+    "remove": ("NAME", "--token"),
+    "add with --token": ("NAME", "--group", "--token", "--until"),
+    "add without --token": ("NAME", "--group", "--password-stdin"),
+}
+HEAD = "# Who may ask the collector's JSON interface. Written by colmet access; see its help.\n"
+
+
+def add_options(parser: cli.Parser) -> None:
+    """The command line of ``colmet access``."""
+    parser.epilog = """\
+examples:
+  colmet access /etc/colmet/users add alice
+  colmet access /etc/colmet/users add grafana --group admin --token dashboards --until 2027-12-31
+  colmet access /etc/colmet/users list
+
+exit status: 0; 2 where an option or the file cannot be used."""
+    parser.add_argument("file", metavar="FILE", help="the file of users; add creates it")
+    parser.add_argument("action", choices=("add", "remove", "list"), help="what to do")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the user, by the name that jobs have")
+    parser.add_argument(
+        "--group",
+        metavar="GROUP",
+        action="append",
+        help="a group of the user with this password or token; repeatable; members of the collector's "
+        "--http-admin-group (admin) see all jobs",
+    )
+    parser.add_argument(
+        "--token",
+        metavar="LABEL",
+        nargs="?",
+        const="",
+        help="add a token with this label, or remove it; instead of a password",
+    )
+    parser.add_argument("--until", metavar="YYYY-MM-DD", help="last day (UTC) on which the token is valid")
+    parser.add_argument(
+        "--password-stdin", action="store_true", help="read the password from the first line of standard input"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Change the file, or tell what is in it.
+
+    Raises:
+        ConfigError: an option or the file cannot be used.
+    """
+    _check(options)
+    if options.action == "list":
+        for text in listed(options.file):
+            print(text)
+        return 0
+    if not options.name:
+        raise ConfigError(f"give a name: colmet access {options.file} {options.action} NAME")
+    try:
+        check_name(options.name)
+        if options.token:
+            check_label(options.token)
+        groups = None if options.group is None else frozenset(map(check_group, options.group))
+        until = None if options.until is None else date.fromisoformat(options.until)
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
+    if until is not None and until < datetime.now(timezone.utc).date():
+        raise ConfigError(f"--until {until.isoformat()} is in the past: the token would be invalid")
+    if options.action == "remove":
+        count = remove(options.file, options.name, options.token)
+        what = (
+            "" if options.token is None else f" token {options.token}" if options.token else " tokens without a label"
+        )
+        if not count:
+            raise ConfigError(f"{options.file}: there is no {options.name}{' with such a token' if what else ''}")
+        print(f"{options.name}:{what or ' password and tokens'} removed", file=sys.stderr)
+        return 0
+    if options.token is not None:
+        token = make_token()
+        add(options.file, options.name, Token(token_digest(token), options.token, until), groups)
+        print(token)  # alone, for whoever puts it into a file
+        return 0
+    try:
+        secret = make_password(_password(options.password_stdin))
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
+    was_there = add(options.file, options.name, secret, groups)
+    print(f"{options.name}: {'another' if was_there else 'a'} password set", file=sys.stderr)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would be of no effect: whoever gave it meant something else.
+
+    Raises:
+        ConfigError: there is such an argument.
+    """
+    what = options.action
+    if what == "add":
+        what += " without --token" if options.token is None else " with --token"
+    given = {
+        "NAME": options.name,
+        "--group": options.group,
+        "--token": options.token,
+        "--until": options.until,
+        "--password-stdin": options.password_stdin or None,
+    }
+    for argument, value in given.items():
+        if value is not None and argument not in TAKEN[what]:
+            raise ConfigError(f"{what} has no {argument}")
+
+
+def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = None) -> bool:
+    """Put a password or a token into the file; a password takes the place of the one before.
+
+    Args:
+        path: of the file.
+        name: whose it is.
+        secret: the password or the token.
+        groups: that come with it; None for those of the password before, or for none.
+
+    Returns:
+        Whether there was a password before.
+
+    Raises:
+        ConfigError: the file cannot be used, or has a token of this name and label.
+    """
+    with _locked(path):
+        texts, before = _texts(path)
+        was_there = False
+        found = groups or frozenset()
+        kept = []
+        for text in texts:
+            line = parse_line(text)
+            if line is not None and line.name == name:
+                if isinstance(line.secret, Password) and isinstance(secret, Password):
+                    was_there = True
+                    found = line.groups if groups is None else groups
+                    continue
+                if isinstance(line.secret, Token) and isinstance(secret, Token) and line.secret.label == secret.label:
+                    which = f"a token {secret.label}" if secret.label else "a token without a label"
+                    raise ConfigError(f"{path}: {name} has {which}; give another label, or remove that one first")
+            kept.append(text)
+        _write(path, [*kept, Line(name, secret, found).text()], before)
+    return was_there
+
+
+def remove(path: str, name: str, label: str | None = None) -> int:
+    """Take a name out of the file, or only its tokens of a label; how many lines that were.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    with _locked(path):
+        texts, before = _texts(path)
+        if before is None:
+            raise ConfigError(f"{path} is not there")
+        kept = [text for text in texts if not _is_meant(parse_line(text), name, label)]
+        if len(kept) < len(texts):
+            _write(path, kept, before)
+    return len(texts) - len(kept)
+
+
+def listed(path: str) -> Sequence[str]:
+    """A line for each password and token: whose, what, and the groups.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    users, _ = read_users(path)
+    lines = sorted(
+        [*users.passwords.values(), *users.tokens.values()], key=lambda line: (line.name, line.secret.text())
+    )
+    width = max([len(line.name) for line in lines], default=0)
+    told = []
+    for line in lines:
+        what = "password"
+        if isinstance(line.secret, Token):
+            until = f" until {line.secret.until.isoformat()}" if line.secret.until is not None else ""
+            what = f"token {line.secret.label or '-'}{until}"
+        told.append(f"{line.name:{width}}  {what}{'  ' if line.groups else ''}{','.join(sorted(line.groups))}")
+    return told
+
+
+def _is_meant(line: Line | None, name: str, label: str | None) -> bool:
+    if line is None or line.name != name:
+        return False
+    return label is None or (isinstance(line.secret, Token) and line.secret.label == label)
+
+
+def _password(from_stdin: bool) -> str:
+    if from_stdin:
+        line = sys.stdin.readline(MAX_SECRET + 2)
+        return line.removesuffix("\n")
+    try:
+        first = getpass.getpass("Password: ")
+        again = getpass.getpass("Again: ")
+    except EOFError:
+        raise ConfigError("no password was given; --password-stdin reads it from the standard input") from None
+    if first != again:
+        raise ConfigError("these are two passwords")
+    return first
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """One change at a time: a file beside it is locked, which nobody else can open, as the file itself is exchanged."""
+    folder, name = os.path.split(os.path.abspath(path))
+    lock = os.path.join(folder, f".{name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as err:
+        raise ConfigError(f"{lock}: {err.strerror}") from err
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise ConfigError(f"{path}: another `colmet access` changes it, and holds {lock}; try again") from err
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _texts(path: str) -> tuple[list[str], os.stat_result | None]:
+    """The lines of a file that can be used, and what the system tells of it; nothing where it is not there."""
+    if not os.path.lexists(path):
+        return [HEAD.rstrip("\n")], None
+    read_users(path)  # a file with an error is to be mended first
+    texts, found = read_lines(path)
+    texts = list(texts)
+    while texts and not texts[-1].strip():
+        texts.pop()
+    return texts, found
+
+
+def _write(path: str, texts: Sequence[str], before: os.stat_result | None) -> None:
+    """Exchange the file at once; owner, group and rights stay, and a new one is for root and the collector."""
+    target = os.path.realpath(path)
+    made = ""
+    try:
+        descriptor, made = tempfile.mkstemp(prefix=".colmet-access-", dir=os.path.dirname(target))  # mode 0600
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write("\n".join(texts) + "\n")
+            file.flush()
+            mode, owner, group = 0o600, -1, -1
+            if before is not None:
+                mode, owner, group = stat.S_IMODE(before.st_mode), before.st_uid, before.st_gid
+            elif os.geteuid() == 0:
+                with contextlib.suppress(KeyError):
+                    mode, group = 0o640, grp.getgrnam(GROUP).gr_gid
+            if before is None or (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, owner, group)
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        os.replace(made, target)
+        made = ""
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be written: {err.strerror}") from err
+    finally:
+        if made:
+            os.unlink(made)
+    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

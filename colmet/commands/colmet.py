@@ -1,0 +1,144 @@
+"""colmet: one command for those who run the daemons, with a subcommand for each thing they do.
+
+A subcommand is a module with `add_options(parser)` and `run(options)`, which returns the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet import __version__
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.configuration import check_effects
+from colmet.common.runtime.suggestions import did_you_mean
+
+INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+
+
+class Command(NamedTuple):
+    """A subcommand: the module that has it, which is loaded when it is used, and a line for the list of all."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "keygen": Command("colmet.commands.keygen", "make keys for the collector and the nodes"),
+    "enrol": Command("colmet.commands.enrol", "add nodes to a cluster with keys"),
+    "completeness": Command(
+        "colmet.commands.completeness", "count samples that are stored and missing, with the reasons"
+    ),
+    "extract": Command("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
+    "plot": Command("colmet.commands.plot", "draw a job's metrics over time"),
+    "report": Command("colmet.commands.report.command", "report what a job used, and what it could do better"),
+    "status": Command("colmet.commands.status", "print or check the state of a running daemon"),
+    "top": Command("colmet.commands.top.command", "show live what jobs and nodes use"),
+    "mem": Command("colmet.gridengine.command", "show memory used and reserved, by host and job"),
+    "access": Command("colmet.commands.access", "manage the users of the JSON interface and the page"),
+    "doctor": Command("colmet.commands.doctor", "diagnose a node or a collector, and suggest remedies"),
+    "configure": Command("colmet.commands.configure", "change the sample period or perf events of running nodes"),
+    "completion": Command("colmet.commands.completion", "print the completion of these commands for bash, zsh or fish"),
+}
+
+
+def build_parser(commands: Mapping[str, Command]) -> cli.Parser:
+    """The command line up to the name of the subcommand."""
+    width = max(map(len, commands))
+    parser = cli.Parser(
+        prog="colmet",
+        description="Query and manage Colmet, and show what jobs used.",
+        epilog="commands:\n"
+        + "\n".join([f"  {name:{width}}  {command.help}" for name, command in commands.items()])
+        + "\n\ncolmet COMMAND --help has its options. In each a job is --job (-j), a user --user (-u), and an interval "
+        "--since and --until.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
+    parser.add_argument("command", metavar="COMMAND", help="a command of those below")
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="options of the command")
+    return parser
+
+
+def build_command_parser(name: str, command: Command, module: Any) -> cli.Parser:
+    """Return the command line of a subcommand.
+
+    Args:
+        name: of the subcommand.
+        command: its entry in the table.
+        module: that has it, imported.
+    """
+    parser = cli.Parser(prog=f"colmet {name}", description=(module.__doc__ or command.help).strip())
+    module.add_options(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
+    """Entry point of ``colmet``; the exit status: 2 where the command line is wrong."""
+    return ended("colmet", lambda: _run(argv, commands))
+
+
+def ended(program: str, work: Callable[[], int]) -> int:
+    """Do the work of a program; its exit status, also where its output ends early.
+
+    Args:
+        program: its name, for errors.
+        work: prints to standard output; returns the exit status.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal need not have every character of a user's name
+    try:
+        try:
+            return work()
+        finally:  # also of what a help prints
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        status = PIPE_ENDED
+    except OSError as err:
+        if err.errno != errno.ENOSPC or err.filename is not None:
+            raise
+        print(f"{program}: standard output: {err.strerror}", file=sys.stderr)
+        status = 1
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+    return status
+
+
+def _run(argv: Sequence[str] | None, commands: Mapping[str, Command]) -> int:
+    top = build_parser(commands)
+    chosen = top.parse_args(argv)
+    command = commands.get(chosen.command)
+    if command is None:
+        top.error(f"there is no command {chosen.command!r:.100}{did_you_mean(chosen.command, commands)}")
+    try:
+        module: Any = importlib.import_module(command.module)
+        parser = build_command_parser(chosen.command, command, module)
+        logging.basicConfig(level=logging.WARNING, format="colmet: %(message)s", stream=sys.stderr)
+        options = parser.parse_args(chosen.arguments)
+        check_effects(parser, options)
+        return int(module.run(options))
+    except ModuleNotFoundError as err:  # compute nodes have no PyTables, for one
+        print(
+            f"colmet {chosen.command}: it requires the Python module {err.name}, which is not installed here; run it "
+            "on the collector's machine",
+            file=sys.stderr,
+        )
+        return cli.EXIT_CONFIG
+    except ColmetError as err:
+        print(f"colmet {chosen.command}: {err}", file=sys.stderr)
+        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Count the samples in HDF5 files and those that are missing, with their times and reasons.
+
+The rows are compared with the ledger of each node in the same files (completeness_default, gaps_default). Give all
+files of the time in question: rows in other files count as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+from colmet.commands import selection
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.plural import counted
+from colmet.stored import sources
+from colmet.stored.accounts import GAPS, LEDGER, Host, Line, gathered, look
+from colmet.stored.hdf5 import BURST_S, ask, is_live
+from colmet.stored.rows import Marks, Reader, marks_of
+
+PART_S = 0.3  # to read at a time: a collector writes every second or two
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the files, and what of them is asked for."""
+    parser.epilog = """\
+examples:
+  colmet completeness -j 4242
+  colmet completeness --host node-7 --since yesterday /var/lib/colmet/cluster.*.hdf5
+
+exit status: 0 where nothing is missing; 1 where samples are missing; 2 where a file cannot be read, or has nothing of
+the job or host."""
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", help="HDF5 file (default: those of the collector's configuration)"
+    )
+    selection.add_job(parser, "only this job; 0: the nodes themselves")
+    parser.add_argument("--host", metavar="HOST", help="only this host")
+    selection.add_interval(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    sources.add_config(parser)
+
+
+def read(paths: Iterable[str], host: str | None = None) -> dict[str, Host]:
+    """What files have of all hosts, or of one.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    hosts: dict[str, Host] = defaultdict(Host)
+    reader = Reader()
+    try:
+        for path in paths:
+            for marks in _marks(reader, path, host):
+                for job, table, name, times in marks.times:
+                    hosts[name.decode("ascii", "replace")].add(table, job, times)
+                for table, row in marks.rows:
+                    hosts[row["hostname"].decode("ascii", "replace")].note(table, row)
+    finally:
+        reader.close()
+    return dict(hosts)
+
+
+def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
+    """What a file has, some tables at a time, each of a moment at which nobody writes to it."""
+    name = None if host is None else host.encode("ascii", "replace")
+    done: set[tuple[int, str]] = set()
+    following = 1
+    while following:
+        read = partial(marks_of, whole=(LEDGER, GAPS), host=name, done=frozenset(done), seconds=PART_S)
+        marks = ask(reader, path, read, lambda found: found.nameless > 0)
+        if not done and is_live(path, BURST_S):
+            time.sleep(BURST_S)  # the rows that the ledger tells of may be about to be written
+        done.update(marks.names)
+        following = marks.following
+        yield marks
+
+
+def percent(here: int, due: int) -> str:
+    """A share; 100 % is all, and all only."""
+    if here >= due:
+        return "100 %"
+    return f"{min(99.9999, 100 * here / due):.4f}".rstrip("0").rstrip(".") + " %"
+
+
+def shown(time_s: int) -> str:
+    """Return a time as text, in UTC, which --since and --until understand."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
+
+
+def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
+    """The answer, for people."""
+    here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
+    unknown = sum(not line.found.until for line in lines)
+    yield f"{percent(here, due)} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
+    if unknown:
+        tables = counted(len(lines), "tables")
+        yield f"{unknown} of {tables} without a ledger: samples missing from them cannot be noticed"
+    widths = [
+        max([len(text) for text in column], default=0) for column in zip(*[(one.host, one.table) for one in lines])
+    ]
+    yield ""
+    for line in lines:
+        found = line.found
+        said = percent(found.here, line.due) if found.until else "no ledger"
+        more = f"  more than were taken: {found.twice}" if found.twice else ""
+        until = f"  up to {shown(found.until)}" if found.until else ""
+        yield f"{line.host:{widths[0]}}  {line.table:{widths[1]}}  {said:>9}  {found.here} of {line.due}{until}{more}"
+    gaps = gathered(lines)
+    if gaps:
+        yield ""
+        yield "gaps"
+    for host, gap, rows in gaps:
+        of = ", ".join([f"{table} {count}" for table, count in sorted(rows.items())])
+        yield f"{host}  {shown(gap.first)} .. {shown(gap.last)}  {gap.why}: {of}"
+
+
+def document_of(lines: Sequence[Line]) -> dict[str, Any]:
+    """The answer, for programs."""
+    return {
+        "here": sum(line.found.here for line in lines),
+        "missing": sum(line.found.missing for line in lines),
+        "tables": [
+            {
+                "host": line.host,
+                "table": line.table,
+                "here": line.found.here,
+                "missing": line.found.missing,
+                "more_than_taken": line.found.twice,
+                "ledger_until": line.found.until or None,
+                "gaps": [
+                    {"first": gap.first, "last": gap.last, "samples": gap.samples, "rows": gap.rows, "why": gap.why}
+                    for gap in line.found.gaps
+                ],
+            }
+            for line in lines
+        ],
+    }
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is complete; 0 where nothing is missing, else 1.
+
+    Raises:
+        ConfigError: a file cannot be read, or has nothing of what is asked for.
+    """
+    selection.check_interval(options)
+    files = options.files or sources.configured_files(options.config)
+    lines = list(look(read(files, options.host), options.job, options.since, options.until))
+    what = f"job {options.job}" if options.job is not None else (options.host or "all nodes")
+    if not lines:
+        raise ConfigError(f"nothing of {what} in {', '.join(files)}")
+    if options.json:
+        print(json.dumps(document_of(lines)))
+    else:
+        print("\n".join(text_of(lines, what)))
+    return 1 if any(line.found.missing for line in lines) else 0

@@ -1,0 +1,80 @@
+"""Checks of the clock: rows carry the time of the machine that measured them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from colmet.commands.doctor.findings import Finding, good, warn
+from colmet.commands.doctor.target import Patient
+
+MAX_AHEAD_S = 1.0
+MAX_TOLD = 5
+_UNSYNCHRONISED = 0x40  # STA_UNSYNC, include/uapi/linux/timex.h
+
+
+class Clock(NamedTuple):
+    """What the kernel knows of its clock.
+
+    Attributes:
+        synchronised: whether something keeps it right, such as NTP.
+        max_error_s: by how much it may be wrong, as far as that is known.
+    """
+
+    synchronised: bool
+    max_error_s: float
+
+
+class _Timex(ctypes.Structure):
+    """struct timex as far as it is read, with room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+def read_clock() -> Clock:
+    """What adjtimex(2) tells; it changes nothing.
+
+    Raises:
+        OSError: the system call is not there, or not allowed.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    timex = _Timex()
+    if libc.adjtimex(ctypes.byref(timex)) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "adjtimex")
+    return Clock(not timex.status & _UNSYNCHRONISED, timex.maxerror / 1e6)
+
+
+def check_clock(patient: Patient) -> Iterator[Finding]:
+    """Whether something keeps the clock right, and, on a collector, whether a node's is ahead of it."""
+    clock = read_clock()
+    if clock.synchronised:
+        yield good(f"synchronised, wrong by at most {clock.max_error_s:.3g} s")
+    else:
+        yield warn(
+            "the kernel's clock is not synchronised: times of different machines do not fit together",
+            "`timedatectl set-ntp true`, or install chrony and see `chronyc tracking`; the host of a virtual machine "
+            "may keep it right in its place",
+        )
+    if patient.side == "collector" and patient.status is not None:
+        ahead = {
+            one["name"]: -one["lag_s"]
+            for one in patient.senders
+            if one["batches"] and one["lag_s"] is not None and one["lag_s"] < -MAX_AHEAD_S
+        }
+        if ahead:
+            told = [f"{name} by {seconds:.1f} s" for name, seconds in list(ahead.items())[:MAX_TOLD]]
+            yield warn(
+                f"clocks of nodes are ahead of this one: {', '.join(told)}",
+                "on these nodes, or here, whichever is wrong: `chronyc makestep` or `timedatectl set-ntp true`",
+            )

@@ -1,0 +1,284 @@
+"""Checks of the daemon itself: its configuration, whether it runs and how, and what else of Colmet is here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from colmet import __version__
+from colmet.commands.doctor.findings import Finding, Level, Unchecked, fail, good, warn
+from colmet.commands.doctor.target import Patient, arguments
+from colmet.common.errors import ColmetError
+from colmet.node.system.host import Host
+
+MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
+MAX_TOLD = 5
+# what an output says while it is away, and what to do then
+_REMEDIES = (
+    (
+        r"read-only|read_only|flood.stage",
+        (
+            "free disk space on the database's machines: the database then lifts the block by itself; if it does not, "
+            "`curl -X PUT -H 'Content-Type: application/json' HOST/_all/_settings -d "
+            "'{\"index.blocks.read_only_allow_delete\": null}'`"
+        ),
+    ),
+    (r"WRONG_VERSION_NUMBER|wrong version number", "the database speaks http, not https: correct elastic-host"),
+    (
+        r"status 40[13]|security_exception",
+        "give it the right user and password (-P) or API key, with the rights to write",
+    ),
+    (r"No space left", "make room: see under disk"),
+)
+MIN_OPEN_FILES = 4096  # below it the collector warns at its start
+
+
+def check_configuration(patient: Patient) -> Iterator[Finding]:
+    """All that a start checks before it opens anything (--check-config), as the daemon's own user."""
+    path = patient.config
+    if patient.damage:
+        yield warn(f"could not be checked: {patient.problem}", "see under libraries")
+        return
+    if patient.problem and os.geteuid() != 0 and os.path.exists(path) and not os.access(path, os.R_OK):
+        yield warn(f"could not be checked: {patient.problem}", f"`sudo colmet doctor --{patient.side}`")
+        return
+    problem = patient.problem or patient.refusal()
+    if problem:
+        command = f"{patient.program} --check-config{f' --config {path}' if path else ''}"
+        mine = os.geteuid() in (0, patient.user.uid)
+        yield (fail if mine or patient.problem else warn)(problem, f"correct it; `{command}` checks it again")
+        return
+    yield good(f"{path or 'options, without a file'}: in order, as user {patient.user.name}")
+
+
+def check_running(patient: Patient) -> Iterator[Finding]:
+    """Whether it answers on its control socket."""
+    status = patient.status
+    if status is not None:
+        yield good(f"{patient.program} {status['version']}, process {status['pid']}")
+    elif patient.supposed:
+        yield good("not asked: it has other options than those given here")
+    elif patient.denied:
+        yield warn(patient.unreachable, f"ask as root: `sudo colmet doctor --{patient.side}`")
+    elif patient.unit.get("ActiveState") == "active":
+        yield fail(
+            f"its unit is active, but: {patient.unreachable}",
+            f"`journalctl -u {patient.program} -n 50` shows why; then `systemctl restart {patient.program}`",
+        )
+    else:
+        remedy = "see under libraries" if patient.damage else f"`systemctl start {patient.program}`"
+        yield warn(f"does not run, or cannot be asked: {patient.unreachable}", remedy)
+
+
+def _silent(patient: Patient) -> Finding:
+    """Of what only a daemon that answers tells; why it does not is told by `check_running`."""
+    if patient.denied:
+        return warn("could not be checked: this user may not ask it", "see under running")
+    return good("not asked" if patient.supposed else "it does not answer, there is nothing to ask")
+
+
+def check_health(patient: Patient) -> Iterator[Finding]:
+    """What `colmet status --check` says of it."""
+    if patient.status is None:
+        yield _silent(patient)
+        return
+    from colmet.commands.status import CRITICAL, OK, judge
+
+    verdict = judge(patient.status, MAX_AGE_S, MAX_BEHIND_S)
+    if verdict.level == OK:
+        yield good("; ".join(verdict.texts))
+        return
+    found = "; ".join(verdict.texts)
+    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), "") or (
+        f"`colmet status {patient.side}` and `journalctl -u {patient.program} -n 50` show more"
+    )
+    yield Finding(Level.FAIL if verdict.level == CRITICAL else Level.WARN, found, remedy)
+    for backend in patient.status.get("backends", ()):
+        if backend["why"]:
+            yield warn(f"{backend['name']} is off: {backend['why']}", "see under measured here")
+
+
+def check_versions(patient: Patient) -> Iterator[Finding]:
+    """This command, the running daemon and the other side, as far as they tell."""
+    if patient.status is None:
+        silent = _silent(patient)
+        yield silent._replace(found=f"this is {__version__}; {silent.found}")
+        return
+    running = patient.status["version"]
+    if running != __version__:
+        yield warn(
+            f"{patient.program} runs as {running}, and what is installed here is {__version__}",
+            f"`systemctl restart {patient.program}`",
+        )
+    if patient.side == "node":
+        others = [(one["uri"], one["version"]) for one in patient.collectors]
+    else:
+        others = [(one["name"], one["version"]) for one in patient.senders]
+    different = [f"{name} has {version}" for name, version in others if version and version != running]
+    if different:
+        more = f", and {len(different) - MAX_TOLD} more" if len(different) > MAX_TOLD else ""
+        yield warn(
+            f"it is {running}, and {', '.join(different[:MAX_TOLD])}{more}",
+            "they understand each other; upgrade the older side when it suits (docs/operations.md)",
+        )
+    if running == __version__ and not different:
+        same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
+        yield good(f"{running}; {same}")
+
+
+def check_unit(patient: Patient) -> Iterator[Finding]:
+    """What systemd says of its unit."""
+    if not patient.has_systemd:
+        yield good("no systemd runs this machine")
+        return
+    unit, name = patient.unit, patient.program
+    active, enabled = unit.get("ActiveState", ""), unit.get("UnitFileState", "")
+    if unit.get("LoadState") != "loaded":
+        text = f"{patient.unit_name} is not installed"
+        if patient.pid:
+            yield warn(f"{text}: it does not start with the machine", f"install the package {name}")
+        else:
+            yield warn(text, f"install the package {name}, or the unit by hand (docs/operations.md)")
+    elif active == "failed":
+        yield fail(
+            f"{patient.unit_name} failed: {unit.get('Result')}",
+            f"`journalctl -u {name} -n 50` shows why; then `systemctl restart {name}`",
+        )
+    elif enabled.startswith("enabled") and active not in ("active", "reloading", "activating"):
+        yield fail(f"{patient.unit_name} is enabled, and {active}", f"`systemctl start {name}`")
+    elif active == "active" and not enabled.startswith("enabled"):
+        yield warn(f"{patient.unit_name} does not start with the machine ({enabled})", f"`systemctl enable {name}`")
+    elif unit.get("NRestarts", "0") != "0":
+        yield warn(
+            f"{patient.unit_name} was restarted {unit['NRestarts']} times after it had failed",
+            f"`journalctl -u {name} -p warning` shows why",
+        )
+    else:
+        yield good(f"{patient.unit_name}: {active}, {enabled}")
+
+
+def check_leftovers(patient: Patient) -> Iterator[Finding]:
+    """What Colmet 0.6, or another Colmet, has left here: start scripts, and daemons that still run."""
+    fine = True
+    try:
+        scripts = [name for name in patient.host.names("/etc/init.d") if name.startswith("colmet")]
+    except OSError:
+        scripts = []
+    for script in scripts:
+        # one of the unit's own name is none to systemd, and without a unit it is what starts the daemon
+        if patient.unit.get("UnitFileState", "").startswith("enabled") and script != patient.program:
+            fine = False
+            yield warn(
+                f"/etc/init.d/{script} starts another Colmet beside {patient.unit_name}",
+                f"`/etc/init.d/{script} stop; update-rc.d {script} disable`",
+            )
+    for other in _others(patient):
+        fine = False
+        yield _judge_other(patient, other)
+    if fine:
+        yield good("nothing")
+
+
+class Other(NamedTuple):
+    """Another daemon of the same side on this machine.
+
+    Attributes:
+        pid: of its process.
+        unit: that started it; "" for none.
+        is_contained: whether it is in a container.
+        places: where a node sends, or a collector listens; empty where its options cannot be read.
+    """
+
+    pid: int
+    unit: str
+    is_contained: bool
+    places: frozenset[str]
+
+
+def _others(patient: Patient) -> list[Other]:
+    host, found = patient.host, []
+    numbers = [int(name) for name in host.names("/proc") if name.isdigit()]
+    lines = {pid: argv for pid in numbers if (argv := arguments(host, pid, patient.side)) is not None}
+    for pid, argv in sorted(lines.items()):
+        unit = _unit_of(host, pid)
+        if pid != patient.pid and unit != patient.unit_name and _parent(host, pid) not in lines:
+            found.append(Other(pid, unit, _is_contained(host, pid), _places(Patient(patient.side, host, argv))))
+    # the only one may be the one that cannot be asked
+    return found if patient.pid or len(found) > 1 or patient.unit.get("ActiveState") == "active" else []
+
+
+def _judge_other(patient: Patient, other: Other) -> Finding:
+    where = "in a container" if other.is_contained else f"of {other.unit}" if other.unit else "started by hand"
+    text = f"another {patient.program} runs: process {other.pid}, {where}"
+    mine = _places(patient)
+    if patient.side == "collector":
+        return good(f"{text}, on {', '.join(other.places)}" if other.places else text)
+    if other.is_contained or (mine and other.places and not mine & other.places):
+        return good(f"{text}, with another host name or another collector")
+    return warn(
+        f"{text}. Both measure this machine: what it sends is stored under a name of its own, {os.uname().nodename}~2",
+        f"if it is left over, one of Colmet 0.6 perhaps: `systemctl disable --now {other.unit}`"
+        if other.unit
+        else f"see what it is: `ps -fp {other.pid}`; if it is left over, one of Colmet 0.6 perhaps, stop it",
+    )
+
+
+def _places(daemon: Patient) -> frozenset[str]:
+    """Where a node sends, or a collector listens."""
+    try:
+        if daemon.side == "collector":
+            return frozenset([daemon.options.zeromq_bind_uri])
+        from colmet.node.delivery.link import collectors
+
+        return frozenset(collectors(daemon.options))
+    except (ColmetError, Unchecked):
+        return frozenset()
+
+
+def _unit_of(host: Host, pid: int) -> str:
+    """Return the service of systemd that a process is of; "" for none, as of a session."""
+    try:
+        text = host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    match = re.search(
+        r"^(?:0:|\d+:name=systemd):/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)", text, re.MULTILINE
+    )
+    return match[1] if match else ""
+
+
+def _parent(host: Host, pid: int) -> int:
+    try:
+        fields = host.read_start(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
+        return int(fields[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _is_contained(host: Host, pid: int) -> bool:
+    """Whether a process has a PID namespace of its own: where that cannot be seen, it has none."""
+    try:
+        return host.link(f"/proc/{pid}/ns/pid") != host.link("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def check_open_files(patient: Patient) -> Iterator[Finding]:
+    """How many files and connections the running collector may have."""
+    if not patient.pid:
+        yield _silent(patient)
+        return
+    limit = 0
+    for line in patient.host.read(f"/proc/{patient.pid}/limits").decode("ascii", "replace").splitlines():
+        if line.startswith("Max open files"):
+            words = line.split()
+            limit = int(words[3]) if words[3].isdigit() else 1 << 30
+    if limit < MIN_OPEN_FILES:
+        yield warn(
+            f"it may have {limit} files open: fewer nodes than that can connect",
+            "LimitNOFILE=65536 in its unit (`systemctl edit colmet-collector`), or `ulimit -n 65536` before it starts",
+        )
+    else:
+        yield good(f"up to {limit:,}")

@@ -1,0 +1,497 @@
+"""Checks of what a node needs of its kernel."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from colmet.commands.doctor import waits
+from colmet.commands.doctor.findings import Finding, Unchecked, fail, good, severe, warn
+from colmet.commands.doctor.target import Patient
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.plural import counted
+from colmet.node.system.command import Command
+from colmet.node.system.host import Host
+
+if TYPE_CHECKING:
+    from colmet.node.jobs.mounts import Mounts
+
+DELAYACCT = "/proc/sys/kernel/task_delayacct"
+PARANOID = "/proc/sys/kernel/perf_event_paranoid"
+_SYSCTL_FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
+_SET = re.compile(rb"^\s*-?\s*kernel[./]task_delayacct\s*=\s*(\S+)\s*$", re.MULTILINE)
+_KEEP = (
+    "`echo 'kernel.task_delayacct = 1' > /etc/sysctl.d/60-colmet.conf && sysctl -p /etc/sysctl.d/60-colmet.conf`; "
+    "jobs that run already are not counted"
+)
+_MIN_WATCHES, _MIN_INSTANCES = 16384, 64
+_WAITS_IN, _WAITS_S = "/var/tmp", 1.5
+_CPUSET_OPTIONAL = (6, 12)  # CONFIG_CPUSETS_V1
+_OAR_LINKS = "/dev/oar_cgroups_links"
+
+
+def _text(host: Host, path: str) -> str:
+    return host.read_start(path, 1 << 20).decode("ascii", "replace").strip()
+
+
+# -- netlink: the kernel itself is asked, there is no other --
+
+
+def check_taskstats(patient: Patient) -> Iterator[Finding]:
+    """The kernel's answer for one task, in a form that is known."""
+    import numpy as np
+
+    from colmet.node.kernel.taskstats import TaskstatsClient
+
+    try:
+        client = TaskstatsClient()
+        try:
+            client.query(np.array([os.getpid()], dtype=np.int64))
+        finally:
+            client.close()
+    except BackendUnavailable as err:
+        yield fail(str(err), "a kernel with CONFIG_TASKSTATS=y, CONFIG_TASK_XACCT=y and CONFIG_TASK_IO_ACCOUNTING=y")
+    except PermissionError:
+        yield severe("reading taskstats needs CAP_NET_ADMIN", _as_root(patient))
+    except ParseError as err:
+        yield fail(f"the kernel answers in a form that is not known: {err}", "a newer colmet, or a kernel since 3.10")
+    else:
+        yield good("the kernel answers")
+
+
+def _as_root(patient: Patient) -> str:
+    if os.geteuid() != 0:
+        return f"`sudo colmet doctor --{patient.side}`; colmet-node, too, has to be started as root"
+    return "give the container, or the unit, CAP_NET_ADMIN and the network namespace of the machine"
+
+
+def check_ends(patient: Patient) -> Iterator[Finding]:
+    """Whether the kernel tells of tasks that end: without, short ones are not counted."""
+    from colmet.node.kernel.netlink import Inbox
+    from colmet.node.kernel.taskstats import ExitRecords
+
+    try:
+        ExitRecords(patient.host, Inbox(1, 1024)).close()
+    except BackendUnavailable as err:
+        if "container" in str(err):
+            remedy = (
+                "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
+            )
+        else:
+            remedy = _as_root(patient)
+        yield warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
+    else:
+        yield good("the kernel sends exit records")
+
+
+def check_forks(patient: Patient) -> Iterator[Finding]:
+    """Whether the kernel reports forks, which say whose an ended task was."""
+    from colmet.node.kernel.forks import ForkEvents
+    from colmet.node.kernel.netlink import Inbox
+
+    if patient.options.no_fork_events:
+        yield good("not asked for (--no-fork-events)")
+        return
+    try:
+        ForkEvents(Inbox(1, 1024)).close()
+    except BackendUnavailable as err:
+        yield warn(
+            f"{err}: some short tasks are attributed to no job",
+            "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`), and CAP_NET_ADMIN; or --no-fork-events",
+        )
+    else:
+        yield good("the kernel reports forks")
+
+
+# -- settings of the kernel --
+
+
+def check_delays(patient: Patient) -> Iterator[Finding]:
+    """kernel.task_delayacct, now and after the next boot."""
+    try:
+        value = _text(patient.host, DELAYACCT)
+    except FileNotFoundError:
+        if _release(patient.host) >= (5, 14):
+            yield warn(f"there is no {DELAYACCT}: delays are not counted", "a kernel with CONFIG_TASK_DELAY_ACCT=y")
+        elif "nodelayacct" in _text(patient.host, "/proc/cmdline").split():
+            yield warn("delays are not counted", "remove nodelayacct from the kernel's command line, and boot")
+        else:
+            yield good("before Linux 5.14 delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
+        return
+    kept, against = _is_kept(patient.host)
+    keep = f"remove it from {against}, and {_KEEP}" if against else _KEEP
+    if value == "0":
+        what = "kernel.task_delayacct is 0: what tasks wait for block I/O, swap and reclaim is not counted"
+        yield warn(what, "`systemctl restart systemd-sysctl`" if kept and patient.has_systemd else keep)
+    elif not kept:
+        what = f"{against} sets it to 0" if against else "nothing sets it"
+        yield warn(f"kernel.task_delayacct is 1, but {what} at the next boot", keep)
+    else:
+        yield good("kernel.task_delayacct is 1, and kept over a boot")
+
+
+def check_waits(patient: Patient) -> Iterator[Finding]:
+    """Whether a wait for a disk is counted as no longer than the task lived: short tasks write to /var/tmp."""
+    try:
+        if _text(patient.host, DELAYACCT) == "0":
+            yield good("not looked at: kernel.task_delayacct is 0")
+            return
+    except FileNotFoundError:
+        pass
+    command = Command([sys.executable, "-I", waits.__file__, _WAITS_IN, str(_WAITS_S)], deadline_s=_WAITS_S + 5.0)
+    try:
+        found = json.loads(command.run())
+    except CommandFailed as err:
+        raise Unchecked(str(err)) from err
+    if found["waited_s"] is not None:
+        yield warn(
+            f"the kernel counts waits that are none: a process of {found['age_s']:.2f} s is charged with a wait of "
+            f"{found['waited_s']:.2f} s for a disk (Linux 6.12 and later). What a task cannot have waited is dropped, "
+            "and block I/O delays of jobs are too small, or too large by times in which their tasks slept",
+            "no setting helps; read io_pressure_some and read_bytes, write_bytes beside blkio_delay_total",
+        )
+    elif not found["waits"]:
+        yield good(f"no process had to wait for the disk of {_WAITS_IN}: not known how waits are counted")
+    else:
+        yield good("waits for disks are counted right, in a short test")
+
+
+def _release(host: Host) -> tuple[int, ...]:
+    """Of the kernel: the first two numbers."""
+    return tuple(map(int, re.findall(r"\d+", _text(host, "/proc/sys/kernel/osrelease"))[:2]))
+
+
+def _is_kept(host: Host) -> tuple[bool, str]:
+    """Whether a boot sets it, and the file that sets it to 0."""
+    files: dict[str, str] = {}  # of two of one name the first counts; they are read in the order of their names
+    for folder in _SYSCTL_FOLDERS:
+        try:
+            for name in host.names(folder):
+                if name.endswith(".conf"):
+                    files.setdefault(name, f"{folder}/{name}")
+        except OSError:
+            continue
+    value, last = b"", ""
+    for path in (*[files[name] for name in sorted(files)], "/etc/sysctl.conf"):
+        try:
+            for found in _SET.findall(host.read_start(path, 1 << 20)):
+                value, last = found, path
+        except OSError:
+            continue
+    if value:
+        return value != b"0", last if value == b"0" else ""
+    try:
+        return "delayacct" in _text(host, "/proc/cmdline").split(), ""
+    except OSError:
+        return False, ""
+
+
+def check_perf(patient: Patient) -> Iterator[Finding]:
+    """perf_event: whether the kernel has it, who may use it, and which hierarchy counts."""
+    host, wanted = patient.host, patient.options.enable_perfhw
+    say = fail if wanted else warn
+    try:
+        level = _text(host, PARANOID)
+    except FileNotFoundError:
+        yield say("this kernel has no perf events", "a kernel with CONFIG_PERF_EVENTS=y and CONFIG_CGROUP_PERF=y")
+        return
+    fine = True
+    held = _held(patient.pid if wanted else 0, host)
+    if not held & {"CAP_PERFMON", "CAP_SYS_ADMIN"} and level not in ("-1", "0"):
+        fine = False
+        yield (severe if wanted else warn)(
+            f"kernel.perf_event_paranoid is {level}, and there is no CAP_PERFMON",
+            "start colmet-node as root, or give it CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8); or `sysctl -w "
+            "kernel.perf_event_paranoid=0`",
+        )
+    stranded = _stranded(host, "perf_event")
+    if stranded:
+        fine = False
+        yield say(*stranded)
+    if not fine:
+        return
+    where = "cgroup v1" if _mounted(host, "perf_event") else "cgroup v2"
+    yield good(f"counts in {where}, paranoia {level}{'' if wanted else '; not asked for (--enable-perfhw)'}")
+
+
+def _held(pid: int, host: Host) -> set[str]:
+    """Rights of a process, of this command where it is 0 or has ended."""
+    from colmet.common.runtime.capabilities import NUMBERS
+
+    for place in (pid or "self", "self"):
+        try:
+            match = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(host, f"/proc/{place}/status"), re.MULTILINE)
+        except OSError:
+            continue
+        if match:
+            mask = int(match[1], 16)
+            return {name for name, number in NUMBERS.items() if mask >> number & 1}
+    raise Unchecked("/proc has no capabilities of a process; is it mounted?")
+
+
+def _mounted(host: Host, controller: str) -> bool:
+    from colmet.node.jobs.mounts import parse_mounts
+
+    return any(controller in mount.controllers for mount in parse_mounts(host.read("/proc/self/mounts")))
+
+
+def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
+    """Of each controller its hierarchy, 0 for v2, and whether it is on. Empty where the kernel does not tell."""
+    try:
+        lines = _text(host, "/proc/cgroups").splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        words = line.split()
+        if len(words) == 4 and words[1].isdigit():
+            found[words[0]] = int(words[1]), words[3] == "1"
+    return found
+
+
+def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
+    """Found and remedy, where a v1 hierarchy that is mounted nowhere has a controller, so that nobody can use it."""
+    hierarchy = _controllers(host).get(controller, (0, True))[0]
+    if not hierarchy or _mounted(host, controller):
+        return None
+    once = f"mkdir -p /run/held && mount -t cgroup -o {controller} held /run/held && umount /run/held"
+    return (
+        f"a cgroup v1 hierarchy that was unmounted still holds {controller}: nothing can count there",
+        f"`{once}`, again until `grep {controller} /proc/cgroups` says 0",
+    )
+
+
+# -- cgroups --
+
+
+def check_jobs(patient: Patient) -> Iterator[Finding]:
+    """Where jobs' cgroups are looked for, and what is there now."""
+    from colmet.node.jobs.jobs import ABSENT, DEFAULT_PATTERN, NODE_JOB
+    from colmet.node.main import find_jobs
+
+    try:
+        source = find_jobs(patient.options, patient.host)
+    except OSError as err:
+        yield fail(f"inotify: {err}", "`sysctl -w fs.inotify.max_user_instances=512`, and in /etc/sysctl.d")
+        return
+    try:
+        jobs = source.scan()
+        states = source.describe()
+    finally:
+        source.close()
+    here = [state for state in states if state.state != ABSENT and state.name != "none"]
+    links = patient.host.path(_OAR_LINKS)
+    if not any(state.name != "none" for state in states):
+        yield fail("no cgroup is mounted", "`mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with systemd")
+    elif not here and patient.options.cpuset_rootpath:
+        missing = ", ".join(state.path for state in states)
+        yield warn(
+            f"--cpuset_rootpath {missing} does not exist; it is waited for",
+            "leave the option out: jobs of OAR and Slurm are found by themselves; or name the directory that holds "
+            "one directory a job. OAR 2 makes its own with the first job",
+        )
+    elif not here:
+        yield warn(
+            "no job's directory of OAR or Slurm is here; they may come with the first job",
+            "run a job on this node and look again; where jobs' cgroups are elsewhere, name that with "
+            "--cpuset_rootpath",
+        )
+    else:
+        yield good(f"{', '.join(f'{state.name} in {state.path}' for state in here)}: {counted(len(jobs), 'jobs')} now")
+    for state in here:
+        if state.unmatched and not any(job.id != NODE_JOB for job in jobs):
+            fits = re.search(DEFAULT_PATTERN, state.unmatched[0])
+            yield warn(
+                f"no directory in {state.path} matches --regex_job_id: {counted(len(state.unmatched), 'directories')}, "
+                f"such as {state.unmatched[0]}",
+                f"--regex_job_id {shlex.quote(DEFAULT_PATTERN)}, the default, matches it"
+                if fits
+                else "have the first group of the expression match the job id in such a name",
+            )
+    if os.path.islink(f"{links}/cpuset") and not os.path.exists(f"{links}/cpuset"):
+        yield warn(
+            f"{_OAR_LINKS}/cpuset leads nowhere",
+            "OAR's job_resource_manager makes it again with the next job on this node",
+        )
+
+
+def check_controllers(patient: Patient) -> Iterator[Finding]:
+    """Whether the cgroup controllers that count hold the jobs; where none is, the directories in which jobs come."""
+    from colmet.node.jobs.controllers import held_now
+    from colmet.node.main import find_jobs
+
+    host = patient.host
+    source = find_jobs(patient.options, host)
+    try:
+        found = held_now(host, source.scan(), source.describe())
+    finally:
+        source.close()
+    if not found:
+        yield from _check_machine(host)
+    stands_in = not patient.options.disable_jobproc
+    for one in found:
+        lacks, fine = [], True
+        for name in one.lacks:
+            why = _not_of_the_kernel(host, name)
+            if why is None:
+                lacks.append(name)
+            else:
+                fine = False
+                yield warn(*why)
+        missing = f"{one.text} have no {', '.join(lacks)} controller" if lacks else ""
+        # of what is written here, only memory has what nobody else measures: the limit, the peak, page cache
+        if "memory" in lacks or (lacks and one.version == 2):
+            instead = ": memory is that of their processes, from /proc" if stands_in and "memory" in lacks else ""
+            yield warn(f"{missing}{instead}", one.remedy(lacks))
+        elif fine:
+            yield good(f"{one.text} are held by {', '.join(one.has)}{f', and {missing}' * bool(missing)}")
+
+
+def _check_machine(host: Host) -> Iterator[Finding]:
+    """Whether what is mounted has the controllers, for jobs that may come."""
+    from colmet.node.jobs.controllers import WANTED, WANTED_V2
+
+    mounts, unified = _mounts(host)
+    lacks = [name for name, same in WANTED.items() if name not in mounts.v1 and same not in unified]
+    names = [name for name in WANTED if name in mounts.v1] + [name for name in WANTED_V2 if name in unified]
+    if mounts.unified is not None and not mounts.v1:
+        lacks = list(dict.fromkeys([WANTED[name] for name in lacks]))
+    for name in lacks:
+        yield warn(
+            *_not_of_the_kernel(host, name)
+            or (f"the {name} controller is in no cgroup that is mounted", _mount(mounts))
+        )
+    if not lacks:
+        yield good(f"{', '.join(names)} are there, and no job that they could hold")
+    if mounts.v1 and not unified and "cpuset" not in mounts.v1 and _release(host) >= _CPUSET_OPTIONAL:
+        yield warn(
+            "no hierarchy of cgroup v1 has cpuset, in which OAR 2 makes its jobs: kernels since Linux 6.12 may lack it",
+            "boot with cgroup v2, and use OAR 3 or Slurm; or a kernel with CONFIG_CPUSETS_V1=y",
+        )
+
+
+def _mounts(host: Host) -> tuple[Mounts, set[str]]:
+    """Where cgroups are mounted, and the controllers of v2."""
+    from colmet.node.jobs.controllers import controllers_of
+    from colmet.node.jobs.mounts import Mounts
+
+    mounts = Mounts(host)
+    mounts.refresh(anyway=True)
+    mounts.close()
+    return mounts, controllers_of(host, mounts.unified) if mounts.unified is not None else set()
+
+
+def _mount(mounts: Mounts) -> str:
+    """How a controller comes to be mounted. Nothing may be mounted over hierarchies of v1: that hides them."""
+    if not mounts.v1:
+        return "mount cgroup2 (`mount -t cgroup2 none /sys/fs/cgroup`), as systemd does"
+    return (
+        "boot with cgroup v2 (without systemd.unified_cgroup_hierarchy=0 on the kernel's command line); kernels since "
+        "Linux 6.12 may have it in v2 alone"
+    )
+
+
+def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
+    """Found and remedy, where this machine cannot have a controller for jobs; None where it can."""
+    mounts, unified = _mounts(host)
+    if name in mounts.v1 or name in unified:
+        return None
+    legacy = {"io": "blkio"}.get(name, name)
+    known = _controllers(host)
+    if known.get(legacy, (0, True))[1] is False:
+        return (
+            f"the {name} controller is off",
+            f"remove cgroup_disable={name} from the kernel's command line, or add cgroup_enable={name}, and boot",
+        )
+    if known and legacy not in known:
+        return f"this kernel has no {name} controller", "another kernel; what it counts is missing"
+    return _stranded(host, legacy)
+
+
+def check_pressure(patient: Patient) -> Iterator[Finding]:
+    """PSI: whether the kernel tells what tasks stalled for."""
+    try:
+        _text(patient.host, "/proc/pressure/cpu")
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
+            raise
+        yield warn(
+            "the kernel has no pressure stall information (PSI): the columns ..._pressure_... are missing",
+            "`psi=1` on the kernel's command line (`grubby --update-kernel=ALL --args=psi=1`, or GRUB_CMDLINE_LINUX "
+            "and `update-grub`), and boot; it requires CONFIG_PSI, Linux 4.20 or newer",
+        )
+    else:
+        yield good("the kernel has pressure stall information (PSI)")
+
+
+def check_inotify(patient: Patient) -> Iterator[Finding]:
+    """Limits on what a user may watch."""
+    fine = True
+    for name, least in (("max_user_watches", _MIN_WATCHES), ("max_user_instances", _MIN_INSTANCES)):
+        value = int(_text(patient.host, f"/proc/sys/fs/inotify/{name}"))
+        if value < least:
+            fine = False
+            yield warn(
+                f"fs.inotify.{name} is {value}: a node with many jobs looks at each directory again and again",
+                f"`echo 'fs.inotify.{name} = {4 * least}' > /etc/sysctl.d/60-colmet-{name}.conf && sysctl -p "
+                f"/etc/sysctl.d/60-colmet-{name}.conf`",
+            )
+    if fine:
+        yield good("limits are high enough")
+
+
+# -- rights --
+
+
+def check_rights(patient: Patient) -> Iterator[Finding]:
+    """The rights of root's that what is measured here takes."""
+    from colmet.node.system.privileges import CORE
+
+    wanted = set(CORE).union(*[backend.capabilities for backend in patient.backends])
+    held = _held(patient.pid, patient.host)
+    missing = sorted(wanted - held)
+    if "CAP_SYS_ADMIN" in held and "CAP_PERFMON" in missing:  # before Linux 5.8 it is a part of this one
+        missing.remove("CAP_PERFMON")
+    who = f"process {patient.pid}" if patient.pid else "this command"
+    if not missing:
+        yield good(f"{who} has {', '.join(sorted(wanted & held))}")
+    elif os.geteuid() != 0 and not patient.pid:
+        yield warn(
+            f"this command runs as user {os.geteuid()}: what root may do here is not known",
+            f"`sudo colmet doctor --{patient.side}`",
+        )
+    else:
+        yield fail(
+            f"{who} lacks {', '.join(missing)}",
+            "start colmet-node as root. In its unit: `systemctl edit colmet-node`, [Service], CapabilityBoundingSet="
+            f"{' '.join(sorted(wanted))}; in a container: "
+            + " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in missing]),
+        )
+
+
+def check_container(patient: Patient) -> Iterator[Finding]:
+    """Whether this is the machine itself: a container has other processes and rights."""
+    fine = True
+    for name, number in (("user", 0xEFFFFFFD), ("pid", 0xEFFFFFFC)):  # include/linux/proc_ns.h
+        if patient.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":
+            fine = False
+            yield fail(
+                f"this is a container: its {name} namespace is not the machine's",
+                "start colmet-node on the machine itself, or its container with "
+                f"--{name}{'ns' * (name == 'user')}=host",
+            )
+    status = _text(patient.host, "/proc/self/status")
+    if re.search(r"^Seccomp:\s*[12]$", status, re.MULTILINE):
+        fine = False
+        yield warn(
+            "a seccomp filter limits the system calls of this command: what fails here may be due to that",
+            "run colmet doctor outside of it (docker: --security-opt seccomp=unconfined)",
+        )
+    if fine:
+        yield good("the machine itself, no container")

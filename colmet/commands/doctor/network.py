@@ -1,0 +1,423 @@
+"""Checks of addresses, ports and keys."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from colmet.commands.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
+from colmet.commands.doctor.storage import missing_right
+from colmet.commands.doctor.target import Patient
+from colmet.common.errors import ConfigError
+from colmet.common.runtime.plural import counted
+from colmet.node.system.host import Host
+
+if TYPE_CHECKING:
+    from colmet.common.transport import authenticator
+
+INIT = 1  # the service manager's process
+CONNECT_S = 2.0
+WAITED_S, SETTLED_S = 3.0, 10.0  # by when a node that is let in mostly has been, and has been in any case
+MAX_PROBES = 10  # connections without a key that are no news: `colmet doctor` on a node makes two
+_MADE_FOR = re.compile(rb"# Colmet: the secret key of ([^\s:]+)\. ")
+_ADDRESS = re.compile(r"tcp://(?:[^;]+;)?([^;]+):(\d+|\*)", re.ASCII)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# RFC 23, ZMTP 3.0: a signature, which both ends send at once, and the number of the version; the rest is the peer's.
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_GREETING_BYTES = 64
+
+
+class Address(NamedTuple):
+    """Where to connect or listen over TCP."""
+
+    host: str
+    port: int
+
+
+def address_of(uri: str) -> Address | None:
+    """Of a URI of ZeroMQ; None where it is none of TCP."""
+    match = _ADDRESS.fullmatch(uri)
+    if match is None:
+        return None
+    return Address(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
+
+
+def greet(address: Address) -> str:
+    """The security mechanism, such as NULL or CURVE, of who listens; "" where that does not speak ZeroMQ.
+
+    It sends the start of a greeting and hangs up: whoever listens counts a handshake that was not finished.
+
+    Raises:
+        OSError: nobody listens, or the name is not known.
+    """
+    with socket.create_connection(address, CONNECT_S) as connection:
+        try:
+            connection.sendall(_SIGNATURE + b"\x03")
+            greeting = b""
+            while len(greeting) < _GREETING_BYTES:
+                more = connection.recv(_GREETING_BYTES - len(greeting))
+                if not more:
+                    break
+                greeting += more
+                if greeting[0] != 0xFF:
+                    return ""
+        except OSError:
+            return ""
+    if len(greeting) < 32:
+        return ""
+    return greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
+
+
+# -- the node's way to its collectors --
+
+
+def check_collectors(patient: Patient) -> Iterator[Finding]:
+    """Each --zeromq-uri and the port of its acknowledgements: name, connection, what listens, with keys or without."""
+    from colmet.common.transport.uris import check_target, link_uri
+    from colmet.node.delivery.link import collectors
+
+    options = patient.options
+    try:
+        uris = collectors(options)
+        links = options.zeromq_link_uri or [link_uri(check_target(uri, "--zeromq-uri")) for uri in uris]
+    except ConfigError as err:
+        yield fail(str(err), "correct zeromq-uri")
+        return
+    if not uris:
+        yield fail(
+            "no collector is named: nothing is measured",
+            'name it in /etc/colmet/node.toml, zeromq-uri = "tcp://HOST:5556", or run `colmet enrol '
+            f"{socket.gethostname()}` on the collector's machine and copy what it makes to /etc/colmet/keys here",
+        )
+    locked = bool(options.zeromq_curve_secret)
+    for uri, link in zip(uris, links):
+        finding = _reach(uri, locked)
+        yield finding
+        if finding.level != Level.FAIL and link and options.wire != "colmet06":
+            second = _reach(link, locked)
+            if second.level != Level.PASS:
+                yield warn(
+                    f"acknowledgements: {second.found}; batches under way when the collector stops are lost",
+                    "open that port, too (it is the one after the data's), and see --zeromq-link-bind-uri there",
+                )
+
+
+def _reach(uri: str, locked: bool) -> Finding:
+    address = address_of(uri)
+    if address is None:
+        path = uri.removeprefix("ipc://")
+        if os.path.exists(path):
+            return good(f"{uri}: there")
+        return fail(f"{uri}: nothing listens there", "start colmet-collector, or correct zeromq-uri")
+    host, port = address
+    try:
+        mechanism = greet(address)
+    except socket.gaierror as err:
+        return fail(
+            f"{uri}: the name {host} is not known: {err.strerror}",
+            f"correct zeromq-uri in /etc/colmet/node.toml, or have the name known (`getent hosts {host}`)",
+        )
+    except (TimeoutError, socket.timeout):
+        return fail(
+            f"{uri}: no answer within {CONNECT_S:g} s",
+            f"is {host} up (`ping {host}`)? Then a firewall is in the way: open port {port} there",
+        )
+    except OSError as err:
+        here = host in _LOOPBACK
+        remedy = f'on {host}: `systemctl start colmet-collector`, with zeromq-bind-uri = "tcp://0.0.0.0:{port}"'
+        if here:
+            remedy = (
+                "this is the node itself: name the collector's machine in /etc/colmet/node.toml, zeromq-uri = "
+                f'"tcp://HOST:{port}"; or start colmet-collector here'
+            )
+        return fail(f"{uri}: {err.strerror or err}", remedy)
+    if not mechanism:
+        return fail(
+            f"{uri}: something else listens there, it does not speak ZeroMQ",
+            f"correct zeromq-uri, or see what it is on {host}: `ss -ltnp 'sport = :{port}'`",
+        )
+    if locked and mechanism != "CURVE":
+        return fail(
+            f"{uri}: this node has keys, and the collector has none",
+            "give the collector keys, too (`colmet keygen collector --if-missing` there, and restart it), or turn them "
+            "off here: zeromq-curve-secret = '' in node.toml",
+        )
+    if not locked and mechanism == "CURVE":
+        return fail(
+            f"{uri}: the collector lets in known keys only, and this node has none",
+            f"`colmet enrol {socket.gethostname()}` on the collector's machine makes them; copy them to "
+            "/etc/colmet/keys here, and restart colmet-node",
+        )
+    return good(f"{uri}: a collector answers, {'with keys' if locked else 'without keys'}")
+
+
+# -- what is listened on --
+
+
+def check_ports(patient: Patient) -> Iterator[Finding]:
+    """Each address that the daemon listens on: of this machine, and free or the daemon's own."""
+    from colmet.common.transport.uris import check_uri, link_uri
+
+    options = patient.options
+    wanted: list[tuple[str, Address | None, str]] = []
+    if patient.side == "collector":
+        try:
+            bind = check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
+            link = options.zeromq_link_bind_uri
+            if link is None:
+                link = "" if bind.endswith(":*") else link_uri(bind)
+            uris = [("--zeromq-bind-uri", bind)]
+            if link:
+                uris.append(("--zeromq-link-bind-uri", check_uri(link, "--zeromq-link-bind-uri")))
+        except ConfigError as err:
+            yield fail(str(err), "correct it in /etc/colmet/collector.toml")
+            return
+        wanted += [(option, address_of(uri), uri) for option, uri in uris]
+    if options.metrics_listen:
+        listen = Address(*options.metrics_listen)
+        wanted.append(("--metrics-listen", listen, f"{listen.host}:{listen.port}"))
+    if (options.control_socket or "").startswith("tcp:"):
+        wanted.append(("--control-socket", address_of(options.control_socket), options.control_socket))
+    for option, address, text in wanted:
+        yield _check_port(patient, option, address, text)
+    if not wanted:
+        yield good("none is listened on")
+
+
+def _check_port(patient: Patient, option: str, address: Address | None, text: str) -> Finding:
+    if address is None or not address.port:
+        return good(f"{option} {text}: no port, or any that is free")
+    problem = _try_to_bind(address)
+    if problem is None:
+        return good(f"{option} {text}: free")
+    if problem == errno.EADDRINUSE:
+        holders = _holders(patient.host, address.port)
+        for pid, name in holders:
+            if pid == patient.pid or (not patient.pid and patient.program in name):
+                return good(f"{option} {text}: process {pid}, {patient.program}")
+        if patient.pid and not holders:
+            return good(f"{option} {text}: taken, as it should be; by whom this user cannot see")
+        if not patient.pid and INIT in [pid for pid, _ in holders]:
+            return good(f"{option} {text}: held by the service manager until {patient.program} runs")
+        pid, name = holders[0] if holders else (0, "")
+        who = f"process {pid}, {name}" if pid else "another process"
+        return fail(
+            f"{option} {text}: taken by {who}",
+            f"end that (`ss -ltnp 'sport = :{address.port}'`), or choose another port with {option}, on the nodes, too",
+        )
+    if problem == errno.EADDRNOTAVAIL:
+        return fail(
+            f"{option} {text}: no address of this machine",
+            f"`ip -brief address` shows those there are; tcp://0.0.0.0:{address.port} is all of them",
+        )
+    if problem == errno.EACCES:
+        return fail(f"{option} {text}: ports below 1024 are root's", "choose a port from 1024 on, on the nodes, too")
+    return fail(f"{option} {text}: {os.strerror(problem)}", "give an address of this machine")
+
+
+def _try_to_bind(address: Address) -> int | None:
+    """The error number of a try, or None. It does not listen: no node connects meanwhile, and loses what it sends."""
+    host = "0.0.0.0" if address.host == "*" else address.host
+    if host in [name for _, name in socket.if_nameindex()]:
+        host = "0.0.0.0"  # libzmq looks its address up
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(place)
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as err:
+        return err.errno or errno.EINVAL
+    return None
+
+
+def _holders(host: Host, port: int) -> list[tuple[int, str]]:
+    """Process and command line of each that has a listening socket of a port; the service manager may be one of two."""
+    found = []
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = host.read(table).decode("ascii", "replace").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if len(words) > 9 and words[3] == "0A" and words[1].rpartition(":")[2] == f"{port:04X}":
+                inodes.add(f"socket:[{words[9]}]")
+    for name in host.names("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for descriptor in host.names(f"/proc/{name}/fd"):
+                if host.link(f"/proc/{name}/fd/{descriptor}") in inodes:
+                    command = (
+                        host.read_start(f"/proc/{name}/cmdline", 4096).replace(b"\0", b" ").decode("utf-8", "replace")
+                    )
+                    found.append((int(name), re.sub(r"colmet\.(\w+)\.main", r"colmet-\1", command.strip())[:100]))
+                    break
+    return found
+
+
+def check_databases(patient: Patient) -> Iterator[Finding]:
+    """Each --elastic-host: name and connection."""
+    from colmet.collector.backends.elasticsearch.client import checked_url
+
+    urls = patient.options.elastic_host or []
+    for url in map(checked_url, urls):
+        parts = urlsplit(url)
+        address = Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        try:
+            socket.create_connection(address, CONNECT_S).close()
+        except OSError as err:
+            yield fail(
+                f"--elastic-host {url}: {err.strerror or err}",
+                f"start the database there, correct elastic-host, or open port {address.port}; what is received waits "
+                "in the journal",
+            )
+        else:
+            yield good(f"--elastic-host {url}: accepts connections")
+    if not urls:
+        yield good("none is written to")
+
+
+# -- keys --
+
+
+def check_keys(patient: Patient) -> Iterator[Finding]:
+    """The key files: there, whole, the daemon's alone to read; and whether the other side knows this one's."""
+    from colmet.common.runtime import control
+    from colmet.common.transport import authenticator, curve
+
+    options, uid = patient.options, patient.user.uid
+    try:
+        control.read_keys(options, uid)
+    except ConfigError as err:
+        yield severe(str(err), "`colmet keygen` makes keys; see --control-curve-keys")
+    try:
+        found = curve.files(options) if patient.side == "node" else authenticator.files(options)
+        if found is None:
+            yield warn(
+                "keys are off: what is sent is in clear text, and any host that reaches the collector can send",
+                "set up keys: `colmet enrol NAME...` on the collector's machine (docs/security.md)",
+            )
+            return
+        if isinstance(found, authenticator.Files):
+            yield from _check_known(found, uid)
+        else:
+            curve.from_options(options, uid)
+    except ConfigError as err:
+        text, _, remedy = str(err).rpartition("; ")
+        yield severe(text or remedy, remedy if text else f"see /etc/colmet/{patient.side}.toml")
+        return
+    secret = found.secret
+    for path in found:
+        blocked = missing_right(path, patient.user, os.R_OK)
+        if blocked:
+            yield fail(
+                f"{patient.program} runs as {patient.user.name}, who cannot read {path}: {blocked} does not let it",
+                f"`chown {patient.user.name} {secret}; chmod 600 {secret}`, and see the directories above",
+            )
+            return
+    yield good(f"the pair in {secret} fits")
+    name = made_for(secret) if patient.side == "node" else ""
+    if name not in ("", socket.gethostname()):
+        yield fail(
+            f"{secret} was made for {name}, and this host is {socket.gethostname()}: the collector refuses its data",
+            f"`colmet enrol {socket.gethostname()}` on the collector's machine makes its own, which belong in "
+            "/etc/colmet/keys here",
+        )
+    for one in patient.collectors:
+        waits = one["state"] in ("away", "not heard of yet") and one["since_s"] > WAITED_S
+        if waits and _is_locked(one["uri"]):
+            settled = one["state"] == "away" and one["since_s"] > SETTLED_S
+            yield (fail if settled else warn)(
+                f"{one['uri']} answers, and {'does not let' if settled else 'has not let'} this node in"
+                f"{'' if settled else ' yet'}",
+                f"`colmet enrol --replace {socket.gethostname()}` there makes new keys, which belong in "
+                "/etc/colmet/keys here; and compare --zeromq-curve-collector with the collector's. Where that has just "
+                "started, look again in a minute",
+            )
+
+
+def made_for(secret: str) -> str:
+    """Return the host that Colmet made a pair for, as the first line of its file says; "" where it does not say."""
+    try:
+        with open(secret, "rb") as file:
+            match = _MADE_FOR.match(file.read(400))
+    except OSError:
+        return ""
+    return match[1].decode("ascii", "replace") if match else ""
+
+
+def check_senders(patient: Patient) -> Iterator[Finding]:
+    """What the running collector knows of its nodes: two of one name, keys of other hosts, refused connections."""
+    if patient.status is None:
+        yield good("it does not answer, there is nothing to ask")
+        return
+    wrong = list(_judge_senders(patient, patient.status))
+    yield from wrong or [good("nothing is wrong with them")]
+
+
+def _judge_senders(patient: Patient, status: Mapping[str, Any]) -> Iterator[Finding]:
+    log = f"journalctl -u {patient.program} -g"
+    for host, names in status["senders"].get("shared_names", {}).items():
+        yield warn(
+            f"several agents send as {host}: they are stored as {', '.join(names)}",
+            "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
+            f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both",
+        )
+    for one in patient.senders:
+        if one["foreign"]:
+            yield warn(
+                f"{counted(one['foreign'], 'messages')} with the key of {one['name']} refused: data of another host",
+                f"that host has the key of {one['name']}, `{log} 'key of another host'` names it; `colmet enrol NAME` "
+                "makes its own",
+            )
+    counts = status.get("connections") or {}
+    if counts.get("unknown_key"):
+        yield warn(
+            f"{counted(counts['unknown_key'], 'connections')} with an unknown key refused since its start",
+            f"`{log} why=unknown_key` shows from where; where that is a node, `colmet enrol --replace NAME` makes new "
+            "keys for it",
+        )
+    if counts.get("handshake_failed", 0) > MAX_PROBES:
+        yield warn(
+            f"{counted(counts['handshake_failed'], 'connections')} without a key, or with one for another collector, "
+            "refused since its start",
+            f"`{log} 'it has no key'` shows from where; where that is a node, `colmet enrol NAME` makes keys for it",
+        )
+
+
+def _is_locked(uri: str) -> bool:
+    address = address_of(uri)
+    try:
+        return address is not None and greet(address) == "CURVE"
+    except OSError:
+        return False
+
+
+def _check_known(files: authenticator.Files, uid: int) -> Iterator[Finding]:
+    """The collector's pair, and the folder with the nodes' keys, as the user `uid` sees them.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    from colmet.common.runtime.keys import KnownKeys, read_pair
+    from colmet.common.transport.curve import check_pair
+
+    secret, nodes = files
+    check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
+    known = KnownKeys(nodes, "--zeromq-curve-nodes")
+    for text in take_warnings():
+        yield warn(text.partition(": ")[2] or text, "`colmet enrol --replace NAME` makes new keys for that node")
+    if not len(known):
+        yield fail(f"no key is in {nodes}: no node is let in", "`colmet enrol NAME...` makes keys for nodes")
+    else:
+        yield good(f"{counted(len(known), 'keys')} of nodes in {nodes}")

@@ -1,0 +1,202 @@
+"""Checks of the libraries, and of what the backends that are asked for find on this node."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from colmet.commands.doctor.findings import Finding, Late, bounded, fail, good, severe, take_warnings, warn
+from colmet.commands.doctor.target import Patient
+from colmet.common.errors import BackendUnavailable, ColmetError
+from colmet.common.runtime.dependencies import how_to_install
+
+if TYPE_CHECKING:
+    from colmet.node.backend import InputBackend
+
+BACKEND_S = 20.0
+_SOURCE = Path(__file__).resolve().parents[3]
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)(?:\[[^]]*\])?\s*\(?(?P<bounds>[^;()]*)\)?\s*(?:;\s*(?P<marker>.*))?"
+)
+_MARKER = re.compile(r"python_version\s*(<|>=)\s*[\"'](\d+)\.(\d+)[\"']")
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
+# What only one side takes; a package of Debian brings what its own side takes.
+_ONE_SIDED = {"pyinotify": "node", "pyasyncore": "node", "tables": "collector", "requests": "collector"}
+_LIBRARIES = (
+    ("lib_perf_hw", "LIB_PERFHW_PATH", "colmet.node.backends.perfhw", "--enable-perfhw"),
+    ("lib_rapl", "LIB_RAPL_PATH", "colmet.node.backends.rapl", "--enable-RAPL"),
+)
+
+
+class Requirement(NamedTuple):
+    """A distribution that Colmet takes.
+
+    Attributes:
+        name: of the distribution.
+        least: the oldest version, as numbers; empty where any will do.
+        text: the bounds, as pip takes them.
+        extra: "" where Colmet takes it in any case, else for what, such as "tools".
+    """
+
+    name: str
+    least: tuple[int, ...]
+    text: str
+    extra: str = ""
+
+
+def parse_requirement(line: str) -> Requirement | None:
+    """A requirement of a line as pip takes it; None where it is none, or for other versions of Python."""
+    match = _REQUIREMENT.fullmatch(line.partition(" #")[0].strip())
+    if match is None:
+        return None
+    marker = match["marker"] or ""
+    condition, extra = _MARKER.search(marker), _EXTRA.search(marker)
+    if condition:
+        newer = sys.version_info[:2] >= (int(condition[2]), int(condition[3]))
+        if newer != (condition[1] == ">="):
+            return None
+    least = re.search(r">=\s*([0-9.]+)", match["bounds"])
+    least_numbers = numbers(least[1]) if least else ()
+    return Requirement(match["name"], least_numbers, match["bounds"].strip(), extra[1] if extra else "")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, to compare it."""
+    found = []
+    for part in version.split("."):
+        digits = re.match(r"\d+", part)
+        if digits is None:
+            break
+        found.append(int(digits[0]))
+    return tuple(found)
+
+
+def requirements() -> list[Requirement]:
+    """What this Colmet takes: as it was installed, or as its source says."""
+    is_source = (_SOURCE / "setup.py").exists()
+    try:
+        if is_source:
+            lines = (_SOURCE / "requirements.txt").read_text("utf-8").splitlines()
+            tools = (_SOURCE / "requirements-tools.txt").read_text("utf-8").splitlines()
+            lines += [f"{line.partition(' #')[0]}; extra == 'tools'" for line in tools if not line.startswith("#")]
+        else:
+            lines = metadata.requires("colmet") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    return [one for line in lines if line and not line.startswith("#") and (one := parse_requirement(line)) is not None]
+
+
+def version_of(name: str) -> str | None:
+    """The version that is installed; None where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_modules(patient: Patient) -> Iterator[Finding]:
+    """Python, and the modules that the daemon imports, with their versions."""
+    fine = [f"Python {'.'.join(map(str, sys.version_info[:3]))}"]
+    wrong = False
+    known = requirements()
+    for one in known:
+        if one.extra or _ONE_SIDED.get(one.name, patient.side) != patient.side:
+            continue
+        version = version_of(one.name)
+        remedy = f"`{sys.executable} -m pip install '{one.name}{one.text}'`; of Debian's packages: `apt-get install -f`"
+        if version is None:
+            wrong = True
+            yield fail(f"the Python module {one.name} is not installed", remedy)
+        elif numbers(version) < one.least:
+            wrong = True
+            yield fail(f"{one.name} {version} is older than {one.text}", remedy)
+        else:
+            fine.append(f"{one.name} {version}")
+    if patient.damage:
+        if not wrong:
+            yield fail(
+                f"{patient.program} cannot be loaded: {patient.damage}",
+                "reinstall what that names, or colmet with its dependencies",
+            )
+        return
+    if not wrong:
+        yield good(", ".join(fine))
+        tools = {one.name: version_of(one.name) for one in known if one.extra == "tools"}
+        if tools:
+            missing = [name for name, version in tools.items() if version is None]
+            hint = f" ({how_to_install(*missing)})" if missing else ""
+            listed = ", ".join([f"{name} {version or 'is not installed'}" for name, version in tools.items()])
+            yield good(f"for pictures, Parquet and the terminal: {listed}{hint}")
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Meanwhile a variable is that of the daemon."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def check_libraries(patient: Patient) -> Iterator[Finding]:
+    """The C libraries: whether they are built, and of this Colmet; what LIB_..._PATH names."""
+    from colmet.node.system import clib
+
+    asked = {"--enable-perfhw": patient.options.enable_perfhw, "--enable-RAPL": patient.options.enable_RAPL}
+    for folder, variable, module, switch in _LIBRARIES:
+        try:
+            with _environment(variable, patient.environment(variable)):
+                clib.load(folder, import_module(module).ABI, variable)
+        except BackendUnavailable as err:
+            text, _, remedy = str(err).rpartition("; ")
+            say = fail if asked[switch] else warn
+            yield say(text, f"{remedy}; only {switch} requires it")
+        else:
+            yield good(f"the library of {switch} is built")
+        for text in take_warnings():
+            yield warn(
+                text, f"remove {variable} from the environment of colmet-node: it is of Colmet 0.6, or of another build"
+            )
+
+
+def check_backends(patient: Patient) -> Iterator[Finding]:
+    """Each backend that is asked for, opened as the daemon does: devices, files, drivers, programs that answer."""
+    for backend in patient.backends:
+        on, off = type(backend).switches()
+        without = f"start with {off}" if off else f"start without {on}" if on else "see docs/inputs"
+        try:
+            warnings = bounded(lambda backend=backend: _open(backend), BACKEND_S)  # type: ignore[misc]
+        except BackendUnavailable as err:
+            text = str(err)
+            found, mark, remedy = text.partition(" Remedy: ")
+            if not mark:
+                found, _, remedy = text.partition("; ")
+            yield severe(f"{backend.name}: {found.rstrip('.')}", remedy or without)
+        except Late as err:
+            yield severe(f"{backend.name}: {err}", f"what it asks hangs: a device, a driver or a program; {without}")
+        except (ColmetError, OSError) as err:
+            yield severe(f"{backend.name}: {err}", without)
+        else:
+            yield good(f"{backend.name}: can measure")
+            for text in warnings if backend.name != "taskstats" else ():  # told by checks of their own
+                yield warn(f"{backend.name}: {text}", without)
+
+
+def _open(backend: InputBackend) -> list[str]:
+    """Open it and close it; what it warned of meanwhile."""
+    try:
+        backend.open()
+    finally:
+        backend.close()
+    return take_warnings()

@@ -1,0 +1,281 @@
+"""Checks of the directories that a daemon writes to: there, its own, with room."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from colmet.commands.doctor.findings import Finding, Unchecked, fail, good, warn
+from colmet.commands.doctor.target import Patient, User
+from colmet.commands.units import size
+from colmet.node.system.host import Host
+
+LOW_BYTES, LOW_SHARE = 64 << 20, 0.05
+LOW_FILES = 100
+LOCK_FILE = "lock"  # of the journal and of the spool
+MAX_FILES = 100_000
+
+
+class Place(NamedTuple):
+    """A directory that is written to.
+
+    Attributes:
+        option: that names it.
+        path: the directory.
+        size: bytes that it may take; 0 where nothing says.
+        private: whether nobody else may write there.
+        lasting: whether it is to be there after a boot.
+        made: whether the daemon makes it.
+        parents: whether it makes those above it, too.
+    """
+
+    option: str
+    path: str
+    size: int
+    private: bool = False
+    lasting: bool = True
+    made: bool = True
+    parents: bool = False
+
+
+def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
+    """What on the way to a path is in the way of a user, "" where nothing is.
+
+    Args:
+        path: of a file or directory that is there.
+        user: whose rights are asked for; root has all.
+        wanted: os.R_OK, os.W_OK, os.X_OK, for the path itself; directories above it are to be passed.
+        top: up to which directory.
+    """
+    if user.uid == 0:
+        return ""
+    real = os.path.realpath(path)
+    above: list[tuple[str, int]] = []
+    while os.path.dirname(real) != real and real != top:
+        right = os.X_OK if above else wanted
+        above.append((real, right & os.W_OK if user.reads_all else right))
+        real = os.path.dirname(real)
+    for one, right in reversed(above):
+        status = os.stat(one)
+        shift = 6 if status.st_uid == user.uid else 3 if status.st_gid in user.groups else 0
+        if (status.st_mode >> shift) & right != right:
+            return one
+    return ""
+
+
+def places(patient: Patient) -> list[Place]:
+    """The directories that the options of a daemon name."""
+    options = patient.options
+    found = []
+    if patient.side == "node":
+        from colmet.node.delivery import link
+        from colmet.node.system import state
+
+        spool, kept = options.spool_dir, options.state_dir
+        if spool is None:
+            spool = link.default_directory(patient.host, patient.user.uid)
+        if kept is None:
+            kept = state.default_directory(patient.runtime_directory)
+        found.append(Place("--spool-dir", spool, options.spool_size, private=True))
+        if kept != patient.runtime_directory or patient.host.is_directory(kept):  # else systemd makes it at the start
+            found.append(Place("--state-dir", kept, 0, private=True, lasting=False))
+    else:
+        journal = options.journal_dir
+        if journal is None:
+            journal = next((place for output in patient.backends if (place := output.journal_dir())), "")
+        found.append(Place("--journal-dir", journal, options.journal_size, parents=True))
+        if options.hdf5_filepath:
+            folder = os.path.dirname(os.path.abspath(options.hdf5_filepath))
+            found.append(Place("--hdf5-filepath", folder, 0, parents=True))
+        if options.elastic_reject_file:
+            folder = os.path.dirname(os.path.abspath(options.elastic_reject_file))
+            found.append(Place("--elastic-reject-file", folder, 0, made=False))
+    return [place._replace(path=os.path.abspath(place.path)) for place in found if place.path]
+
+
+def check_disk(patient: Patient) -> Iterator[Finding]:
+    """Each directory: there or to be made, the daemon's alone to write to, on a disk with room for what it may take."""
+    named = places(patient)
+    if patient.side == "node" and not any(place.option == "--spool-dir" for place in named):
+        yield warn(
+            "no --spool-dir: what no collector has acknowledged is lost when colmet-node ends",
+            'spool-dir = "/var/spool/colmet" in /etc/colmet/node.toml',
+        )
+    if patient.side == "collector" and not any(place.option == "--journal-dir" for place in named):
+        yield warn(
+            "no --journal-dir: what waits for an output is in memory only, and lost with the collector",
+            'journal-dir = "/var/lib/colmet/journal" in /etc/colmet/collector.toml',
+        )
+    file = os.path.abspath(patient.options.hdf5_filepath or "") if patient.side == "collector" else ""
+    if file.endswith(".hdf5") and not patient.pid and _locked_by(patient.host, file):
+        yield fail(
+            f"--hdf5-filepath {file}: another process writes to it, it does not start",
+            "see which: `pgrep -af colmet-collector`; two collectors need files of their own: choose another one with "
+            "--hdf5-filepath",
+        )
+    for place in named:
+        holder = 0 if patient.pid else _locked_by(patient.host, os.path.join(place.path, LOCK_FILE))
+        if holder:
+            so = "it does not start" if patient.side == "collector" else "it keeps batches in memory only"
+            yield fail(
+                f"{place.option} {place.path}: process {holder} uses it, {so}",
+                f"see what it is: `ps -fp {holder}`; two daemons of one machine need directories of their own: choose "
+                f"another one with {place.option}",
+            )
+            continue
+        problems = list(_check(patient, place))
+        yield from problems
+        if not problems:
+            room = _system(patient.host, place.path)
+            yield good(f"{place.option} {place.path}: writable, {size(room.f_bavail * room.f_frsize)} free")
+
+
+def _locked_by(host: Host, path: str) -> int:
+    """Return the process that has locked a file, -1 where the kernel does not report which; 0 for none.
+
+    Locks of flock(2), and those of an open file, F_OFD_SETLK of fcntl(2). Source: /proc/locks.
+    """
+    try:
+        status = os.stat(host.path(path))
+        lines = host.read("/proc/locks").decode("ascii", "replace").splitlines()
+    except OSError:
+        return 0
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for words in map(str.split, lines):
+        if len(words) > 5 and words[1] in ("FLOCK", "OFDLCK") and words[5] == place:
+            return int(words[4])
+    return 0
+
+
+def _check(patient: Patient, place: Place) -> Iterator[Finding]:
+    host, user, (option, path) = patient.host, patient.user, place[:2]
+    try:
+        is_directory = stat.S_ISDIR(host.mode(path))
+    except FileNotFoundError:
+        above = _nearest(host, path) if place.parents else os.path.dirname(path)
+        if place.made and host.is_directory(above) and not _blocked(host, above, user):
+            yield from _check_room(host, place)
+            return
+        yield fail(
+            f"{option} {path} does not exist" + (", and its user cannot make it" if place.made else ""),
+            f"`install -d -o {user.name} -m {'700' if place.private else '755'} {path}`",
+        )
+        return
+    if not is_directory:
+        yield fail(f"{option} {path} is no directory", f"name another one with {option}, or move it away")
+        return
+    blocked = _blocked(host, path, user)
+    if blocked:
+        yield fail(
+            f"{option} {path}: {patient.program} runs as {user.name}, who cannot write there: {blocked} does not "
+            "let it",
+            _give(host, path, user, option)
+            if blocked == path
+            else f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)",
+        )
+        return
+    if place.private and user.uid == os.geteuid():
+        remedy = f"`chown {user.name} {path}; chmod 700 {path}`"
+        try:
+            host.private_directory(path).close()
+        except PermissionError as err:
+            yield fail(f"{option} {path}: {err.strerror}; it is not used", remedy)
+            return
+        except OSError as err:
+            yield fail(f"{option} {path}: {err.strerror}", f"name the directory itself with {option}")
+            return
+    yield from _check_room(host, place)
+
+
+def _give(host: Host, path: str, user: User, option: str) -> str:
+    """How a user comes to write in a directory. One that is not Colmet's and has files of others is not given away."""
+    with os.scandir(host.path(path)) as entries:
+        others = {entry.stat(follow_symlinks=False).st_uid for entry in islice(entries, MAX_FILES)} - {user.uid}
+    if not others or "colmet" in os.path.basename(path):  # files there are those of a start by hand
+        return f"`chown {'-R ' * bool(others)}{user.name} {path}`"
+    own = os.path.join(path, "colmet")
+    return f"others have files there: `install -d -o {user.name} {own}`, and choose a place in {own} with {option}"
+
+
+def _blocked(host: Host, path: str, user: User) -> str:
+    """What keeps a user from writing in a directory, as the machine names it."""
+    blocked = missing_right(host.path(path), user, os.W_OK | os.X_OK, host.root)
+    return path if blocked == host.path(path) else blocked[len(host.root) :]
+
+
+def _check_room(host: Host, place: Place) -> Iterator[Finding]:
+    """The file system that a directory is, or will be, in."""
+    option, path = place[:2]
+    kind, point = _mount(host, path)
+    system = _system(host, path)
+    if system.f_flag & os.ST_RDONLY:
+        yield fail(
+            f"{option} {path}: the file system {point} is read-only",
+            f"`mount -o remount,rw {point}`; `dmesg` shows why it is",
+        )
+        return
+    if place.lasting and kind in ("tmpfs", "ramfs"):
+        yield warn(
+            f"{option} {path} is in memory ({kind} {point}): a boot empties it",
+            f"name a directory on a disk with {option}",
+        )
+    free, total = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
+    wanted, used = min(LOW_BYTES, total // 10), _used(host.path(path)) if place.size else 0
+    clean = f"make room in {point} (`df -h {point}`, `du -xh {point} | sort -h | tail`)"
+    if free < wanted or (system.f_files and system.f_favail < LOW_FILES):
+        what = "bytes" if free < wanted else "files (inodes)"
+        yield fail(f"{option} {path}: the file system {point} has no {what} left, {size(free)} free", clean)
+    elif free + used < place.size:
+        yield warn(
+            f"{option} {path} may take {size(place.size)}, and {size(free)} are free in {point}",
+            f"{clean}, or less with {option.replace('-dir', '-size')} {max(1, (free + used) // 2 >> 20)}M",
+        )
+    elif place.lasting and free < LOW_SHARE * total:
+        yield warn(
+            f"{option} {path}: the file system {point} is nearly full, {size(free)} free of {size(total)}", clean
+        )
+
+
+def _system(host: Host, path: str) -> os.statvfs_result:
+    """The file system of a directory, or of the one that it will be in."""
+    return os.statvfs(host.path(_nearest(host, path)))
+
+
+def _nearest(host: Host, path: str) -> str:
+    """Return a directory, or the nearest one above it that exists."""
+    while path != "/" and not host.is_directory(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _mount(host: Host, path: str) -> tuple[str, str]:
+    """Kind and mount point of the file system that a directory is in."""
+    real, best = host.resolve(path), ("", "/")
+    try:
+        lines = host.read("/proc/self/mounts").decode("utf-8", "surrogateescape").splitlines()
+    except OSError as err:
+        raise Unchecked(f"/proc/self/mounts: {err.strerror}") from err
+    for line in lines:
+        words = line.split(" ")
+        inside = len(words) > 2 and (real == words[1] or real.startswith(words[1].rstrip("/") + "/"))
+        if inside and len(words[1]) >= len(best[1]):
+            best = words[2], words[1]
+    return best
+
+
+def _used(path: str) -> int:
+    """Bytes in a directory's own files."""
+    total = 0
+    try:
+        with os.scandir(path) as entries:
+            for n, entry in enumerate(entries):
+                if n == MAX_FILES:
+                    break
+                if entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return total
+    return total

@@ -1,0 +1,68 @@
+"""All checks, in the order in which they are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
+from colmet.commands.doctor.findings import BOUND_S, Finding
+from colmet.commands.doctor.target import SIDES, Patient
+
+_NODE, _COLLECTOR = SIDES[:1], SIDES[1:]
+
+
+class Check(NamedTuple):
+    """One of them.
+
+    Attributes:
+        group: what it is shown under.
+        name: of the check.
+        sides: daemons that it is for.
+        function: yields what it finds; what it needs is its first line of documentation.
+        bound_s: seconds after which it is left alone.
+    """
+
+    group: str
+    name: str
+    sides: tuple[str, ...]
+    function: Callable[[Patient], Iterator[Finding]]
+    bound_s: float = BOUND_S
+
+    @property
+    def about(self) -> str:
+        """What it looks at, in a line."""
+        return (self.function.__doc__ or "").partition("\n")[0]
+
+
+CHECKS = (
+    Check("libraries", "python modules", SIDES, software.check_modules),
+    Check("daemon", "configuration", SIDES, daemon.check_configuration),
+    Check("daemon", "running", SIDES, daemon.check_running),
+    Check("daemon", "health", SIDES, daemon.check_health),
+    Check("daemon", "versions", SIDES, daemon.check_versions),
+    Check("daemon", "unit", SIDES, daemon.check_unit),
+    Check("daemon", "leftovers", SIDES, daemon.check_leftovers),
+    Check("daemon", "open files", _COLLECTOR, daemon.check_open_files),
+    Check("kernel", "taskstats", _NODE, kernel.check_taskstats),
+    Check("kernel", "task ends", _NODE, kernel.check_ends),
+    Check("kernel", "forks", _NODE, kernel.check_forks),
+    Check("kernel", "delay accounting", _NODE, kernel.check_delays),
+    Check("kernel", "waits", _NODE, kernel.check_waits),
+    Check("kernel", "perf events", _NODE, kernel.check_perf),
+    Check("kernel", "pressure", _NODE, kernel.check_pressure),
+    Check("kernel", "inotify", _NODE, kernel.check_inotify),
+    Check("jobs", "cgroups", _NODE, kernel.check_jobs),
+    Check("jobs", "controllers", _NODE, kernel.check_controllers),
+    Check("rights", "capabilities", _NODE, kernel.check_rights),
+    Check("rights", "container", _NODE, kernel.check_container),
+    Check("measured here", "C libraries", _NODE, software.check_libraries),
+    Check("measured here", "backends", _NODE, software.check_backends, bound_s=60.0),
+    Check("network", "collectors", _NODE, network.check_collectors, bound_s=30.0),
+    Check("network", "ports", SIDES, network.check_ports),
+    Check("network", "databases", _COLLECTOR, network.check_databases, bound_s=30.0),
+    Check("network", "keys", SIDES, network.check_keys),
+    Check("network", "nodes", _COLLECTOR, network.check_senders),
+    Check("machine", "disk", SIDES, storage.check_disk),
+    Check("machine", "clock", SIDES, clock.check_clock),
+)

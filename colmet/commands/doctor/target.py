@@ -1,0 +1,412 @@
+"""Who is examined: one daemon of this machine, as it is configured, and as it says it is where it runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import pwd
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from colmet.commands.doctor.findings import Unchecked
+from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
+from colmet.common.runtime.capabilities import bits
+from colmet.common.runtime.cli import EXIT_CONFIG
+from colmet.node.system.host import Host
+
+SIDES = ("node", "collector")
+MAX_FILE_BYTES = 64 << 10
+ASK_S = 10.0  # its main thread has half of it to answer
+ALL = -1  # of the senders: one whose clock is ahead, or whose version is another, is none of the worst
+COMMAND_S = 5.0
+CHECK_S = 30.0  # for --check-config, which loads all of the daemon
+# the user may not be able to read this Python's modules, where the daemon's are others: they are loaded before
+_CHECK = """
+import json, os, sys
+sys.path[:] = filter(None, sys.path)
+from colmet.common.runtime import capabilities, cli
+from colmet.{side} import main
+cli.load(main.NAMES)
+groups, group, uid, rights = json.loads(sys.argv.pop(1))
+os.setgroups(groups)
+os.setgid(group)
+capabilities.become(uid, rights)
+sys.exit(main.main())
+"""
+_LOGGED = re.compile(r"^(\S+ \S+ )?ERROR \S+: ")
+_UNIT_PROPERTIES = (
+    "LoadState,UnitFileState,ActiveState,SubState,Result,NRestarts,User,RuntimeDirectory,AmbientCapabilities"
+)
+
+
+class User(NamedTuple):
+    """Whose rights a daemon has.
+
+    Attributes:
+        name: of the user.
+        uid: its number.
+        group: its first group.
+        groups: all of them.
+        reads_all: whether it may read every file (CAP_DAC_READ_SEARCH), as the node's unit has it.
+    """
+
+    name: str
+    uid: int
+    group: int
+    groups: frozenset[int]
+    reads_all: bool = False
+
+    @classmethod
+    def of(cls, uid: int, reads_all: bool = False) -> User:
+        """The user of this number, with all groups."""
+        try:
+            entry = pwd.getpwuid(uid)
+        except KeyError:
+            return cls(str(uid), uid, uid, frozenset(), reads_all)
+        return cls(
+            *(entry.pw_name, uid, entry.pw_gid),
+            frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)),
+            reads_all,
+        )
+
+
+class Patient:
+    """One daemon, and its machine.
+
+    Args:
+        side: "node" or "collector".
+        host: the machine's files.
+        argv: the daemon's own command line, where it is said.
+        control_socket: where it listens, if not where it does by default.
+        supposed: whether that command line is only a question: would it work here?
+
+    Attributes:
+        status: what it says of itself; None where it does not.
+        unreachable: why it does not.
+        denied: whether that is for want of rights.
+        is_told: whether its command line was given, rather than found.
+    """
+
+    def __init__(
+        self,
+        side: str,
+        host: Host,
+        argv: Sequence[str] | None = None,
+        control_socket: str | None = None,
+        supposed: bool = False,
+    ) -> None:
+        self.side = side
+        self.program = f"colmet-{side}"
+        self.unit_name = f"{self.program}.service"
+        self.host = host
+        self.status: dict[str, Any] | None = None
+        self.unreachable = ""
+        self.denied = False
+        self.is_told = argv is not None
+        self._argv = list(argv or ())
+        self._socket = control_socket
+        self.supposed = supposed
+
+    def ask(self) -> None:
+        """Ask the daemon how it is, where it listens by default or where its configuration says.
+
+        Where options were given, one that runs is another one: it is not asked.
+        """
+        if self._socket is None and self.supposed:
+            return
+        if not self.is_told:
+            self._ask(self._socket)
+        if self.status is None:
+            place = self._socket or getattr(self._parsed[0], "control_socket", None)
+            if place == "" or (place or "").startswith("tcp:"):
+                self.unreachable = f"--control-socket is '{place}', and only a path can be asked here"
+            else:
+                self._ask(place)
+
+    def _ask(self, place: str | None) -> None:
+        try:
+            from colmet.common.runtime.control import ask
+        except Exception as err:  # noqa: BLE001 - of a library that was built for another one, say
+            self.unreachable = f"it cannot be asked, a module cannot be loaded: {err}"
+            return
+        try:
+            self.status = ask(place, self.side, {"command": "status", "senders": ALL}, ASK_S)
+        except Unreachable as err:
+            self.unreachable, self.denied = str(err), err.why == "denied"
+        except ColmetError as err:
+            self.unreachable = str(err)
+
+    @property
+    def pid(self) -> int:
+        """Of the daemon; 0 where it does not say how it is."""
+        return int(self.status["pid"]) if self.status is not None else 0
+
+    @property
+    def collectors(self) -> list[dict[str, Any]]:
+        """What a running node says of each of its collectors; none before its first sample."""
+        return [] if self.status is None else self.status.get("collectors", [])
+
+    @property
+    def senders(self) -> list[dict[str, Any]]:
+        """What a running collector says of each of its nodes, without those that have not been heard for a day."""
+        if self.status is None:
+            return []
+        return [one for one in self.status["senders"]["worst"] if not one.get("gone")]
+
+    # -- the configuration --
+
+    @cached_property
+    def argv(self) -> list[str]:
+        """The command line: the one that was given, that of the running daemon, or what its unit would give it."""
+        if self.is_told:
+            return self._argv
+        if self.pid:
+            running = arguments(self.host, self.pid, self.side)
+            if running is not None:
+                return running
+        config = f"/etc/colmet/{self.side}.toml"
+        given = ["--config", self.host.path(config)] if os.path.exists(self.host.path(config)) else []
+        return given + self._default_options()
+
+    def _default_options(self) -> list[str]:
+        """OPTIONS of the unit's environment file."""
+        try:
+            text = self.host.read_start(f"/etc/default/{self.program}", MAX_FILE_BYTES).decode()
+            for line in text.splitlines():
+                name, _, value = line.strip().partition("=")
+                if name == "OPTIONS":
+                    return shlex.split(" ".join(shlex.split(value)))
+        except (OSError, ValueError):
+            pass  # the unit goes on without it, too
+        return []
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, list[type[Any]]]:
+        """The daemon's module, and the backends there are."""
+        from colmet.common.runtime import cli
+
+        main = importlib.import_module(f"colmet.{self.side}.main")
+        return main, cli.load(main.NAMES)
+
+    @cached_property
+    def damage(self) -> str:
+        """Why the daemon's modules cannot be loaded, with all they take; "" where they can."""
+        try:
+            self._loaded  # noqa: B018 - kept
+        except ImportError as err:
+            return str(err)
+        except Exception as err:  # noqa: BLE001 - of a library that was built for another one, say
+            return f"{type(err).__name__}: {err}"
+        return ""
+
+    @cached_property
+    def _parsed(self) -> tuple[argparse.Namespace | None, list[type[Any]], str]:
+        """The options, the backends there are, and what is wrong with the command line or the file it names."""
+        from colmet.common.runtime import configuration
+
+        if self.damage:
+            return None, [], f"it cannot be read without the modules of {self.program}"
+        main, classes = self._loaded
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                read = configuration.Configuration(lambda: main.build_parser(classes), self.argv)
+                return read.read_for_start(), classes, ""
+        except ConfigError as err:
+            return None, [], str(err)
+        except SystemExit:
+            text = said.getvalue().strip().removeprefix(f"{self.program}: error: ")
+            return None, [], text or "its command line has it print something and exit"
+
+    @property
+    def options(self) -> argparse.Namespace:
+        """What the daemon is told to do.
+
+        Raises:
+            Unchecked: that cannot be read.
+        """
+        if self._parsed[0] is None:
+            raise Unchecked("its configuration cannot be used")
+        return self._parsed[0]
+
+    @property
+    def config(self) -> str:
+        """The configuration file; "" where there is none. The other options are not shown: they may hold a password."""
+        for n, word in enumerate(self.argv):
+            if word.startswith("--config="):
+                return word.partition("=")[2]
+            if word == "--config" and n + 1 < len(self.argv):
+                return self.argv[n + 1]
+        return ""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the configuration; "" where it can be read."""
+        return self._parsed[2]
+
+    def refusal(self) -> str:
+        """Return why the daemon would not start with its options, as its own user; "" where it would.
+
+        Raises:
+            Unchecked: it cannot be found out.
+        """
+        if os.geteuid() == 0 and self.user.uid != 0:
+            return _check_as(self.side, self.argv, self.user)
+        main, classes = self._loaded
+        try:
+            if self.side == "node":
+                main.build(self.options, classes, self.host).source.close()
+            else:
+                main.check(self.options, classes)
+        except ConfigError as err:
+            return str(err)
+        return ""
+
+    @cached_property
+    def backends(self) -> list[Any]:
+        """Those that are asked for, of the side: made, not opened, and to make nothing on the machine.
+
+        Raises:
+            Unchecked: the configuration cannot be read.
+            ConfigError: it asks for what cannot be.
+        """
+        options = argparse.Namespace(**vars(self.options))
+        if self.side == "node":
+            options.state_dir, options.perfhw_make_cgroup = "", False
+        made = []
+        for cls in self._parsed[1]:
+            backend = cls.from_options(options, self.host) if self.side == "node" else cls.from_options(options)
+            if backend is not None:
+                made.append(backend)
+        return made
+
+    # -- the machine --
+
+    @cached_property
+    def has_systemd(self) -> bool:
+        """Whether systemd runs the services here."""
+        return self.host.is_directory("/run/systemd/system")
+
+    @cached_property
+    def unit(self) -> dict[str, str]:
+        """What systemd says of the daemon's unit; empty where there is no systemd."""
+        if not self.has_systemd:
+            return {}
+        command = ["systemctl", "show", self.unit_name, "--no-pager", f"--property={_UNIT_PROPERTIES}"]
+        try:
+            text = self.host.command(command, COMMAND_S).run()
+        except CommandFailed:
+            return {}
+        return dict([line.partition("=")[::2] for line in text.splitlines() if "=" in line])
+
+    @cached_property
+    def user(self) -> User:
+        """Whose rights the daemon has, or would have if it was started."""
+        if self.pid:
+            try:
+                text = self.host.read(f"/proc/{self.pid}/status").decode("ascii", "replace")
+                status = dict([line.partition(":")[::2] for line in text.splitlines()])
+                held = int(status.get("CapEff", "0"), 16)
+                return User.of(int(status["Uid"].split()[1]), bool(held & bits(["CAP_DAC_READ_SEARCH"])))
+            except (OSError, KeyError):
+                pass  # it has just ended
+        if self.unit.get("LoadState") == "loaded":
+            name = self.unit.get("User") or "root"
+            with contextlib.suppress(KeyError):
+                ambient = self.unit.get("AmbientCapabilities", "")
+                return User.of(pwd.getpwnam(name).pw_uid, "cap_dac_read_search" in ambient.split())
+        return User.of(0 if self.denied else os.geteuid())
+
+    @cached_property
+    def runtime_directory(self) -> str:
+        """The directory in /run that the daemon's unit makes for it, "" without one."""
+        if self.pid or not self.unit.get("RuntimeDirectory"):
+            return self.environment("RUNTIME_DIRECTORY")
+        return f"/run/{self.unit['RuntimeDirectory']}"
+
+    def environment(self, name: str) -> str:
+        """A variable of the environment of the daemon where it runs and may be looked at, else of this command."""
+        if self.pid:
+            try:
+                for entry in self.host.read(f"/proc/{self.pid}/environ").split(b"\0"):
+                    key, _, value = entry.partition(b"=")
+                    if key == name.encode():
+                        return os.fsdecode(value)
+                return ""
+            except OSError:
+                pass  # another user's
+        return os.environ.get(name, "")
+
+
+def _check_as(side: str, argv: Sequence[str], user: User) -> str:
+    """Have the daemon's --check-config say why it does not start, as that user; "" where it would.
+
+    Raises:
+        Unchecked: it cannot be run.
+    """
+    kept = bits(["CAP_DAC_READ_SEARCH"] if user.reads_all else [])
+    rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CHECK.format(side=side), rights, *argv, "--check-config"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as err:
+        raise Unchecked(f"--check-config as user {user.name}: {err}") from err
+    if done.returncode == 0:
+        return ""
+    last = done.stderr.strip().rpartition("\n")[2]
+    if done.returncode != EXIT_CONFIG:
+        raise Unchecked(f"--check-config as user {user.name}: {last}")
+    return _LOGGED.sub("", last).removeprefix(f"colmet-{side}: error: ")
+
+
+def arguments(host: Host, pid: int, side: str) -> list[str] | None:
+    """The arguments of a process, where it is a daemon of this side; None where it is something else, or gone."""
+    try:
+        data = host.read_start(f"/proc/{pid}/cmdline", MAX_FILE_BYTES)
+    except OSError:
+        return None
+    words = [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+    at = _program_at(words)
+    for word in words[at : at + 1]:
+        if os.path.basename(word) in (f"colmet-{side}", f"colmet.{side}.main") or word.endswith(
+            f"colmet/{side}/main.py"
+        ):
+            return words[at + 1 :]
+    return None
+
+
+def _program_at(words: Sequence[str]) -> int:
+    """Which word of a command line is the program, or what Python runs: `journalctl -fu colmet-node` is no daemon."""
+    at = 0
+    if words and os.path.basename(words[0]).startswith("python"):
+        at = 1
+        while at < len(words) and words[at].startswith("-") and words[at] not in ("-c", "-m"):
+            at += 2 if words[at] in ("-W", "-X") else 1
+        if words[at : at + 1] == ["-m"]:
+            at += 1
+    return at
+
+
+def find_sides(host: Host) -> list[str]:
+    """The daemons that are configured or run on this machine."""
+    found = []
+    for side in SIDES:
+        places = (f"/etc/colmet/{side}.toml", f"/run/colmet/{side}.sock", f"/run/colmet/{side}/{side}.sock")
+        if any(os.path.exists(host.path(place)) for place in places):
+            found.append(side)
+    return found

@@ -1,0 +1,379 @@
+"""Draw what a job did over time, a line for each host: a picture (PNG or SVG) with a chart for each metric.
+
+Counters are shown by how fast they grow: CPU time as the cores that ran, bytes as bytes per second. Where samples are
+missing the line has a gap. memory, memory_anon and tasks are no columns: they are those of the job's cgroups, else of
+its processes, on each host. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
+tables have (power, temperatures, InfiniBand) is drawn of the job's hosts, while the job was there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from colmet.commands import selection
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
+from colmet.common.measures import MEASURES, ORIGINS
+from colmet.common.runtime import cli
+from colmet.common.schema import Field
+from colmet.common.tables import schemas
+from colmet.stored import sources
+from colmet.stored.capacity import CGROUP, capacities, ceilings
+from colmet.stored.curves import Line, Quantity, is_rate, lines, quantity, shown
+from colmet.stored.names import names_of, near
+from colmet.stored.series import NODE, History, Series, of_one_agent
+
+KINDS = ("png", "svg")
+PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
+MAX_HEIGHT, MAX_METRICS = 8000, 36
+_UNDECLARED = Field("unknown", "none", "gauge")  # what is known of a column that no table of this version has
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the job, the metrics, and the picture."""
+    parser.epilog = """\
+examples:
+  colmet plot 4242 cpu_usage memory
+  colmet plot -j 4242 memory --since yesterday --output job.svg
+
+exit status: 0; 1 where nothing is stored that could be drawn, or the picture cannot be written; 2 where the command
+line or the configuration is wrong."""
+    parser.usage = f"{parser.prog} [OPTION ...] JOB METRIC ..."
+    parser.add_argument(
+        "metrics",
+        metavar="JOB METRIC ...",
+        nargs="*",
+        help="the job, unless --job names it, and what to draw: COLUMN, TABLE.COLUMN where several tables have the "
+        f"column, or {', '.join(MEASURES)}",
+    )
+    selection.add_job(parser, "draw this job; 0: the nodes themselves")
+    selection.add_interval(parser)
+    selection.add_hosts(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--rate", action="store_true", help="draw how fast values grow, for all metrics")
+    how.add_argument("--absolute", action="store_true", help="draw values as they are, also of counters")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; or to - (default: job-JOB-....png)"
+    )
+    parser.add_argument("--format", choices=KINDS, help="format of the picture (default: by its name, else png)")
+    parser.add_argument(
+        "--width", metavar="PIXELS", type=cli.whole_number(200, 4000), default=900, help="width (default: 900)"
+    )
+    parser.add_argument(
+        "--height",
+        metavar="PIXELS",
+        type=cli.whole_number(100, MAX_HEIGHT),
+        help=f"height of all charts together (default: {PANEL_HEIGHT} for each)",
+    )
+    parser.add_argument("--utc", action="store_true", help="show times in UTC (default: local time)")
+    parser.add_argument("--json", action="store_true", help="print the values as JSON; a picture only with --output")
+    sources.add_options(parser)
+
+
+Limits = tuple[Optional[float], Optional[float], Optional[Collection[str]]]  # since, until, and on which hosts
+
+
+class Choice(NamedTuple):
+    """A column that was asked for; `job` is `NODE` where it is the nodes' own.
+
+    Attributes:
+        measure: what was asked for, where that is no column but what this and `others` are sources of.
+        others: for hosts that have nothing of it, in this order.
+    """
+
+    job: int
+    table: str
+    column: str
+    field: Field
+    measure: str = ""
+    others: tuple[Choice, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Choice, ...]:
+        """All that may have to be read."""
+        return (self._replace(others=()), *self.others)
+
+
+class Plotted(NamedTuple):
+    """A chart: what it shows of a column, the lines, and the column of each."""
+
+    choice: Choice
+    rate: bool
+    quantity: Quantity
+    lines: Sequence[Line]
+    columns: Sequence[Choice]
+
+    @property
+    def title(self) -> str:
+        """What it shows, in a line."""
+        if self.choice.measure:
+            measure = MEASURES[self.choice.measure]
+            origins = {(one.table, one.column): one.origin for one in measure.sources}
+            said = dict.fromkeys([ORIGINS[origins[one.table, one.column]] for one in self.columns])
+            return f"{measure.key}: that of {' and '.join(said)}" if said else measure.key
+        about = self.choice.field.help.partition(" Source: ")[0].partition(". ")[0].rstrip(".;")
+        return f"{self.choice.column}: {about}" if about else self.choice.column
+
+
+def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]]]) -> list[Choice]:
+    """The columns that texts name.
+
+    Args:
+        texts: ``column``, ``table.column``, or that without _default.
+        tables: columns by table, those of the job before those of the nodes.
+
+    Raises:
+        ConfigError: there is no such column, or more than one; the error names what is near.
+    """
+    declared = {schema.name: {field.name: field for field in schema.fields} for schema in schemas().values()}
+    names: dict[str, list[tuple[int, str, str]]] = {}
+    for job, found in tables.items():
+        for table, columns in found.items():
+            for column in columns:
+                for name in names_of(table, column):
+                    names.setdefault(name, []).append((job, table, column))
+    chosen = []
+    own = next(iter(tables))
+    for text in texts:
+        measured = _measured(text, own, tables[own], declared) if text not in names and text in MEASURES else None
+        if measured is not None:
+            chosen.append(measured)
+            continue
+        candidates = names.get(text, [])
+        candidates = [one for one in candidates if one[0] == candidates[0][0]]
+        if not candidates:
+            there = near(text, [one for found in tables.values() for one in found.items()])
+            raise ConfigError(f"no metric {shown(text)!r} is stored of this job; {there}")
+        if len(candidates) > 1:
+            each = ", ".join([shown(f"{table}.{column}", 100) for _, table, column in candidates])
+            raise ConfigError(f"{text!r} is a column of several tables; name one of {each}")
+        job, table, column = candidates[0]
+        field = declared.get(table, {}).get(column, _UNDECLARED)
+        if field.kind == "label":
+            raise ConfigError(f"{text!r} is text, which cannot be drawn")
+        chosen.append(Choice(job, table, column, field))
+    return chosen
+
+
+def _measured(
+    key: str, job: int, stored: Mapping[str, Sequence[str]], declared: Mapping[str, Mapping[str, Field]]
+) -> Choice | None:
+    """A measure of a job, of what is stored of its sources; None where nothing is."""
+    found = [
+        Choice(job, table, column, declared[table][column], key)
+        for table, column in MEASURES[key].places
+        if column in stored.get(table, ())
+    ]
+    return found[0]._replace(others=tuple(found[1:])) if found else None
+
+
+def _label(table: str) -> str | None:
+    """The column that says what a row is about."""
+    fields = schemas()[table].fields if table in schemas() else ()
+    return next((field.name for field in fields if field.kind == "label"), None)
+
+
+def gather(
+    history: History,
+    job: int,
+    texts: Sequence[str],
+    since: float | None = None,
+    until: float | None = None,
+    hosts: Collection[str] | None = None,
+    rates: bool | None = None,
+) -> list[Plotted]:
+    """The charts of what is asked for, in the order of the texts.
+
+    Args:
+        history: where it is stored.
+        job: `NODE` for the nodes.
+        texts: see `choose`.
+        since: seconds since 1970.
+        until: seconds since 1970.
+        hosts: these only.
+        rates: whether values are shown by how fast they grow; None: counters are.
+
+    Raises:
+        ColmetError: nothing is stored of the job, or not what is asked for.
+    """
+    tables = {job: history.tables(job)}
+    if not tables[job]:
+        raise ColmetError(f"nothing is stored of job {job} there")
+    if job != NODE:
+        tables[NODE] = history.tables(NODE)
+    chosen = choose(texts, tables)
+    found: dict[tuple[int, str], list[Series]] = {}
+    columns = [column for choice in chosen for column in choice.columns]
+    for choice in columns:
+        key = choice.job, choice.table
+        if key not in found:
+            wanted = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
+            if choice.table == CGROUP:
+                wanted += CAPACITY_COLUMNS
+            label = _label(choice.table)
+            limits: Limits = since, until, hosts
+            if choice.job != job:
+                limits = _presence(history, job, list(tables[job]), *limits)
+            read = history.read(choice.job, choice.table, [*wanted, label] if label else wanted, *limits)
+            found[key] = read if choice.job == NODE else of_one_agent(read)
+    plotted = []
+    there: dict[int, dict[str, Capacity]] = {}
+    for choice in chosen:
+        rate = is_rate(choice.field) if rates is None else rates
+        made: list[tuple[Line, Choice]] = []
+        for column in choice.columns:
+            most: dict[str, float] = {}
+            if rate and is_bounded(column.table, column.column):
+                if column.job not in there:
+                    there[column.job] = capacities(
+                        history, column.job, since, until, hosts, found.get((column.job, CGROUP))
+                    )
+                most = ceilings(column.table, column.column, there[column.job])
+            known = {line.host for line, _ in made}
+            series = [one for one in found[column.job, column.table] if one.host not in known]
+            factor = quantity(column.field, rate).factor
+            drawn = lines(series, column.column, _label(column.table), rate, factor, most)
+            made += [(line, column) for line in drawn]
+        if choice.measure:
+            made.sort(key=lambda pair: pair[0].host)
+        of_it = quantity(choice.field, rate)
+        plotted.append(Plotted(choice, rate, of_it, [line for line, _ in made], [column for _, column in made]))
+    if not any(one.lines for one in plotted):
+        limited = since is not None or until is not None or hosts is not None
+        where = "there in this time and on these hosts" if limited else "there"
+        instead = [one.key for one in MEASURES.values() for choice in chosen if choice[1:3] == one.places[0]]
+        hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate requires two samples"
+        raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
+    return plotted
+
+
+def _presence(
+    history: History,
+    job: int,
+    tables: Sequence[str],
+    since: float | None,
+    until: float | None,
+    hosts: Collection[str] | None,
+) -> tuple[float | None, float | None, Collection[str]]:
+    """From when to when a job was there, and where; not every table has rows of all of its hosts."""
+    rows = [one for table in tables for one in history.read(job, table, (), since, until, hosts) if len(one)]
+    if not rows:
+        return since, until, ()
+    ends = min(one.times[0] for one in rows), max(one.times[-1] for one in rows)
+    return float(ends[0]), float(ends[1]), {one.host for one in rows}
+
+
+def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
+    """What is drawn, for programs: a value that is missing is null."""
+    return {
+        "job": job,
+        "metrics": [
+            {
+                "table": one.choice.table,
+                "column": one.choice.column,
+                "node": one.choice.job == NODE,
+                **({"measure": one.choice.measure} if one.choice.measure else {}),
+                "rate": one.rate,
+                "unit": one.quantity.unit,
+                "series": [
+                    {
+                        "host": line.host,
+                        "label": line.label,
+                        **({"table": column.table, "column": column.column} if one.choice.measure else {}),
+                        "times": line.times.tolist(),
+                        "values": [None if np.isnan(value) else value for value in line.values.tolist()],
+                    }
+                    for line, column in zip(one.lines, one.columns)
+                ],
+            }
+            for one in plotted
+        ],
+    }
+
+
+def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height: int | None, utc: bool) -> bytes:
+    """The picture.
+
+    Args:
+        job: whose it is.
+        plotted: its charts.
+        kind: one of `KINDS`.
+        width: in pixels.
+        height: in pixels.
+        utc: whether its times are in UTC.
+    """
+    from colmet.commands import charts  # takes matplotlib, and a second
+
+    panels = [charts.Panel(one.title, one.quantity, one.lines) for one in plotted]
+    hosts = {line.host for one in plotted for line in one.lines}
+    where = f"on {shown(min(hosts), 100)}" if len(hosts) == 1 else f"on {len(hosts)} nodes"
+    height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
+    figure = charts.draw(panels, width, height, utc, f"Job {job} {where}" if job != NODE else f"Measured {where}")
+    return charts.png(figure) if kind == "png" else charts.svg(figure)
+
+
+def target(options: argparse.Namespace) -> tuple[str, str]:
+    """Where the picture goes, and its format.
+
+    Raises:
+        ConfigError: the file's name tells no format, or a picture would go to a terminal.
+    """
+    output = options.output
+    if output is None:
+        of = f"-{options.metrics[0]}" if len(options.metrics) == 1 else ""
+        kind = options.format or KINDS[0]
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"job-{options.job}{of}")[:100] + f".{kind}", kind
+    if output == "-":
+        if sys.stdout.isatty():
+            raise ConfigError("--output -: the picture would go to this terminal; name a file, or send it elsewhere")
+        return output, options.format or KINDS[0]
+    kind = options.format or os.path.splitext(output)[1][1:].lower()
+    if kind not in KINDS:
+        raise ConfigError(f"--output {output}: give a name that ends in .png or .svg, or --format")
+    return output, kind
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the picture; the exit status: 1 where there is nothing to draw.
+
+    Raises:
+        ColmetError: it cannot be made.
+    """
+    options.job = selection.job_of(options, options.metrics)
+    if not options.metrics:
+        raise ConfigError("no metric is named, such as memory; `colmet extract -j JOB --list` prints all of a job")
+    if len(options.metrics) > MAX_METRICS:
+        raise ConfigError(f"{len(options.metrics)} metrics: a picture has up to {MAX_METRICS}")
+    selection.check_interval(options)
+    wanted = options.output is not None or not options.json
+    if options.json and options.output == "-":
+        raise ConfigError("--json and --output - both go to standard output; name a file")
+    path, kind = target(options) if wanted else ("", "")
+    rates = True if options.rate else False if options.absolute else None
+    with sources.open_history(options) as history:
+        plotted = gather(history, options.job, options.metrics, options.since, options.until, options.host, rates)
+        for text in history.warnings:
+            print(f"colmet plot: {text}", file=sys.stderr)
+    if wanted:
+        data = picture(options.job, plotted, kind, options.width, options.height, options.utc)
+        if path == "-":
+            sys.stdout.buffer.write(data)
+        else:
+            try:
+                with open(path, "wb") as file:
+                    file.write(data)
+            except OSError as err:
+                raise ColmetError(f"{path}: cannot be written: {err.strerror}") from err
+            if not options.json:
+                sys.stdout.buffer.write(f"{path}\n".encode("utf-8", "surrogateescape"))
+    if options.json:
+        print(json.dumps(document(options.job, plotted), allow_nan=False))
+    return 0

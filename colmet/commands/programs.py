@@ -1,0 +1,69 @@
+"""All programs and commands with their command lines: for manual pages, the completion of shells, and tests."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from colmet.commands import colmet
+from colmet.common.runtime import cli
+
+
+class Program(NamedTuple):
+    """A program, or a command of ``colmet``.
+
+    Attributes:
+        build: makes its command line.
+        summary: what it does, as a line of a list.
+        section: of the manual.
+    """
+
+    build: Callable[[], cli.Parser]
+    summary: str
+    section: int = 1
+
+
+def _build_command(name: str) -> cli.Parser:
+    command = colmet.COMMANDS[name]
+    return colmet.build_command_parser(name, command, importlib.import_module(command.module))
+
+
+def _load(module: str) -> Any:
+    """A module of a program: not all programs, and what they require, need be installed."""
+    return importlib.import_module(f"colmet.{module}")
+
+
+def _build_daemon(name: str) -> cli.Parser:
+    main = _load(f"{name}.main")
+    parser: cli.Parser = main.build_parser(cli.load(main.NAMES))
+    return parser
+
+
+def _build_facility(module: str) -> cli.Parser:
+    parser: cli.Parser = _load("facility.options").build_parser(_load(f"facility.{module}").PROGRAM)
+    return parser
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "colmet": Program(lambda: colmet.build_parser(colmet.COMMANDS), "query and manage Colmet"),
+    "colmet-node": Program(partial(_build_daemon, "node"), "measure what each job on a compute node uses", 8),
+    "colmet-collector": Program(partial(_build_daemon, "collector"), "receive what nodes measure, and write it", 8),
+    "colmet-extract": Program(
+        lambda: _load("commands.extract").build_parser(), "extract a job's rows, for OAR's REST API"
+    ),
+    "colmet-facility": Program(
+        partial(_build_facility, "command"), "send logins, queues, Jupyter users and hosts as documents"
+    ),
+    "afmetrics_collector": Program(
+        partial(_build_facility, "afmetrics"), "colmet-facility with the options of afmetrics_collector"
+    ),
+    "colmet-web": Program(lambda: cli.Parser("colmet-web"), "serve the collector's JSON interface and page", 8),
+    "qmemview": Program(
+        lambda: _load("gridengine.qmemview").build_parser(), "show memory used and reserved, as QmemTools' viewer"
+    ),
+}
+COMMANDS: Mapping[str, Program] = {
+    f"colmet {name}": Program(partial(_build_command, name), command.help) for name, command in colmet.COMMANDS.items()
+}

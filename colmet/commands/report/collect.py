@@ -1,0 +1,131 @@
+"""From what has been stored of a job to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from colmet.commands.report import gpus
+from colmet.commands.report.advice import advise, withheld
+from colmet.commands.report.completeness import DELAY_S, LATER_S, NODE_TABLES, completeness_of, is_past
+from colmet.commands.report.curves import curves_of
+from colmet.commands.report.energy import energy_of, shares_of
+from colmet.commands.report.figures import (
+    COLUMNS,
+    TASKS,
+    Asked,
+    Stay,
+    added,
+    cpu_of,
+    host_of,
+    io_of,
+    largest,
+    memory_of,
+    read_stays,
+    shared_of,
+    whereabouts_of,
+)
+from colmet.commands.report.model import Number, Report
+from colmet.stored.accounts import GAPS, LEDGER
+from colmet.stored.series import NODE, History
+
+RUNNING, ENDED, UNKNOWN = "running", "ended", "unknown"
+RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at every tick
+
+
+def gather(history: History, asked: Asked, now: float) -> Report | None:
+    """The report of a job; None where there is nothing of it.
+
+    Args:
+        history: where the rows are.
+        asked: what is wanted.
+        now: the time, seconds since 1970.
+
+    Raises:
+        ColmetError: the store cannot be read.
+    """
+    job = asked.job
+    stays = read_stays(history, asked, {**COLUMNS, **gpus.COLUMNS})
+    if not stays:
+        return None
+    start, end = min(stay.start for stay in stays), max(stay.last for stay in stays)
+    tables = history.tables(NODE, start, end)
+    shares = shares_of(history, job, stays, tables)
+    of_gpus = gpus.gpus_of(history, stays, tables)
+    report = Report(
+        job=job,
+        user=next((stay.user for stay in stays if stay.user), ""),
+        state=state_of(history, asked, stays, [name for name in tables if name not in RARE], now),
+        start=start,
+        end=end,
+        wall_s=float(end - start),
+        since=asked.since,
+        until=asked.until,
+        samples=max(stay.samples for stay in stays),
+        period_s=_period_s(stays),
+        cpu=cpu_of(stays),
+        time=whereabouts_of(stays),
+        memory=memory_of(stays),
+        io=io_of(stays),
+        nodes=shared_of(history, stays, tables),
+        gpus=of_gpus,
+        energy=energy_of(shares, stays, added(gpu.energy_joules for gpu in of_gpus)),
+        completeness=completeness_of(history, job, stays, tables),
+        hosts=tuple(host_of(stay, shares[stay.host].job_joules if stay.host in shares else None) for stay in stays),
+        curves=curves_of(stays, shares),
+        switches=added(stay.total(TASKS, "nvcsw") for stay in stays),
+        involuntary_switches=added(stay.total(TASKS, "nivcsw") for stay in stays),
+        tasks_peak=largest(stay.tasks_peak for stay in stays),
+        warnings=(*_left_out(stays), *history.warnings),
+    )
+    why = withheld(report)
+    return replace(report, advice_withheld=why, advice=() if why else advise(report))
+
+
+def _left_out(stays: Sequence[Stay]) -> Sequence[str]:
+    """What sums over hosts lack, for want of rows, or as it cannot have been."""
+    found = []
+    unknown = [stay.host for stay in stays if stay.cpu_s is None]
+    if unknown and len(unknown) < len(stays):
+        found.append(f"the CPU time on {_named(unknown)} is not known, and not in the sum")
+    wrong = [stay.host for stay in stays if stay.cpu_left_out]
+    if wrong:
+        found.append(
+            f"rows of {_named(wrong)} have more CPU time than its CPUs can have run, and that is not in the sum: they "
+            "are of two nodes of one name, or were counted before the first row"
+        )
+    return found
+
+
+def _named(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+
+
+def _period_s(stays: Sequence[Stay]) -> Number:
+    periods = [stay.period_s for stay in stays if stay.period_s is not None]
+    return float(np.median(periods)) if periods else None
+
+
+def state_of(history: History, asked: Asked, stays: Sequence[Stay], tables: Sequence[str], now: float) -> str:
+    """Whether the job still runs, as far as the store tells.
+
+    It has ended where its nodes have gone on without it. Where a node has not been heard of either, it is running as
+    long as its last row is no older than rows may be.
+    """
+    last = {stay.host: stay.last for stay in stays}
+    if asked.until is not None:  # it may have gone on
+        table = max(stays[0].tables, key=lambda name: len(stays[0].tables[name]))
+        for series in history.read(asked.job, table, [], asked.until, None, list(last)):
+            if len(series):
+                last[series.host] = max(last[series.host], int(series.times[-1]))
+    end = max(last.values())
+    late_s = DELAY_S + (largest(stay.period_s for stay in stays) or 0)
+    latest = [host for host, time in last.items() if time >= end - late_s]
+    table = next((name for name in NODE_TABLES if name in tables), next(iter(sorted(tables)), ""))
+    later = history.read(NODE, table, [], end - LATER_S, end + LATER_S, latest) if table else []
+    gone = {series.host for series in later if is_past(series.times, last[series.host])}
+    if gone and all(host in gone or now - last[host] > late_s for host in latest):
+        return ENDED
+    return RUNNING if now - end <= late_s else UNKNOWN

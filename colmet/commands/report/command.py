@@ -1,0 +1,130 @@
+"""Report what a job used of what it was given, where its time went, and what to do better, from the stored rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from colmet.commands import selection
+from colmet.commands.completeness import shown
+from colmet.commands.report.collect import gather
+from colmet.commands.report.figures import Asked
+from colmet.commands.report.model import Report
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.stored.series import NODE, History
+from colmet.stored.sources import add_options as add_source_options
+from colmet.stored.sources import open_history
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the job, the interval, and what is wanted of it."""
+    parser.epilog = """\
+examples:
+  colmet report 4242
+  colmet report -j 4242 --since yesterday --html job-4242.html
+  colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
+
+exit status: 0; 1 where nothing is stored of the job, or the store cannot be read; 2 where the command line or the
+configuration is wrong."""
+    parser.usage = f"{parser.prog} [OPTION ...] JOB"
+    parser.add_argument("words", metavar="JOB", nargs="*", help="the job, unless --job names it")
+    selection.add_job(parser, "report on this job")
+    selection.add_interval(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
+    parser.add_argument("--png", metavar="FILE", help="write a picture with charts to this file")
+    add_source_options(parser)
+
+
+def document_of(report: Report) -> dict[str, Any]:
+    """All of a report but its curves, for programs; docs/tools/report.md has the names."""
+    document = asdict(replace(report, curves=()))
+    del document["curves"]
+    document["cores"] = report.cores
+    document["completeness"]["here_ratio"] = report.completeness.here_ratio
+    document["cpu"]["used_ratio"] = report.cpu.used_ratio
+    document["time"]["shares"] = asdict(report.shares)
+    for host, of_it in zip(document["hosts"], report.hosts):
+        host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
+    return {name: _finite(value) for name, value in document.items()}
+
+
+def _finite(value: Any) -> Any:
+    """A value of JSON, which knows no NaN."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report of a job, or write it to files.
+
+    Raises:
+        ColmetError: there is nothing of it, it cannot be read or written, or a library is missing.
+    """
+    options.job = selection.job_of(options, options.words)
+    if options.words:
+        raise ConfigError(f"unexpected argument {options.words[0]!r:.100}: a report is of one job")
+    if not options.job:
+        raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
+    selection.check_interval(options)
+    asked = Asked(options.job, options.since, options.until)
+    try:
+        with open_history(options) as history:
+            report = gather(history, asked, time.time())
+            if report is None:
+                raise ColmetError(nothing_of(history, asked))
+        for path, kind in ((options.html, "html"), (options.png, "png")):
+            if path is not None:
+                _write(report, path, kind)
+        if options.json:
+            print(json.dumps(document_of(report), allow_nan=False))
+        elif options.html is None and options.png is None:
+            from colmet.commands.report.text import show
+
+            show(report, sys.stdout)
+    except ModuleNotFoundError as err:
+        name = str(err.name).partition(".")[0]
+        raise ConfigError(f"it requires the Python module {name}: {how_to_install(name)}") from err
+    return 0
+
+
+def nothing_of(history: History, asked: Asked) -> str:
+    """Why there is no report: what is stored instead.
+
+    Args:
+        history: where it was looked for.
+        asked: what was.
+    """
+    if history.tables(asked.job):
+        when = [
+            f"{word} {shown(time_s)}" for word, time_s in (("since", asked.since), ("until", asked.until)) if time_s
+        ]
+        return f"job {asked.job} has no rows {' and '.join(when)}; leave out --since and --until to see all of it"
+    tables = sorted(history.tables(NODE))
+    if not tables:
+        return f"nothing is stored of job {asked.job}, nor of any node: is this the right store?"
+    return (
+        f"nothing is stored of job {asked.job}; of the nodes there are {', '.join(tables)}. Is the number right, and "
+        "has the collector written since the job began (it does at least once a minute)?"
+    )
+
+
+def _write(report: Report, path: str, kind: str) -> None:
+    from colmet.commands.report import page
+
+    write: Callable[[Report, str], None] = {"html": page.write_html, "png": page.write_png}[kind]
+    try:
+        write(report, path)
+    except OSError as err:
+        raise ColmetError(f"{path}: {err.strerror or err}") from err

@@ -1,0 +1,154 @@
+"""How much of a job's data is there: by the ledgers of its hosts, else by the steps between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from colmet.commands.report.figures import Stay, largest
+from colmet.commands.report.model import Completeness, Missing
+from colmet.stored.accounts import GAPS, LEDGER, Host, Line, gathered, look
+from colmet.stored.gap_finder import Found, Gap, Times, cadence_s, holes_of_job
+from colmet.stored.series import NODE, History, Series
+
+DELAY_S = 150  # by which rows may be later in the store than they were measured
+LATER_S = 600  # so far behind the last row it is looked whether the nodes went on
+NODE_TABLES = ("procstats_default", "RAPLstats_default", "ipmipowerstats_default")
+MARGIN_S = 600  # around a job, for the accounts before its first row and after its last
+UNSEEN = "not here: the job was not measured from its start on"
+SILENT = "not here: nothing has come of the node since"
+UNKNOWN = "not here, and there is no ledger that would say why"
+# What rows of both have to have.
+LABELS: Mapping[str, tuple[str, ...]] = {LEDGER: ("table",), GAPS: ("table", "why")}
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    LEDGER: ("epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
+    GAPS: ("epoch", "first", "last", "samples"),
+}
+
+
+def completeness_of(
+    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
+) -> Completeness:
+    """What there is of the job's rows, and what is missing.
+
+    Rows of other jobs are not read: what an account counts of theirs leaves no hole in this job's.
+
+    Args:
+        history: where the rows are.
+        job: whose.
+        stays: its rows, by host.
+        tables: of the nodes themselves, with their columns.
+    """
+    lines, unseen = _found(history, job, stays, tables)
+    told = sum(line.found.until > 0 for line in lines)
+    return Completeness(
+        here=sum(line.found.here for line in lines),
+        missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
+        method="ledger" if told == len(lines) else "mixed" if told else "steps",
+        gaps=(*_gaps(lines), *unseen),
+    )
+
+
+def hosts_of(
+    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
+) -> dict[str, Completeness]:
+    """The same, for each host; see `completeness_of`."""
+    lines, unseen = _found(history, job, stays, tables)
+    found = {}
+    for host in [stay.host for stay in stays]:
+        here = [line for line in lines if line.host == host]
+        lacking = [gap for gap in unseen if gap.host == host]
+        told = sum(line.found.until > 0 for line in here)
+        found[host] = Completeness(
+            here=sum(line.found.here for line in here),
+            missing=sum(line.found.missing for line in here) + sum(gap.rows for gap in lacking),
+            method="ledger" if told == len(here) else "mixed" if told else "steps",
+            gaps=(*_gaps(here), *lacking),
+        )
+    return found
+
+
+def _gaps(lines: Sequence[Line]) -> list[Missing]:
+    return [
+        Missing(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
+        for host, gap, rows in gathered(lines)
+    ]
+
+
+def _found(
+    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
+) -> tuple[list[Line], list[Missing]]:
+    """What there is of each table of each host, and what is missing at the ends of the job."""
+    hosts = {stay.host: Host() for stay in stays}
+    for stay in stays:
+        for table, series in stay.tables.items():
+            hosts[stay.host].add(table, job, series.times)
+    since, until = min(stay.first for stay in stays) - MARGIN_S, max(stay.last for stay in stays) + MARGIN_S
+    of_job = {table for stay in stays for table in stay.tables}
+    for name in (LEDGER, GAPS):
+        wanted = (*LABELS[name], *COUNTS[name])
+        if set(wanted) <= set(tables.get(name, ())):
+            for series in history.read(NODE, name, wanted, since, until, list(hosts)):
+                for row in _rows(series, of_job | {"*"}):
+                    hosts[series.host].note(name, row)
+    lines = [_by_steps(line, hosts[line.host].times[line.table][job]) for line in look(hosts, job, None, None)]
+    period_s = largest(stay.period_s for stay in stays)
+    return lines, [] if period_s is None else _unseen(history, stays, tables, period_s)
+
+
+def is_past(times: Times, last: int) -> bool:
+    """Whether rows that come at each sample, at these times, go on behind one of this time."""
+    return bool(times[-1] > last + 1.5 * (cadence_s(times, 0) or 1) + 1)
+
+
+def _unseen(
+    history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], period_s: float
+) -> list[Missing]:
+    """What is missing before the first rows, and of hosts that, unlike the job, were not heard of to its end."""
+    delay_s, end = DELAY_S + period_s, max(stay.last for stay in stays)
+    found = [
+        _lacks(stay, stay.start, stay.first, UNSEEN, period_s) for stay in stays if stay.first > stay.start + delay_s
+    ]
+    early = {stay.host: stay for stay in stays if stay.last < end - delay_s}
+    table = next((name for name in NODE_TABLES if name in tables), None)
+    if not early or table is None:
+        return found
+    since = min(stay.last for stay in early.values()) - LATER_S
+    for node in history.read(NODE, table, [], since, end, list(early)):
+        stay = early[node.host]
+        if is_past(node.times, stay.last):
+            continue  # the job has left the host
+        found.append(_lacks(stay, stay.last, end, SILENT, period_s))
+    return found
+
+
+def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> Missing:
+    """All tables of a job on a host, of some time before its first row or after its last one."""
+    rows = 0
+    for series in stay.tables.values():
+        once = np.unique(series.times)
+        rows += round((last - first) / cadence_s(once, stay.period_s or period_s) * len(series) / len(once))
+    return Missing(stay.host, first, last, why, tuple(sorted(stay.tables)), rows)
+
+
+def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
+    """Rows of the ledger about some tables."""
+    name = series.table
+    kinds = {column: values.dtype.kind for column, values in series.columns.items()}
+    if any(kinds.get(label) != "S" for label in LABELS[name]) or any(kinds.get(count) != "i" for count in COUNTS[name]):
+        return
+    wanted = np.isin(series.columns["table"], [table.encode() for table in about])
+    for n in np.flatnonzero(wanted).tolist():
+        row: dict[str, Any] = {label: series.columns[label][n] for label in LABELS[name]}
+        row.update({count: int(series.columns[count][n]) for count in COUNTS[name]})
+        yield {**row, "timestamp": int(series.times[n])}
+
+
+def _by_steps(line: Line, times: Times) -> Line:
+    """A table without a ledger: what is missing where rows are further apart than most."""
+    if line.found.until:
+        return line
+    gaps: list[Gap] = [gap._replace(why=UNKNOWN) for gap in holes_of_job(times)]
+    return line._replace(found=Found(line.found.here, sum(gap.rows for gap in gaps), tuple(gaps), line.found.twice, 0))

@@ -1,0 +1,434 @@
+"""The energy of the nodes, shared among the jobs on them by CPU time.
+
+From one energy sample of a node to the next: the energy is divided in proportion to the CPU time that each job used,
+and that no job did, which is what the node's CPUs were busy beyond the jobs' sum. So the power of idle CPUs is borne by
+those that ran at the time. What all of them got, and what could not be shared, is the node's energy, always.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.commands.report.figures import CPU_COLUMNS, NS, Stay, text_of
+from colmet.commands.report.model import Energy, Number, ratio
+from colmet.common.growth import MOST_WATTS, NODE_CPUS, ceiling, grown, rates, summed
+from colmet.stored.gap_finder import cadence_s
+from colmet.stored.series import NODE, History, Series
+
+Floats = npt.NDArray[np.float64]
+Tables = Mapping[str, Sequence[str]]
+
+ZONES, RAPL, IPMI, WHOLE = "raplzones_default", "RAPLstats_default", "ipmipowerstats_default", "procstats_default"
+AGENT = "agent_default"
+PACKAGES, DRAMS = range(1, 25, 6), range(5, 25, 6)  # numbers of columns of RAPLstats_default
+UJ, JIFFY_S = 1e-6, 0.01
+MARGIN_S = 120  # around a job, for the samples before its first and after its last row
+LONGEST_PERIODS = 10  # a step so many times as long as others is one of which the power is not known
+MOST_JOBS = 200  # of others that are read
+BUSY = tuple(f"stat_cpu_{kind}" for kind in ("user", "nice", "system", "irq", "softirq"))
+IDLE = ("stat_cpu_idle", "stat_cpu_iowait")
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+METHOD = (
+    "from sample to sample, each node's is shared by CPU time among its jobs and what no job used; idle CPUs' power is "
+    "borne by those that ran"
+)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The energy of a node, in steps from one sample to the next.
+
+    Attributes:
+        source: ``rapl`` or ``ipmi``.
+        starts: seconds since 1970.
+        ends: the same.
+        joules: of each.
+    """
+
+    source: str
+    starts: Floats
+    ends: Floats
+    joules: Floats
+
+
+@dataclass(frozen=True)
+class Share:
+    """What became of the energy of a node while the job was there; NaN in steps that could not be shared.
+
+    Attributes:
+        steps: the node's energy.
+        job: the job's share of each step, joules.
+        others: that of other jobs; None where it is not known which there were.
+        nobody: the rest.
+        busy_s: CPU time that was used in steps that were shared; NaN where that is not known.
+        available_s: CPU time that there was in them.
+    """
+
+    steps: Steps
+    job: Floats
+    others: Floats | None
+    nobody: Floats
+    busy_s: float
+    available_s: float
+
+    @property
+    def job_joules(self) -> Number:
+        """The job's share of what could be shared."""
+        return total([self.job])
+
+
+def total(parts: Iterable[Floats]) -> Number:
+    """The sum of what is known; None where nothing is."""
+    known = np.concatenate([np.empty(0), *parts])
+    known = known[~np.isnan(known)]
+    return float(known.sum()) if len(known) else None
+
+
+def energy_of(shares: Mapping[str, Share], stays: Sequence[Stay], gpu_joules: Number) -> Energy:
+    """The energy of all hosts together.
+
+    Args:
+        shares: of hosts of which it is known.
+        stays: the job's rows, by host.
+        gpu_joules: of the job's GPUs.
+    """
+    every = list(shares.values())
+    if not every:
+        return Energy(gpu_joules=gpu_joules)
+    others = [share.others for share in every if share.others is not None]
+    return Energy(
+        job_joules=total(share.job for share in every),
+        others_joules=total(others) if len(others) == len(every) else None,
+        nobody_joules=total(share.nobody for share in every),
+        unshared_joules=float(sum(share.steps.joules[np.isnan(share.job)].sum() for share in every)),
+        nodes_joules=float(sum(share.steps.joules.sum() for share in every)),
+        source=" and ".join(sorted({share.steps.source for share in every})),
+        method=METHOD,
+        covered_ratio=_covered(shares, stays),
+        busy_ratio=ratio(math.fsum(share.busy_s for share in every), math.fsum(share.available_s for share in every)),
+        gpu_joules=gpu_joules,
+    )
+
+
+def _covered(shares: Mapping[str, Share], stays: Sequence[Stay]) -> Number:
+    covered = 0.0
+    for stay in stays:
+        if stay.host in shares:
+            steps = shares[stay.host].steps
+            within = np.minimum(steps.ends, stay.last) - np.maximum(steps.starts, stay.start)
+            covered += float(within[within > 0].sum())
+    wall_s = math.fsum(stay.wall_s for stay in stays)
+    return min(1.0, covered / wall_s) if wall_s else None
+
+
+@dataclass(frozen=True)
+class Used:
+    """CPU time that has been used up to each of some times, seconds; it does not go down."""
+
+    times: Floats
+    cpu_s: Floats
+
+    def within(self, starts: Floats, ends: Floats) -> Floats:
+        """How much was used in each step; 0 before the first time and after the last."""
+        return np.asarray(np.interp(ends, self.times, self.cpu_s) - np.interp(starts, self.times, self.cpu_s))
+
+    def known(self, starts: Floats, ends: Floats) -> npt.NDArray[np.bool_]:
+        """Which steps are within its times, give or take a period."""
+        slack_s = 1.5 * (cadence_s(self.times.astype(np.int64), 0) or MARGIN_S)
+        return np.asarray((starts >= self.times[0] - slack_s) & (ends <= self.times[-1] + slack_s))
+
+
+def used(times: npt.NDArray[np.int64], values: Floats, since: float | None, cpus: float = math.inf) -> Used | None:
+    """CPU time from a counter, in seconds.
+
+    Args:
+        times: of the values.
+        values: NaN where missing; after one that is lower than the one before, it has begun anew.
+        since: when it was 0; None where what it had at first was used earlier.
+        cpus: how many can have run at one time.
+    """
+    found = summed(times, values, cpus, since)
+    if not len(found.times):
+        return None
+    if since is not None and since < found.times[0]:
+        return Used(np.insert(found.times, 0, since), np.insert(found.values, 0, 0.0))
+    return Used(found.times, found.values)
+
+
+def cpus_of(busy: Used, idle: Used) -> float:
+    """How many CPUs a node has, by what all of them together did."""
+    span_s = float(busy.times[-1] - busy.times[0])
+    return float(busy.cpu_s[-1] + idle.cpu_s[-1]) / span_s if span_s else math.inf
+
+
+def _cpus_at_most(series: Series, all_s: Floats) -> float:
+    """The CPUs that a node had at one time: as it says, else by what all of them together did, most of the time."""
+    told = series.values(NODE_CPUS[1])
+    if not np.isnan(told).all():
+        return float(np.nanmax(told))
+    found = rates(series.times, all_s).values
+    return max(1.0, round(float(np.nanmedian(found)))) if not np.isnan(found).all() else math.inf
+
+
+def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables) -> dict[str, Share]:
+    """The job's share of the energy of its hosts, of those of which that is known.
+
+    Args:
+        history: where the rows are.
+        job: whose.
+        stays: its rows, by host.
+        tables: of the nodes themselves, with their columns.
+    """
+    around = _Around(history, stays, tables)
+    steps = {host: found for host, found in around.steps().items() if len(found.joules)}
+    if not steps:
+        return {}
+    node = around.node_cpu()
+    others = around.other_cpu(job, sorted(steps), node)
+    return {
+        stay.host: share(stay, steps[stay.host], others.get(stay.host), node.get(stay.host))
+        for stay in stays
+        if stay.host in steps
+    }
+
+
+def share(stay: Stay, steps: Steps, others: Sequence[Used] | None, node: tuple[Used, Used] | None) -> Share:
+    """What became of the energy of one node.
+
+    Args:
+        stay: the job there.
+        steps: the node's energy.
+        others: CPU time of the other jobs; None where it is not known which there were.
+        node: CPU time of the node, busy and idle; None where it was not measured.
+    """
+    bounds = steps.starts, steps.ends
+    nothing = np.zeros(len(steps.joules))
+    own = _job_cpu(stay)
+    job = np.full(len(steps.joules), np.nan) if own is None else own.within(*bounds)
+    rest = sum([one.within(*bounds) for one in others or ()], nothing)
+    busy, idle, known = nothing, nothing, np.full(len(steps.joules), others is not None)
+    if node is not None:
+        busy, idle = [one.within(*bounds) for one in node]
+        known = node[0].known(*bounds) & node[1].known(*bounds)
+    all_s = np.maximum(busy, job + rest)
+    by_cpu = np.divide(steps.joules, all_s, out=nothing.copy(), where=all_s > 0)
+    by_cpu[~known] = np.nan
+    shared = ~np.isnan(by_cpu * job)
+    return Share(
+        steps=steps,
+        job=job * by_cpu,
+        others=None if others is None else np.where(shared, rest * by_cpu, np.nan),
+        nobody=np.where(shared, steps.joules - (job + rest) * by_cpu, np.nan),
+        busy_s=float(busy[shared].sum()),
+        available_s=float((busy + idle)[shared].sum()),
+    )
+
+
+def _job_cpu(stay: Stay) -> Used | None:
+    for table, column in CPU_COLUMNS:
+        series = stay.tables.get(table)
+        found = None
+        if series is not None:
+            most = float(ceiling(table, column, stay.capacity))
+            found = used(series.times, series.values(column) * NS, stay.start if stay.whole else None, most)
+        if found is not None:
+            return found
+    return None
+
+
+class _Around:
+    """What is stored of the nodes of a job, from a little before it to a little after.
+
+    Args:
+        history: where.
+        stays: the job's rows, by host.
+        tables: of the nodes themselves.
+    """
+
+    def __init__(self, history: History, stays: Sequence[Stay], tables: Tables) -> None:
+        self._history = history
+        self._tables = tables
+        self._stays = {stay.host: stay for stay in stays}
+        self._since = min(stay.start for stay in stays) - MARGIN_S
+        self._until = max(stay.last for stay in stays) + MARGIN_S
+
+    def _read(self, table: str, columns: Sequence[str]) -> list[Series]:
+        there = [column for column in columns if column in self._tables.get(table, ())]
+        if not there:
+            return []
+        return self._history.read(NODE, table, there, self._since, self._until, list(self._stays))
+
+    def steps(self) -> dict[str, Steps]:
+        """The energy of each node while the job was there: of RAPL's zones, else the power that the BMC tells."""
+        found = {}
+        for series in self._read(IPMI, ("average_power_consumption", "current_power")):
+            found[series.host] = power_steps(series)
+        for series in self._read(RAPL, [f"counter_{n}" for n in (*PACKAGES, *DRAMS)]):
+            steps = column_steps(series)
+            if len(steps.joules):
+                found[series.host] = steps
+        for series in self._read(ZONES, ("zone", "name", "energy")):
+            steps = zone_steps(series)
+            if len(steps.joules):
+                found[series.host] = steps
+        for host, steps in found.items():
+            stay = self._stays[host]
+            found[host] = _within(steps, stay.start, max(stay.last, stay.start + 1))
+        return found
+
+    def node_cpu(self) -> dict[str, tuple[Used, Used]]:
+        """CPU time of each node, busy and idle."""
+        found = {}
+        for series in self._read(WHOLE, (*BUSY, *IDLE, NODE_CPUS[1])):
+            ran, idled = [
+                np.sum([series.values(column) for column in columns], axis=0) * JIFFY_S for columns in (BUSY, IDLE)
+            ]
+            cpus = _cpus_at_most(series, ran + idled)
+            busy, idle = [used(series.times, values, None, cpus) for values in (ran, idled)]
+            if busy is not None and idle is not None:
+                found[series.host] = busy, idle
+        return found
+
+    def other_cpu(self, job: int, hosts: Sequence[str], node: Mapping[str, tuple[Used, Used]]) -> dict[str, list[Used]]:
+        """CPU time of the other jobs on each host, of hosts of which it is known which these were.
+
+        Args:
+            job: which is no other.
+            hosts: that are asked for.
+            node: what `node_cpu` says.
+        """
+        there = self._other_jobs(job, hosts)
+        found: dict[str, list[Used]] = {host: [] for host, jobs in there.items() if len(jobs) <= MOST_JOBS}
+        hosts_of: dict[int, list[str]] = defaultdict(list)
+        for host in found:
+            for other in there[host]:
+                hosts_of[other].append(host)
+        for other, on in sorted(hosts_of.items()):
+            for series, column in self._cpu_of(other, on):
+                # a job that came meanwhile has its first row up to a period after its start
+                period_s = cadence_s(series.times, 0) or 1
+                came = series.times[0] - period_s if series.times[0] > self._since + 2 * period_s else None
+                at_first = np.nanmin(series.values(column)) * NS
+                if series.host in node and at_first > 2 * period_s * cpus_of(*node[series.host]):
+                    came = None  # it was there before, and not measured
+                most = cpus_of(*node[series.host]) if series.host in node else math.inf
+                cpu = used(series.times, series.values(column) * NS, came, most)
+                if cpu is not None:
+                    found[series.host].append(cpu)
+        return found
+
+    def _cpu_of(self, job: int, hosts: Sequence[str]) -> list[tuple[Series, str]]:
+        found: dict[str, tuple[Series, str]] = {}
+        for table, column in CPU_COLUMNS:
+            left = [host for host in hosts if host not in found]
+            for one in self._history.read(job, table, [column], self._since, self._until, left) if left else ():
+                if not np.isnan(one.values(column)).all():
+                    found[one.host] = one, column
+        return list(found.values())
+
+    def _other_jobs(self, job: int, hosts: Sequence[str]) -> dict[str, set[int]]:
+        """Which other jobs there were; hosts of which that is not known are left out."""
+        found: dict[str, set[int]] = {}
+        for series in self._read(AGENT, ("jobs", "jobs_started")):
+            if _is_alone(series, self._stays[series.host]):
+                found[series.host] = set()
+        unsure = [host for host in hosts if host not in found]
+        tables = [table for table in (WHOLE, IPMI, RAPL) if "involved_jobs" in self._tables.get(table, ())]
+        if not unsure or not tables:
+            return found
+        for series in self._history.read(NODE, tables[0], ["involved_jobs"], self._since, self._until, unsure):
+            texts = np.unique(series.columns.get("involved_jobs", np.empty(0, "S1")))
+            found[series.host] = {int(number) for text in texts for number in _NUMBER.findall(text_of(text))}
+        return {host: jobs - {job} for host, jobs in found.items() if host not in unsure or job in jobs}
+
+
+def _within(steps: Steps, first: float, last: float) -> Steps:
+    """The steps of an interval; of one that is in it in part, that part."""
+    inside = (steps.ends > first) & (steps.starts < last)
+    starts, ends = steps.starts[inside], steps.ends[inside]
+    within = np.maximum(starts, first), np.minimum(ends, last)
+    return Steps(steps.source, *within, steps.joules[inside] * (within[1] - within[0]) / (ends - starts))
+
+
+def _is_alone(agent: Series, stay: Stay) -> bool:
+    """Whether the agent's counts tell that no other job was there, not even between two of them."""
+    counts = np.array([agent.values("jobs"), agent.values("jobs_started")])
+    here = ~np.isnan(counts).any(axis=0)  # rows of the agent as a whole
+    times, (jobs, started) = agent.times[here], counts[:, here]
+    first = np.searchsorted(times, stay.start, "right") - 1
+    end = np.searchsorted(times, stay.last) + 1
+    if first < 0 or end > len(times):
+        return False
+    jobs, came = jobs[first:end], np.diff(started[first:end])
+    return bool(jobs.max() <= 1 and (came >= 0).all() and jobs[0] + came.sum() <= 1)
+
+
+def zone_steps(series: Series) -> Steps:
+    """Energy of processors and memory: packages and dram, which are beside each other; other zones are inside them."""
+    zones, names = series.columns.get("zone"), series.columns.get("name")
+    if zones is None or names is None:
+        return _steps("rapl", series.times[:0], np.empty((0, 0)))
+    wanted = np.char.startswith(names.astype("S64"), b"package") | (names == b"dram")
+    times = np.unique(series.times[wanted])
+    energy = series.values("energy") * UJ
+    table = np.full((len(times), len(np.unique(zones[wanted]))), np.nan)
+    for column, zone in enumerate(np.unique(zones[wanted])):
+        rows = wanted & (zones == zone)
+        table[np.searchsorted(times, series.times[rows]), column] = energy[rows]
+    return _steps("rapl", times, table)
+
+
+def _steps(source: str, times: npt.NDArray[np.int64], counters: Floats) -> Steps:
+    """Steps of counters, shape (times, counters); what one that has begun anew had counted before is not known."""
+    whole = ~np.isnan(counters).any(axis=1) if counters.size else np.zeros(len(times), bool)
+    at, counters = times[whole].astype(np.float64), counters[whole]
+    if len(at) < 2:
+        return _none(source)
+    seconds = np.diff(at)
+    joules = np.sum([grown(at, counter, MOST_WATTS) for counter in counters.T], axis=0)
+    good = ~np.isnan(joules) & (seconds > 0)
+    return Steps(source, at[:-1][good], at[1:][good], joules[good])
+
+
+def _none(source: str) -> Steps:
+    return Steps(source, np.empty(0), np.empty(0), np.empty(0))
+
+
+def column_steps(series: Series) -> Steps:
+    """Energy of processors and memory from the columns of Colmet 0.6, each with the energy since the row before."""
+    parts = np.array([series.values(f"counter_{n}") for n in (*PACKAGES, *DRAMS)]) * UJ
+    has = ~np.isnan(parts).all(axis=1)
+    if len(series) < 2 or not has.any():
+        return _none("rapl")
+    joules = parts[has].sum(axis=0)  # NaN where one of those that this node has could not be read
+    times, at = np.unique(series.times.astype(np.float64), return_inverse=True)
+    joules = np.bincount(at, joules).astype(np.float64)  # several rows may have one second
+    good = ~np.isnan(joules[1:])
+    return Steps("rapl", times[:-1][good], times[1:][good], joules[1:][good])
+
+
+def power_steps(series: Series) -> Steps:
+    """Energy of the whole node from its power: the mean of two samples, for the time between them."""
+    watts = series.values("average_power_consumption")
+    watts = np.where(np.isnan(watts), series.values("current_power"), watts)
+    here = ~np.isnan(watts)
+    times = series.times[here].astype(np.float64)
+    joules = power_joules(times, watts[here])
+    good = ~np.isnan(joules)
+    return Steps("ipmi", times[:-1][good], times[1:][good], joules[good])
+
+
+def power_joules(times: Floats, watts: Floats) -> Floats:
+    """Energy of each step between samples of power, by the mean of both; NaN where that is not known, as in a gap."""
+    steps_s = np.diff(times)
+    joules = (watts[:-1] + watts[1:]) / 2 * steps_s
+    if len(steps_s):
+        joules[(steps_s <= 0) | (steps_s > LONGEST_PERIODS * max(1.0, float(np.median(steps_s))))] = np.nan
+    return np.asarray(joules)

@@ -1,0 +1,123 @@
+"""GPUs that a job held or used: for how long, how much they computed, their memory and energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.commands.report.energy import LONGEST_PERIODS, UJ, power_joules
+from colmet.commands.report.figures import Stay, labels, text_of
+from colmet.commands.report.model import Gpu, Number
+from colmet.common.growth import MOST_WATTS, grown
+from colmet.stored.gap_finder import cadence_s
+from colmet.stored.series import NODE, History, Series
+
+OF_JOB, OF_NODE, SUMMED = "nvidiajobs_default", "nvidiagpus_default", "nvidiastats_default"
+MIB = float(1 << 20)
+NODE_COLUMNS = ("uuid", "name", "jobs", "energy", "power", "utilization_gpu", "memory_total")
+# What is read of the job's own tables.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    OF_JOB: ("uuid", "processes", "memory_used"),
+    SUMMED: ("power", "utilization-gpu", "memory-total", "memory-used", "gpus_idle", "gpus"),
+}
+
+
+def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
+    """The job's GPUs, by host.
+
+    Args:
+        history: where the rows are.
+        stays: the job's rows, by host.
+        tables: of the nodes themselves, with their columns.
+    """
+    holding = [stay for stay in stays if OF_JOB in stay.tables]
+    of_node: dict[str, Series] = {}
+    wanted = [column for column in NODE_COLUMNS if column in tables.get(OF_NODE, ())]
+    if holding and "uuid" in wanted:
+        since, until = min(stay.start for stay in holding), max(stay.last for stay in holding)
+        read = history.read(NODE, OF_NODE, wanted, since, until, [stay.host for stay in holding])
+        of_node = {series.host: series for series in read}
+    found: list[Gpu] = []
+    for stay in stays:
+        if OF_JOB in stay.tables:
+            series = stay.tables[OF_JOB]
+            uuids = np.unique(labels(series, "uuid")).tolist()
+            found += [_gpu(stay, uuid, series, of_node.get(stay.host)) for uuid in uuids]
+        elif SUMMED in stay.tables:
+            found.append(_summed(stay, stay.tables[SUMMED]))
+    return tuple(found)
+
+
+def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> Gpu:
+    rows = labels(series, "uuid") == uuid
+    times, processes, memory = series.times[rows], series.values("processes")[rows], series.values("memory_used")[rows]
+    steps_s = _steps_s(times)
+    gpu = Gpu(
+        stay.host,
+        text_of(uuid),
+        held_s=float(steps_s.sum()),
+        idle_s=None if np.isnan(processes).all() else float(steps_s[processes == 0].sum()),
+        memory_peak_bytes=_most(memory),
+    )
+    if of_node is None:
+        return gpu
+    its = labels(of_node, "uuid") == uuid
+    held = its & np.isin(of_node.times, times)
+    names = labels(of_node, "name")[its].tolist()
+    return replace(
+        gpu,
+        name=text_of(names[-1]) if len(names) else "",
+        use_ratio=_mean(of_node.values("utilization_gpu")[held], 0.01),
+        memory_bytes=_most(of_node.values("memory_total")[its]),
+        energy_joules=_energy(of_node, its, times),
+    )
+
+
+def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> Number:
+    """Energy of a GPU between samples at which it was the job's, divided by the jobs that had it."""
+    at, energy, watts = of_node.times[its], of_node.values("energy")[its] * UJ, of_node.values("power")[its]
+    order = np.lexsort((energy, at))  # stores need not keep the order of rows of one second
+    at, energy, watts = at[order], energy[order], watts[order]
+    sharing = np.char.count(labels(of_node, "jobs")[its][order], b",") + 1.0
+    seconds = at.astype(np.float64)
+    joules = grown(seconds, energy, MOST_WATTS)
+    joules = np.where(np.isnan(joules), power_joules(seconds, watts), joules)
+    ours = np.isin(at[1:], held) & ~np.isnan(joules)
+    return float((joules / sharing[1:])[ours].sum()) if ours.any() else None
+
+
+def _summed(stay: Stay, series: Series) -> Gpu:
+    """All GPUs of a job together, where nothing tells them apart."""
+    steps_s = _steps_s(series.times)
+    gpus, idle = series.values("gpus"), series.values("gpus_idle")
+    joules = power_joules(series.times.astype(np.float64), series.values("power"))
+    return Gpu(
+        stay.host,
+        "",
+        held_s=float(steps_s.sum()),
+        idle_s=None if np.isnan(idle).all() else float(steps_s[(idle > 0) & (idle == gpus)].sum()),
+        use_ratio=_mean(series.values("utilization-gpu"), 0.01),
+        memory_peak_bytes=_most(series.values("memory-used"), MIB),
+        memory_bytes=_most(series.values("memory-total"), MIB),
+        energy_joules=float(np.nansum(joules)) if not np.isnan(joules).all() else None,
+    )
+
+
+def _steps_s(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """How long each sample stands for: up to it from the one before, or a period where that is further away."""
+    period_s = cadence_s(times, 0)
+    steps_s = np.diff(times.astype(np.float64), prepend=times[0] - period_s)
+    return np.minimum(steps_s, LONGEST_PERIODS * (period_s or np.inf))
+
+
+def _most(values: npt.NDArray[np.float64], factor: float = 1.0) -> Number:
+    values = values[~np.isnan(values)]
+    return float(values.max()) * factor if len(values) else None
+
+
+def _mean(values: npt.NDArray[np.float64], factor: float) -> Number:
+    values = values[~np.isnan(values)]
+    return float(values.mean()) * factor if len(values) else None

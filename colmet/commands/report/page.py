@@ -1,0 +1,307 @@
+"""A report as a page of HTML in one file, and as one picture.
+
+Both say what the text says, and show the curves. The page runs no scripts and loads nothing; it is laid out for a desk,
+a phone and paper, light and dark.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+from rich.style import Style
+from rich.text import Text
+
+from colmet import __version__
+from colmet.commands import charts
+from colmet.commands.report.model import Curve, HostFigures, Number, Report
+from colmet.commands.report.text import MOST_LINES, Page, by_use
+from colmet.commands.units import UNKNOWN, cores, energy, percent, size
+from colmet.common.runtime.plural import counted
+from colmet.stored.curves import QUANTITIES, Quantity, per_second, shown
+
+CHART_SIZE = (360, 190)  # pixels; charts stand side by side as far as there is room, and are not made smaller
+PICTURE_WIDTH, ROW_HEIGHT, LINE_HEIGHT = 1200, 210, 18
+CHARACTERS = 150  # of a line in the picture
+MOST_HOSTS = 200  # in the table; all are in the JSON
+FEW_HOSTS = 16  # more are folded away
+LONGEST = 400  # characters of a line of text
+
+QUANTITY = {
+    "cores": Quantity("cores"),
+    "tasks": Quantity("tasks"),
+    "bytes": QUANTITIES["bytes"],
+    "bytes/s": per_second(QUANTITIES["bytes"]),
+    "percent": QUANTITIES["percent"],
+    "watts": QUANTITIES["watts"],
+}
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --page: #ffffff; --card: #f6f8fa; --line: #d1d9e0;
+  --cyan: #0072b2; --green: #009e73; --red: #d55e00; --magenta: #a84f8c; --yellow: #b07d00; --blue: #2f81c1; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9da7b1; --page: #0f1318; --card: #181d23;
+  --line: #353c45; --magenta: #cc79a7; --yellow: #e69f00; --blue: #56b4e9; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.2rem; max-width: 84rem; color: var(--ink); background: var(--page);
+  font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
+h1 { margin: 0 0 .2rem; font-size: 1.5rem; line-height: 1.2; }
+h2 { margin: 1.6rem 0 .6rem; font-size: 1.1rem; }
+h3 { margin: 0 0 .3rem; font-size: .95rem; }
+p { margin: .15rem 0; }
+small, .soft { color: var(--soft); font-size: .87rem; }
+.grid { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr)); }
+.card { padding: .8rem; border: 1px solid var(--line); border-radius: .5rem; background: var(--card); min-width: 0;
+  margin: 0; break-inside: avoid; }
+.share { display: grid; grid-template-columns: 4.4rem 1fr; gap: 0 .6rem; align-items: center; margin: .2rem 0; }
+.share b { font-variant-numeric: tabular-nums; }
+.share span { grid-column: 1 / -1; }
+.bar { width: 100%; height: .7rem; display: block; }
+.bar .rest { fill: var(--line); }
+.cyan { fill: var(--cyan); } .green { fill: var(--green); } .red { fill: var(--red); } .blue { fill: var(--blue); }
+.magenta { fill: var(--magenta); } .yellow { fill: var(--yellow); }
+.alarm { color: var(--red); font-weight: 600; }
+.chart svg { width: 100%; height: auto; display: block; }
+.names { display: flex; flex-wrap: wrap; gap: .1rem 1.2rem; margin: 0 0 .6rem; padding: 0; list-style: none; }
+.names svg { width: 1.6rem; height: .6rem; }
+.advice { margin: 0; padding-left: 1.2rem; }
+.advice li { margin: .4rem 0; }
+table { width: 100%; border-collapse: collapse; }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
+td { font-variant-numeric: tabular-nums; }
+th { font-weight: 600; }
+tr > :first-child { text-align: left; padding-left: 0; }
+summary { cursor: pointer; }
+footer { margin-top: 1.6rem; }
+@media (max-width: 40rem) {
+  body { padding: .8rem; }
+  thead { position: absolute; clip-path: inset(50%); }
+  tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1rem; padding: .4rem 0;
+    border-bottom: 1px solid var(--line); }
+  th, td { padding: 0; border: 0; }
+  tbody th { grid-column: 1 / -1; }
+  td { display: flex; justify-content: space-between; }
+  td::before { content: attr(data-of); color: var(--soft); }
+}
+@media print { body { max-width: none; padding: 0; } .card { background: none; } }
+"""
+POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-"
+    f"{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
+)
+
+
+class Words(Page):
+    """The report's text with a mark instead of each bar, for somebody else to draw."""
+
+    def __init__(self) -> None:
+        super().__init__("", "")
+
+    def bar(self, part: Number, style: str = "cyan") -> Text:
+        """The share as a number, which carries what a bar would show."""
+        if part is None:
+            return Text("")
+        return Text(f"{percent(part)}  ", Style(meta={"share": part, "colour": style}))
+
+
+class Said(NamedTuple):
+    """A line of the report.
+
+    Attributes:
+        text: what it says, without control characters.
+        share: what a bar shows, from 0 to 1, and its colour; None where there is no bar.
+        alarm: whether it is something bad.
+    """
+
+    text: str
+    share: tuple[float, str] | None = None
+    alarm: bool = False
+
+
+def said(line: Text) -> Said:
+    """A line of the text, for other uses."""
+    styles = [style if isinstance(style, Style) else Style.parse(str(style)) for style in (line.style, *_spans(line))]
+    found = [style.meta for style in styles if "share" in style.meta]
+    share = (min(1.0, max(0.0, float(found[0]["share"]))), str(found[0]["colour"])) if found else None
+    text = shown(line.plain.strip(), LONGEST).replace(" %", "\N{NO-BREAK SPACE}%")
+    return Said(text, share, any(style.bold and not style.meta for style in styles))
+
+
+def _spans(line: Text) -> list[str | Style]:
+    return [span.style for span in line.spans]
+
+
+def capital(text: str) -> str:
+    """A sentence, as it begins a line."""
+    return shown(text[:1].upper() + text[1:], LONGEST)
+
+
+def panel(curve: Curve, titled: bool) -> charts.Panel:
+    """The chart of a curve."""
+    return charts.Panel(heading(curve) if titled else "", QUANTITY[curve.unit], curve.lines, curve.bound)
+
+
+def heading(curve: Curve) -> str:
+    """The title of a chart."""
+    if curve.bound is None or curve.unit == "percent":
+        return curve.title
+    divisor, unit = QUANTITY[curve.unit].scale(curve.bound)
+    return f"{curve.title}, of {curve.bound / divisor:.4g} {unit}{' a host' if len(curve.lines) > 1 else ''}"
+
+
+def _told(curve: Curve) -> str:
+    """A chart in words."""
+    values = np.concatenate([line.values[np.isfinite(line.values)] for line in curve.lines] or [np.empty(0)])
+    if not len(values):
+        return "No values."
+    divisor, unit = QUANTITY[curve.unit].scale(float(values.max()))
+    low, mean, high = [value / divisor for value in (values.min(), values.mean(), values.max())]
+    return f"{counted(len(curve.lines), 'hosts')}: from {low:.3g} to {high:.3g} {unit}, {mean:.3g} on average."
+
+
+def write_html(report: Report, path: str) -> None:
+    """Write the page.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = "\n".join(_page(report)) + "\n"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _page(report: Report) -> Iterator[str]:
+    words = Words()
+    title, *about = [said(line) for line in words.title(report)]
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{escape(title.text)}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
+    yield f"<header>\n<h1>{escape(title.text)}</h1>"
+    yield from [f'<p class="soft">{escape(line.text)}</p>' for line in about]
+    yield "</header>\n<main>"
+    yield from _advice(report)
+    yield '<h2>Figures</h2>\n<div class="grid">'
+    for label, lines in words.sections(report):
+        yield f'<section class="card">\n<h3>{escape(label)}</h3>'
+        yield from [_line(said(line)) for line in lines]
+        yield "</section>"
+    yield "</div>"
+    yield from _charts(report)
+    if len(report.hosts) > 1:
+        yield from _hosts(report.hosts)
+    yield "</main>\n<footer>"
+    yield from [f'<p class="alarm">{escape(shown(text, LONGEST))}</p>' for text in report.warnings]
+    yield f"<p><small>Made by colmet report {escape(__version__)}. Times are UTC.</small></p>\n</footer>"
+    yield "</body>\n</html>"
+
+
+def _line(line: Said) -> str:
+    if line.share is None:
+        return f'<p class="alarm">{escape(line.text)}</p>' if line.alarm else f"<p>{escape(line.text)}</p>"
+    part, colour = line.share
+    number, _, rest = line.text.partition("  ")
+    return (
+        f'<div class="share"><b>{escape(number)}</b><svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" '
+        f'aria-hidden="true"><rect class="rest" width="100" height="6"/><rect class="{escape(colour)}" '
+        f'width="{100 * part:.1f}" height="6"/></svg><span>{escape(rest.strip())}</span></div>'
+    )
+
+
+def _advice(report: Report) -> Iterator[str]:
+    yield "<section>\n<h2>Advice</h2>"
+    if report.advice:
+        yield '<ul class="advice">'
+        for one in report.advice:
+            rule = f"{shown(one.rule)}: {shown(one.because, LONGEST)}"
+            yield f"<li>{escape(capital(one.text))}<br><small>{escape(rule)}</small></li>"
+        yield "</ul>"
+    else:
+        yield f"<p>{escape(_no_advice(report))}</p>"
+    yield "</section>"
+
+
+def _no_advice(report: Report) -> str:
+    return f"None: {shown(report.advice_withheld or 'none of the rules applies', LONGEST)}."
+
+
+def _charts(report: Report) -> Iterator[str]:
+    if not report.curves:
+        return
+    yield "<h2>Over time</h2>"
+    hosts = sorted({line.name for curve in report.curves for line in curve.lines})
+    names = hosts if 1 < len(hosts) <= charts.MAX_LINES else []
+    if names:
+        yield '<ul class="names">'
+        for number, name in enumerate(names):
+            colour, dash = charts.look(number)
+            dashes = ' stroke-dasharray="6 2"' if dash else ""
+            yield (
+                f'<li><svg viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" stroke="{colour}" stroke-width="3"'
+                f"{dashes}/></svg> {escape(name)}</li>"
+            )
+        yield "</ul>"
+    ends = charts.span([line for curve in report.curves for line in curve.lines])
+    yield '<div class="grid">'
+    for number, curve in enumerate(report.curves):
+        figure = charts.draw([panel(curve, titled=False)], *CHART_SIZE, utc=True, names=names, ends=ends)
+        picture = charts.inline_svg(figure, f"chart{number}", heading(curve), _told(curve))
+        yield f'<figure class="card chart">\n<h3>{escape(shown(heading(curve), 100))}</h3>\n{picture}\n</figure>'
+    yield "</div>"
+
+
+COLUMNS: Sequence[tuple[str, Callable[[HostFigures], str]]] = (
+    ("CPU", lambda host: percent(host.cpu_used_ratio)),
+    ("cores", lambda host: cores(host.cores)),
+    ("memory", lambda host: size(host.memory_peak_bytes)),
+    ("read", lambda host: size(host.read_bytes)),
+    ("written", lambda host: size(host.written_bytes)),
+    ("energy", lambda host: energy(host.energy_joules)),
+)
+
+
+def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
+    columns = [(name, of) for name, of in COLUMNS if any(of(host) != UNKNOWN for host in hosts)]
+    order = [hosts[at] for at in by_use(hosts)[:MOST_HOSTS]]
+    yield "<section>\n<h2>Hosts</h2>"
+    if len(hosts) > FEW_HOSTS:
+        yield f"<details>\n<summary>{counted(len(hosts), 'hosts')}, those with most CPU time first</summary>"
+    yield '<table>\n<thead><tr><th scope="col">Host</th>'
+    yield from [f'<th scope="col">{name}</th>' for name, _ in columns]
+    yield "</tr></thead>\n<tbody>"
+    for host in order:
+        cells = "".join([f'<td data-of="{name}">{escape(of(host))}</td>' for name, of in columns])
+        yield f'<tr><th scope="row">{escape(shown(host.host, 100))}</th>{cells}</tr>'
+    yield "</tbody>\n</table>"
+    if len(hosts) > len(order):
+        yield f"<p>and {len(hosts) - len(order)} more (colmet report --json has all)</p>"
+    if len(hosts) > FEW_HOSTS:
+        yield "</details>"
+    yield "</section>"
+
+
+def write_png(report: Report, path: str) -> None:
+    """Write the picture.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    words = Words()
+    title, *about = [said(line).text for line in words.title(report)]
+    parts = [("", about), *[(label, [said(line).text for line in lines]) for label, lines in words.sections(report)]]
+    parts.append(("Advice", [capital(one.text) for one in report.advice] or [_no_advice(report)]))
+    parts.append(("Warning", [shown(one, LONGEST) for one in report.warnings[:MOST_LINES]]))
+    text = [
+        ("" if n else label, line)
+        for label, lines in parts
+        for n, line in enumerate([part for line in lines for part in textwrap.wrap(line, CHARACTERS)])
+    ]
+    panels = [panel(curve, titled=True) for curve in report.curves]
+    height = LINE_HEIGHT * (len(text) + 4) + ROW_HEIGHT * -(-len(panels) // 2)
+    figure = charts.draw(panels, PICTURE_WIDTH, height, True, title, text=text, columns=2)
+    with open(path, "wb") as file:
+        file.write(charts.png(figure))

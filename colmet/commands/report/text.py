@@ -1,0 +1,327 @@
+"""A report as text: it reads well at 80 columns, in a pipe, and without colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import IO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from colmet.commands.report.figures import text_of
+from colmet.commands.report.model import HostFigures, Number, Report, ratio
+from colmet.commands.units import UNKNOWN, cores, count, duration, energy, percent, power, size
+from colmet.common.measures import PROCESSES
+from colmet.common.runtime.plural import counted
+
+BAR = 20  # characters
+MOST_HOSTS, FEW_HOSTS = 12, 4  # more hosts than the first are shown as so many at the top, and at the bottom
+MOST_LINES = 6  # of gaps, GPUs and warnings each
+NOT_MEASURED = "not measured"
+STATES = {"running": "running", "ended": "ended", "unknown": "not heard of since its last sample"}
+
+
+def show(report: Report, file: IO[str], width: int | None = None) -> None:
+    """Print a report.
+
+    Args:
+        report: which.
+        file: where to; a terminal gets colours, unless NO_COLOR is set.
+        width: columns; by default those of the terminal, of COLUMNS, or 80.
+    """
+    console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")))
+    with console.capture() as captured:  # written at once, so that who reads a part only is no error of rich's
+        for part in page.parts(report):
+            console.print(part)
+    text = captured.get()
+    if not console.is_terminal:
+        text = "".join([f"{line.rstrip()}\n" for line in text.splitlines()])
+    file.write(text.encode(console.encoding, "replace").decode(console.encoding))
+
+
+def clock(time_s: float) -> str:
+    """A time, in UTC."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def listed(*parts: tuple[str, str]) -> str:
+    """What is known of several things, each behind its name."""
+    return ", ".join([f"{name} {value}" for name, value in parts if value != UNKNOWN])
+
+
+def domain_of(hosts: Sequence[str]) -> str:
+    """What the names of several hosts end in, from a dot on; empty where they have nothing in common."""
+    ends = {host[host.find(".") :] if "." in host else "" for host in hosts}
+    return ends.pop() if len(ends) == 1 and len(hosts) > 1 else ""
+
+
+class Page:
+    """Lays a report out.
+
+    Args:
+        full: a character of a bar.
+        empty: one of the rest of it.
+    """
+
+    def __init__(self, full: str, empty: str) -> None:
+        self._full = full
+        self._empty = empty
+        self._domain = ""
+
+    def parts(self, report: Report) -> Iterator[RenderableType]:
+        """All of it, from top to bottom."""
+        self._domain = domain_of([host.host for host in report.hosts])
+        yield from self.title(report)
+        yield ""
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, style="bold")
+        grid.add_column()
+        for label, lines in self.sections(report):
+            for n, line in enumerate(lines):
+                grid.add_row("" if n else label, line)
+        yield grid
+        if len(report.hosts) > 1:
+            yield ""
+            yield self._hosts(report)
+        yield from self._advice(report)
+        for text in report.warnings[:MOST_LINES]:
+            yield Text(f"warning: {text_of(text)}", style="yellow")
+
+    def title(self, report: Report) -> Iterator[Text]:
+        """Whose report it is, of when, and how much of the data is here."""
+        of = f" of {text_of(report.user)}" if report.user else ""
+        hosts = counted(len(report.hosts), "hosts")
+        if len(report.hosts) == 1:
+            hosts = text_of(report.hosts[0].host)
+        elif self._domain:
+            hosts += f" of {text_of(self._domain[1:])}"
+        yield Text(f"Job {report.job}{of} on {hosts}: {STATES[report.state]}", style="bold")
+        every = f", one every {duration(report.period_s)}" if report.period_s else ""
+        yield Text(f"{clock(report.start)} to {clock(report.end)} UTC: {duration(report.wall_s)}")
+        yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
+        if report.since is not None or report.until is not None:
+            yield Text("Figures are of this interval only.", style="italic")
+
+    def _data(self, report: Report) -> str:
+        found = report.completeness
+        how = {
+            "ledger": "",
+            "steps": " (an estimate: there is no ledger)",
+            "mixed": " (in part an estimate: some tables have no ledger)",
+        }[found.method]
+        if not found.missing:
+            return f"none is missing{how}"
+        return f"{percent(found.here_ratio)} of the data is here{how}"
+
+    def sections(self, report: Report) -> Iterator[tuple[str, list[Text]]]:
+        """The figures: a name, and lines."""
+        yield "CPU", list(self._cpu(report))
+        yield "Time", list(self._time(report))
+        yield "Memory", list(self._memory(report))
+        yield "I/O", list(self._io(report))
+        nodes = list(self._nodes(report))
+        if nodes:
+            yield "Nodes", nodes
+        if report.gpus:
+            yield "GPUs", list(self._gpus(report))
+        yield "Energy", list(self._energy(report))
+        if report.completeness.gaps:
+            yield "Gaps", list(self._gaps(report))
+
+    def _name(self, host: str) -> str:
+        return text_of(host[: len(host) - len(self._domain)])
+
+    def bar(self, part: Number, style: str = "cyan") -> Text:
+        """A bar, and the share as a number."""
+        if part is None:
+            return Text("")
+        whole = min(BAR, max(0, round(part * BAR)))
+        return Text.assemble(
+            (self._full * whole, style), (self._empty * (BAR - whole), "dim"), f" {percent(part):>10}  "
+        )
+
+    def _cpu(self, report: Report) -> Iterator[Text]:
+        cpu = report.cpu
+        if cpu.used_s is None:
+            yield Text(NOT_MEASURED)
+            return
+        if report.cores is not None:
+            of = f" of {count(cpu.cpus)}" if cpu.cpus else ""
+            what = "core" if cpu.cpus == 1 else "cores"
+            yield self.bar(cpu.used_ratio) + Text(f"used {cores(report.cores)}{of} {what} on average")
+        of = f" of {duration(cpu.available_s)}" if cpu.available_s else ""
+        how = "" if cpu.source == "cgroup" else ", by its tasks (its cgroup was not measured)"
+        kinds = listed(
+            ("user", percent(None if cpu.system_ratio is None else 1 - cpu.system_ratio)),
+            ("system", percent(cpu.system_ratio)),
+        )
+        yield Text(f"CPU time {duration(cpu.used_s)}{of}{how}" + (f": {kinds}" if kinds else ""))
+        if not cpu.cpus:
+            yield Text("How many cores it was given was not measured.")
+        if cpu.unattributed_s and cpu.unattributed_s >= 0.01 * cpu.used_s:
+            yield Text(f"{duration(cpu.unattributed_s)} of it by tasks that are not known (too short, or lost)")
+        if cpu.throttled_s:
+            yield Text(f"kept from running by its quota for {duration(cpu.throttled_s)}")
+
+    def _time(self, report: Report) -> Iterator[Text]:
+        time, shares = report.time, report.shares
+        waits = (
+            ("waiting for a CPU", time.waiting_cpu_s, shares.waiting_cpu_ratio),
+            ("block I/O", time.block_io_s, shares.block_io_ratio),
+            ("swap", time.swap_s, shares.swap_ratio),
+            ("reclaim", time.reclaim_s, shares.reclaim_ratio),
+        )
+        if time.running_s is None and all(value is None for _, value, _ in waits):
+            yield Text(NOT_MEASURED)
+        if time.running_s is not None:
+            yield self.bar(shares.running_ratio, "green") + Text(f"running {duration(time.running_s)}")
+        for name, value, part in waits:
+            if value:
+                yield self.bar(part, "red") + Text(f"{name} {duration(value)}")
+        if shares.idle_ratio is not None and report.cpu.available_s is not None:
+            unknown = " or in waits that are missing" if any(value is None for _, value, _ in waits) else ""
+            idle_s = duration(shares.idle_ratio * report.cpu.available_s)
+            yield self.bar(shares.idle_ratio, "blue") + Text(f"idle{unknown} {idle_s}")
+        if shares.running_ratio is not None:
+            at_once = "; several tasks waited at one time" if shares.at_once else ""
+            yield Text(f"Shares are of {duration(report.cpu.available_s)}, wall time by cores{at_once}.")
+        if time.note:
+            yield Text(f"{time.note[:1].upper()}{time.note[1:]}.")
+
+    def _memory(self, report: Report) -> Iterator[Text]:
+        memory = report.memory
+        if memory.peak_bytes is None:
+            yield Text(f"{NOT_MEASURED}: {memory.note}" if memory.note else NOT_MEASURED)
+            return
+        where = f" on {self._name(memory.host)}" if len(report.hosts) > 1 else ""
+        of = f" of {size(memory.limit_bytes)}" if memory.limit_bytes else ", no limit is known"
+        of_what = ", of its processes" if memory.source == PROCESSES else ""
+        how = f" (largest sample{of_what})" if memory.sampled else ""
+        line = self.bar(ratio(memory.peak_bytes, memory.limit_bytes), "magenta")
+        yield line + Text(f"at most {size(memory.peak_bytes)}{of}{where}{how}")
+        more = listed(
+            ("without page cache", size(memory.anon_peak_bytes)),
+            ("now" if report.state == "running" else "at last", size(memory.now_bytes)),
+            ("swap", size(memory.swap_peak_bytes or None)),
+            ("all hosts", size(memory.total_peak_bytes if len(report.hosts) > 1 else None)),
+        )
+        if more:
+            yield Text(more)
+        if memory.oom_kills:
+            yield Text(f"processes killed for want of memory: {count(memory.oom_kills)}", style="bold red")
+
+    def _io(self, report: Report) -> Iterator[Text]:
+        io = report.io
+        moved = listed(("read", size(io.read_bytes)), ("written", size(io.written_bytes)))
+        yield Text(f"storage: {moved}" if moved else NOT_MEASURED)
+        for did, amount, calls in (
+            ("read", io.asked_read_bytes, io.read_calls),
+            ("wrote", io.asked_written_bytes, io.write_calls),
+        ):
+            if amount is not None:
+                how_often = f" in {count(calls)} calls" if calls else ""
+                yield Text(f"programs {did} {size(amount)}{how_often}, page cache included")
+
+    def _nodes(self, report: Report) -> Iterator[Text]:
+        nodes = report.nodes
+        network = listed(("sent", size(nodes.network_sent_bytes)), ("received", size(nodes.network_received_bytes)))
+        lustre = listed(("read", size(nodes.lustre_read_bytes)), ("written", size(nodes.lustre_written_bytes)))
+        if network:
+            yield Text(f"InfiniBand: {network}")
+        if lustre:
+            yield Text(f"Lustre: {lustre}")
+        if network or lustre:
+            yield Text("That is of the whole nodes, other jobs on them included.")
+
+    def _gpus(self, report: Report) -> Iterator[Text]:
+        for gpu in report.gpus[:MOST_LINES]:
+            name = text_of(gpu.name or gpu.uuid or "all of its GPUs")
+            host = f" on {self._name(gpu.host)}" if len(report.hosts) > 1 else ""
+            idle = f", no process of the job for {duration(gpu.idle_s)}" if gpu.idle_s else ""
+            of = f" of {size(gpu.memory_bytes)}" if gpu.memory_bytes is not None else ""
+            memory = f", memory {size(gpu.memory_peak_bytes)}{of}" if gpu.memory_peak_bytes is not None else ""
+            yield self.bar(gpu.use_ratio, "blue") + Text(f"{name}{host}{memory}{idle}")
+        if len(report.gpus) > MOST_LINES:
+            yield Text(f"and {len(report.gpus) - MOST_LINES} more (--json has all)")
+
+    def _energy(self, report: Report) -> Iterator[Text]:
+        found = report.energy
+        if found.nodes_joules is None:
+            yield Text("not measured (--enable-RAPL or --enable-ipmipower of colmet-node)")
+        else:
+            what = {"rapl": "processors and memory (RAPL)", "ipmi": "whole nodes (BMC)"}
+            of = " and ".join([what[source] for source in found.source.split(" and ")])
+            is_whole = (found.covered_ratio or 0) >= 0.99 and (found.unshared_joules or 0) <= 0.01 * found.nodes_joules
+            mean = f", {power(ratio(found.job_joules, report.wall_s))} on average" if is_whole else ""
+            line = self.bar(ratio(found.job_joules, found.nodes_joules), "yellow")
+            yield line + Text(f"{energy(found.job_joules)} of {energy(found.nodes_joules)}{mean}")
+            rest = listed(("other jobs", energy(found.others_joules)), ("no job", energy(found.nobody_joules)))
+            if found.others_joules is None and found.nobody_joules is not None:
+                rest = f"others and no job {energy(found.nobody_joules)}"
+            unshared = f", not shared {energy(found.unshared_joules)}" if found.unshared_joules else ""
+            yield Text(f"The rest: {rest}{unshared}." if rest else "Nothing could be shared.")
+            busy = f" CPUs were {percent(found.busy_ratio)} busy." if found.busy_ratio is not None else ""
+            covered = ""
+            if found.covered_ratio is not None and found.covered_ratio < 0.99:
+                covered = f" It is known for {percent(found.covered_ratio)} of the time."
+            yield Text(f"This is of {of}: {found.method}.{busy}{covered}", style="dim")
+        if found.gpu_joules is not None:
+            yield Text(f"GPUs: {energy(found.gpu_joules)}")
+
+    def _gaps(self, report: Report) -> Iterator[Text]:
+        gaps = sorted(report.completeness.gaps, key=lambda gap: -gap.rows)
+        for gap in sorted(gaps[:MOST_LINES], key=lambda gap: (gap.host, gap.first)):
+            until = clock(gap.last)[11:] if gap.last - gap.first < 43200 else clock(gap.last)
+            yield Text(
+                f"{self._name(gap.host)} {clock(gap.first)} to {until}: {counted(gap.rows, 'rows')} {text_of(gap.why)}"
+            )
+        if len(gaps) > MOST_LINES:
+            yield Text(f"and {len(gaps) - MOST_LINES} smaller ones (--json has all)")
+
+    def _hosts(self, report: Report) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        columns: Sequence[tuple[str, list[str]]] = [
+            ("CPU", [percent(host.cpu_used_ratio) for host in report.hosts]),
+            ("cores", [cores(host.cores) for host in report.hosts]),
+            ("memory", [size(host.memory_peak_bytes) for host in report.hosts]),
+            ("read", [size(host.read_bytes) for host in report.hosts]),
+            ("written", [size(host.written_bytes) for host in report.hosts]),
+            ("energy", [energy(host.energy_joules) for host in report.hosts]),
+        ]
+        columns = [(name, values) for name, values in columns if any(value != UNKNOWN for value in values)]
+        table.add_column("Host", no_wrap=True, overflow="ellipsis", max_width=24)
+        for name, _ in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        order = by_use(report.hosts)
+        left_out = len(order) - 2 * FEW_HOSTS if len(order) > MOST_HOSTS else 0
+        for n, at in enumerate(order):
+            if not left_out or n < FEW_HOSTS or n >= len(order) - FEW_HOSTS:
+                table.add_row(self._name(report.hosts[at].host), *[values[at] for _, values in columns])
+            elif n == FEW_HOSTS:
+                table.add_row(f"... {left_out} more")
+        return table
+
+    def _advice(self, report: Report) -> Iterator[RenderableType]:
+        yield ""
+        if report.advice_withheld:
+            yield Text(f"No advice: {report.advice_withheld}.")
+            return
+        if not report.advice:
+            yield Text("No advice: none of the rules applies.")
+            return
+        yield Text("Advice", style="bold")
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        for one in report.advice:
+            grid.add_row("*", Text.assemble(text_of(one.text), (f" [{one.rule}: {one.because}]", "dim")))
+        yield grid
+
+
+def by_use(hosts: Iterable[HostFigures]) -> list[int]:
+    """Places of hosts, those that used most of their CPU time first; those of which that is not known last."""
+    used = [(host.cpu_used_ratio, host.cores) for host in hosts]
+    return sorted(range(len(used)), key=lambda n: [-1.0 if one is None else one for one in used[n]], reverse=True)

@@ -1,0 +1,473 @@
+"""Report the state of the daemons that run here: as text, as JSON (docs/health.md), or as a check for Nagios."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Union
+
+from colmet.commands.units import size
+from colmet.common.errors import ColmetError, ConfigError, Unreachable
+from colmet.common.runtime import cli
+from colmet.common.runtime.control import add_client_options, ask, client_of
+from colmet.common.runtime.plural import counted
+
+SIDES = ("node", "collector")
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+LEVELS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+WORST = 10
+CONFIGURATION = "/etc/colmet"
+SETTLED_S = 10.0  # by when a node has reached a collector that there is
+JUST_STARTED = ("not heard of yet",)
+# What is told of in the last hour without a warning: very short jobs have no rows, and CPUs may be taken away.
+HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the options."""
+    parser.epilog = """\
+examples:
+  colmet status                               what runs on this machine
+  colmet status collector --all
+  colmet status node --check --max-age 120
+
+Its first lines are the verdict of --check. A daemon can be asked by root and by its own user.
+
+exit status: 0; 1 where a daemon does not answer; 2 where the command line is wrong. With --check: 0 OK, 1 WARNING,
+2 CRITICAL, 3 UNKNOWN; of several daemons the highest."""
+    parser.add_argument(
+        "daemon", choices=SIDES, nargs="?", help="ask this daemon (default: those that run or are set up here)"
+    )
+    add_client_options(parser)
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument(
+        "--all", action="store_true", help=f"every counter, and every sender of a collector, not only the {WORST} worst"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="print one line for Nagios, and exit; with status 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN)",
+    )
+    parser.add_argument(
+        "--max-age",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=60.0,
+        help="judge S seconds as too long; without a sample, a message of a node, or an output (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--max-behind",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=300.0,
+        help="warn of rows that wait longer than S seconds; at the node for a collector, there for an output "
+        "(default: %(default)g)",
+    )
+
+
+Answer = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and print; the exit status.
+
+    Raises:
+        ColmetError: the options exclude each other, or as `_ask`.
+    """
+    if options.check and (options.json or options.all):
+        raise ConfigError("--check excludes --json and --all")
+    answers = _ask(options)
+    if options.check:
+        verdicts = {daemon: judge(answer, options.max_age, options.max_behind) for daemon, answer in answers.items()}
+        print("\n".join([verdict.line(daemon) for daemon, verdict in verdicts.items()]))
+        return max([verdict.level for verdict in verdicts.values()])
+    if options.json:
+        told = {daemon: {"error": str(one)} if isinstance(one, ColmetError) else one for daemon, one in answers.items()}
+        print(json.dumps(told[options.daemon] if options.daemon else told, indent=2))
+    else:
+        texts = []
+        for daemon, answer in answers.items():
+            verdict = judge(answer, options.max_age, options.max_behind)
+            texts.append([*verdict.lines(daemon), *describe(answer, verdict.level == OK, options.all)])
+        print("\n\n".join(map("\n".join, texts)))
+    return int(any(isinstance(answer, ColmetError) for answer in answers.values()))
+
+
+def _ask(options: argparse.Namespace) -> dict[str, Answer]:
+    """Return the answers of the daemons that are asked for; of those that run or are set up here where none is.
+
+    Raises:
+        ColmetError: of the only one that is asked for, without --check.
+    """
+    request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
+    sides = [options.daemon] if options.daemon else SIDES[:1] if options.control_socket else SIDES
+    answers: dict[str, Answer] = {}
+    for side in sides:
+        try:
+            answer = ask(options.control_socket, side, request, client=client_of(options))
+            answers[str(answer["daemon"])] = answer
+        except ColmetError as err:
+            if len(sides) == 1 and not options.check:
+                raise
+            answers[side] = err
+    here = {side: answer for side, answer in answers.items() if len(sides) == 1 or _is_here(side, answer)}
+    if not here and not options.check:
+        raise Unreachable("neither colmet-node nor colmet-collector runs or is set up here", "absent")
+    return here or answers
+
+
+def _is_here(side: str, answer: Answer) -> bool:
+    absent = isinstance(answer, Unreachable) and answer.why == "absent"
+    return not absent or os.path.exists(os.path.join(CONFIGURATION, f"{side}.toml"))
+
+
+# -- text --
+
+
+def describe(status: Answer, is_well: bool = True, counters: bool = False) -> list[str]:
+    """The status for people, line by line.
+
+    Args:
+        status: of either daemon; nothing is said of one that did not answer.
+        is_well: whether it is judged so.
+        counters: whether all counters are shown.
+    """
+    if isinstance(status, ColmetError):
+        return []
+    first = (
+        f"colmet-{status['daemon']} {status['version']} on {status['host']}, process {status['pid']}, "
+        f"up {duration(status['uptime_s'])}"
+    )
+    lines = _node(status) if status["daemon"] == "node" else _collector(status)
+    return [first, *lines, *(_rest(status, is_well, counters) if len(lines) > 1 else [])]
+
+
+def _node(status: Mapping[str, Any]) -> list[str]:
+    if status["last_tick_age_s"] is None:
+        return ["no sample yet"]
+    agent, ticks = status["agent"], max(1, status["agent"]["ticks"])
+    age, cpu_share = duration(status["last_tick_age_s"]), status["cpu_s"] / max(1.0, status["uptime_s"])
+    every = f"{status['period_s']:g} s, {count(ticks)} so far, {count(agent['overruns'])} skipped"
+    jobs = f"{counted(agent['jobs'], 'jobs')} now, {count(agent['jobs_started'])} since the start"
+    lines = [
+        f"last sample {age} ago, took {status['tick_s'] * 1000:.1f} ms; one every {every}",
+        f"{jobs}; {cpu_share * 100:.2f} % of a CPU",
+        "",
+    ]
+    rows = [("backend", "state", "rows", "last rows", "failures", "CPU a sample")]
+    for backend in status["backends"]:
+        age_s = backend["last_rows_age_s"]
+        rows.append(
+            (
+                backend["name"],
+                "on" if backend["on"] else "OFF",
+                count(backend["rows"]),
+                "-" if age_s is None else f"{duration(age_s)} ago",
+                count(backend["failures"]),
+                f"{backend['cpu_s'] / ticks * 1000:.2f} ms",
+            )
+        )
+    lines += table(rows)
+    for backend in status["backends"]:
+        if backend["why"]:
+            lines.append(f"  {backend['name']} is off: {backend['why']}")
+        if backend["error"]:
+            lines.append(f"  {backend['name']} failed last with: {backend['error']}")
+    lines.append("")
+    lines += table(
+        [
+            ("collector", "state", "since", "version"),
+            *[
+                (one["uri"], one["state"], duration(one["since_s"]), one["version"] or "-")
+                for one in status["collectors"]
+            ],
+        ]
+    )
+    spool = status["spool"]
+    lines.append(
+        f"batches: {count(spool['sent'])} sent, {count(spool['acknowledged'])} acknowledged, {count(spool['held'])} "
+        f"waiting, the oldest for {duration(status['behind_s'])}; {count(agent['batches_dropped'])} dropped"
+    )
+    return lines
+
+
+def _collector(status: Mapping[str, Any]) -> list[str]:
+    received, senders, journal = status["received"], status["senders"], status["journal"]
+    nodes = f"nodes: {count(senders['heard'])} heard, {count(senders['silent'])} silent"
+    if senders["gone"]:
+        nodes += f", {count(senders['gone'])} gone for more than a day"
+    if senders["lag_median_s"] is not None:
+        median, most = duration(senders["lag_median_s"]), duration(senders["lag_max_s"])
+        nodes += f"; what comes is {median} old (median), at most {most}"
+    missing, twice, limited = [count(received[key]) for key in ("missing", "duplicates", "limited")]
+    refused = _refused(received)
+    kept = f"journal: {journal['directory'] or 'in memory'}, {size(journal['bytes'])}"
+    if journal["why"]:
+        kept += f"; CANNOT BE WRITTEN TO: {journal['why']}"
+    if journal["full"]:
+        kept += "; FULL, nothing is received"
+    came = f"{counted(received['batches'], 'batches')}, {counted(received['rows'], 'rows')}"
+    lines = [
+        nodes,
+        f"received: {came}; {missing} missing, {twice} twice, {refused} refused, {limited} limited"
+        + (f", {counted(received['left_out'], 'rows')} left out" if received.get("left_out") else "")
+        + (f", {counted(received['forgotten'], 'senders')} forgotten" if received.get("forgotten") else "")
+        + (f", {count(received['conflicts'])} with the number of another one" if received.get("conflicts") else ""),
+        kept,
+        "",
+    ]
+    rows = [("output", "state", "rows written", "messages waiting", "behind", "failures", "lost", "dropped")]
+    rows += [
+        (
+            output["name"],
+            "ok" if output["available"] else f"AWAY for {duration(output['away_s'])}",
+            count(output["written"]),
+            count(output["waiting"]),
+            duration(output["behind_s"]),
+            count(output["all_failures"]),
+            count(output["lost"]),
+            count(output["dropped"]),
+        )
+        for output in status["outputs"]
+    ]
+    lines += table(rows)
+    lines += [f"  {output['name']} is away: {output['why']}" for output in status["outputs"] if output["why"]]
+    lines.append("")
+    if senders["worst"]:
+        heads = ("sender", "heard", "lag", "batches", "missing", "twice", "refused", "limited", "version")
+        told = [
+            (
+                sender["name"],
+                f"{'GONE, ' * sender['gone']}{'SILENT, ' * sender['silent']}{_ago(sender['seen_age_s'])}",
+                duration(sender["lag_s"]) if sender["batches"] else "-",
+                count(sender["batches"]),
+                count(sender["missing"]),
+                count(sender["duplicates"]),
+                _refused(sender),
+                count(sender["limited"]),
+                sender["version"] or sender["dialect"] or "-",
+            )
+            for sender in senders["worst"]
+        ]
+        lines += table([heads, *told])
+        others = senders["count"] - len(senders["worst"])
+        if others:
+            lines.append(f"and {counted(others, 'others')}; --all shows them")
+    return lines
+
+
+def _refused(counts: Mapping[str, Any]) -> str:
+    """Messages that were not understood, and those of another host than their key is for."""
+    return count(counts["rejects"] + counts["foreign"])
+
+
+def _shared(senders: Mapping[str, Any]) -> list[str]:
+    """Host names that several agents send under, each with the names that they are stored under."""
+    return [f"{host}: stored as {', '.join(names)}" for host, names in senders.get("shared_names", {}).items()]
+
+
+def _ago(age_s: float | None) -> str:
+    return "-" if age_s is None else f"{duration(age_s)} ago"
+
+
+# What has a place of its own in the text; each other map is a part's counters.
+_TOLD = frozenset({"agent", "received", "senders", "journal", "spool", "last_hour"})
+
+
+def _rest(status: Mapping[str, Any], is_well: bool, counters: bool) -> list[str]:
+    """A line for each part that has only counters, on request, and what went wrong within the last hour."""
+    lines = []
+    for name, values in status.items():
+        if counters and name not in _TOLD and isinstance(values, dict):
+            said = ", ".join([f"{plain(key.removeprefix(f'{name}_'))} {count(value)}" for key, value in values.items()])
+            lines.append(f"{plain(name)}: {said}")
+    wrong = [counted(value, plain(name)) for name, value in status.get("last_hour", {}).items() if value]
+    if wrong or is_well:
+        lines.append(f"in the last hour: {', '.join(wrong) or 'nothing went wrong'}")
+    return ["", *lines] if lines else []
+
+
+def plain(name: str) -> str:
+    """A key as words."""
+    return name.replace("_", " ")
+
+
+def count(value: int) -> str:
+    """A number with separators."""
+    return f"{value:,}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, for people."""
+    if abs(seconds) < 90:
+        return f"{seconds:.1f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns under each other; the first to the left, what begins with a digit to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    right = [n > 0 and all(row[n][:1].isdigit() or row[n] == "-" for row in rows[1:]) for n in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [cell.rjust(width) if at_right else cell.ljust(width) for cell, width, at_right in zip(row, widths, right)]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# -- the check --
+
+
+class Verdict(NamedTuple):
+    """What a check says.
+
+    Attributes:
+        found: what is wrong, with its level, the worst first.
+        well: what is said where nothing is wrong.
+        figures: name, value, unit.
+    """
+
+    found: Sequence[tuple[int, str]]
+    well: str
+    figures: Sequence[tuple[str, float, str]] = ()
+
+    @property
+    def level(self) -> int:
+        """The exit status."""
+        return max([level for level, _ in self.found], default=OK)
+
+    @property
+    def texts(self) -> list[str]:
+        """What is wrong, the worst first; what is well where nothing is."""
+        return [text for _, text in self.found] or [self.well]
+
+    def lines(self, daemon: str) -> list[str]:
+        """Return a line for each thing that is wrong, or one that says what is well."""
+        return [f"colmet-{daemon} {LEVELS[level]}: {text}" for level, text in self.found or [(OK, self.well)]]
+
+    def line(self, daemon: str) -> str:
+        """As Nagios and its like want it: text, then figures behind a bar."""
+        figures = " ".join([f"{name}={value:g}{unit}" for name, value, unit in self.figures])
+        text = "; ".join(self.texts).replace("|", "/").replace("\n", " ")
+        return f"COLMET {daemon.upper()} {LEVELS[self.level]} - {text}{' | ' * bool(figures)}{figures}"
+
+
+def judge(status: Answer, max_age_s: float, max_behind_s: float) -> Verdict:
+    """How bad it is.
+
+    Args:
+        status: of either daemon, or why there is none.
+        max_age_s: without a sample, a word of a node, or an output.
+        max_behind_s: that rows may wait.
+    """
+    if isinstance(status, ColmetError):
+        cannot_ask = isinstance(status, ConfigError) or (isinstance(status, Unreachable) and status.why == "denied")
+        return Verdict([(UNKNOWN if cannot_ask else CRITICAL, str(status))], "")
+    if status["daemon"] == "node":
+        found, well, figures = _judge_node(status, max_age_s, max_behind_s)
+    else:
+        found, well, figures = _judge_collector(status, max_age_s, max_behind_s)
+    found += [
+        (WARNING, f"{counted(value, plain(name))} in the last hour")
+        for name, value in status.get("last_hour", {}).items()
+        if value and name not in HARMLESS
+    ]
+    found.sort(key=lambda one: -one[0])
+    return Verdict(found, well, figures)
+
+
+Found = list[tuple[int, str]]
+Figures = list[tuple[str, float, str]]
+
+
+def _judge_node(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
+    found: Found = []
+    age_s = status["last_tick_age_s"]
+    if age_s is None:
+        if status["uptime_s"] > max_age_s:
+            found.append((CRITICAL, f"no sample in the {duration(status['uptime_s'])} since the start"))
+        return found, "started, no sample yet", []
+    if age_s > max(max_age_s, 3 * status["period_s"]):
+        found.append((CRITICAL, f"no sample for {duration(age_s)}"))
+    off = [backend["name"] for backend in status["backends"] if not backend["on"]]
+    if off:
+        found.append((WARNING, f"off: {', '.join(off)}"))
+    if status["behind_s"] > max_behind_s:
+        found.append((WARNING, f"batches wait to be acknowledged for {duration(status['behind_s'])}"))
+    found += _judge_routes(status["collectors"])
+    agent = status["agent"]
+    figures: Figures = [("age", age_s, "s"), ("tick", status["tick_s"], "s"), ("jobs", agent["jobs"], "")]
+    return found, f"last sample {duration(age_s)} ago, {counted(agent['jobs'], 'jobs')}", figures
+
+
+def _judge_routes(collectors: Sequence[Mapping[str, Any]]) -> Found:
+    """What is wrong with the ways of a node to its collectors: one of several is enough."""
+    found: Found = []
+    for one in collectors:
+        settled = one["since_s"] > SETTLED_S
+        if not one["there"] and (settled or one["state"] not in JUST_STARTED):
+            found.append((WARNING, f"{one['uri']} {one['state']} for {duration(one['since_s'])}: batches are kept"))
+        elif one["there"] and one.get("mute"):
+            why = "its second port is closed, or it is of Colmet 0.6"
+            found.append((WARNING, f"{one['uri']} takes data and acknowledges nothing: {why}"))
+    return found if len(found) == len(collectors) else []
+
+
+def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
+    found: Found = []
+    senders, journal = status["senders"], status["journal"]
+    if journal["why"]:
+        found.append((CRITICAL, f"journal cannot be written to: {journal['why']}"))
+    if journal["full"]:
+        found.append((CRITICAL, "nothing is received, the journal is full"))
+    for output in status["outputs"]:
+        if not output["available"]:
+            level = CRITICAL if output["away_s"] > max_age_s else WARNING
+            found.append((level, f"{output['name']} away for {duration(output['away_s'])}: {output['why']}"))
+        elif output["behind_s"] > max_behind_s:
+            found.append((WARNING, f"{output['name']} is {duration(output['behind_s'])} behind"))
+    if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
+        found.append((WARNING, f"no node has been heard in the {duration(status['uptime_s'])} since the start"))
+    if senders["silent"]:
+        names = ", ".join([sender["name"] for sender in senders["worst"] if sender["silent"]][:5])
+        level = WARNING if senders["heard"] else CRITICAL
+        known = senders["heard"] + senders["silent"]
+        found.append((level, f"{count(senders['silent'])} of {counted(known, 'nodes')} silent, such as {names}"))
+    found += [
+        (WARNING, text.format(", ".join([f"{name} ({duration(s)})" for name, s in list(named.items())[:3]])))
+        for text, named in (
+            ("clocks are ahead of this machine's: {}", senders.get("ahead", {})),
+            ("what comes is old: a clock is behind, or a node catches up: {}", _old(senders, max_behind_s)),
+        )
+        if named
+    ]
+    mute = senders.get("without_acknowledgements", 0)
+    if mute:
+        why = "the port of --zeromq-link-bind-uri is closed to them"
+        found.append((WARNING, f"{counted(mute, 'nodes')} without acknowledgements: {why}"))
+    if status.get("link_failed"):
+        found.append((WARNING, f"nothing is acknowledged, {status['link_failed']}"))
+    if not status.get("http", {}).get("running", 1):
+        found.append((WARNING, "the process of the JSON interface and the page does not run"))
+    shared = _shared(senders)
+    if shared:
+        more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""
+        found.append((WARNING, f"several agents send as {'; '.join(shared[:3])}{more}"))
+    figures: Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
+    figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
+    return found, f"{counted(senders['heard'], 'nodes')} heard", figures
+
+
+def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
+    """Of the nodes that send, what came last is older than that; the worst sender where there are too many to tell."""
+    if (senders["lag_max_s"] or 0) <= max_behind_s:
+        return {}
+    lags = {one["name"]: one["lag_s"] for one in senders["worst"] if not (one["gone"] or one["silent"])}
+    return {name: s for name, s in lags.items() if s > max_behind_s} or {"a node": senders["lag_max_s"]}

@@ -1,0 +1,75 @@
+"""Tables of InfiniBand, Omni-Path and RoCE ports: sums, and a row for each port."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field, Schema, label
+
+DEVICES = "/sys/class/infiniband"
+FULL = 2**32 - 1  # where 32-bit counters stop
+
+
+def _sum(name: str, unit: str, text: str, key: str) -> Field:
+    return Field(
+        name,
+        unit,
+        "counter",
+        f"{text} All ports together: what those that were active at the start had counted by then, and what all of "
+        f"them have counted since. Source: {key} of each port.",
+    )
+
+
+SCHEMA = Schema(
+    "infinibandstats_default",
+    "node",
+    [
+        _sum("portXmitData", "bytes", "Bytes sent.", "port_xmit_data"),
+        _sum("portRcvData", "bytes", "Bytes received.", "port_rcv_data"),
+        _sum("portXmitPkts", "count", "Packets sent.", "port_xmit_packets"),
+        _sum("portRcvPkts", "count", "Packets received.", "port_rcv_packets"),
+    ],
+)
+
+
+def _port(name: str, text: str, unit: str = "count") -> Field:
+    return Field(name, unit, "counter", f"{text} Source: counters/{name} of the port, or perfquery.")
+
+
+def _error(name: str, text: str, highest: int) -> Field:
+    return _port(name, f"{text} On most adapters it stays at {highest} when it gets there.")
+
+
+COUNTERS = [
+    _port("port_xmit_data", "Bytes sent, the counter in words of 4 or, with --omnipath, of 8 bytes.", "bytes"),
+    _port("port_rcv_data", "Bytes received, the counter in words of 4 or, with --omnipath, of 8 bytes.", "bytes"),
+    _port("port_xmit_packets", "Packets sent."),
+    _port("port_rcv_packets", "Packets received."),
+    _port("unicast_xmit_packets", "Packets sent to one receiver."),
+    _port("unicast_rcv_packets", "Packets received that were sent to one receiver."),
+    _port("multicast_xmit_packets", "Packets sent to several receivers."),
+    _port("multicast_rcv_packets", "Packets received that were sent to several receivers."),
+    _error("symbol_error", "Minor link errors.", 65535),
+    _error("link_error_recovery", "Times that the link recovered from an error.", 255),
+    _error("link_downed", "Times that the link could not recover, and went down.", 255),
+    _error("port_rcv_errors", "Packets received that had an error.", 65535),
+    _error("port_rcv_remote_physical_errors", "Packets received that were marked bad on their way.", 65535),
+    _error("port_rcv_switch_relay_errors", "Packets received that could not be forwarded.", 65535),
+    _error("port_xmit_discards", "Packets not sent as the port was down or congested.", 65535),
+    _error("port_xmit_wait", "Clock ticks of the port in which it had data and could not send.", FULL),
+    _error("port_xmit_constraint_errors", "Packets not sent as a partition or rule forbids it.", 255),
+    _error("port_rcv_constraint_errors", "Packets received and dropped as a partition or rule forbids it.", 255),
+    _error("local_link_integrity_errors", "Times that the errors of the local link passed their threshold.", 15),
+    _error("excessive_buffer_overrun_errors", "Times that buffers overran for longer than allowed.", 15),
+    _error("VL15_dropped", "Management packets dropped for want of buffers.", 65535),
+]
+PORTS = Schema(
+    "infinibandports_default",
+    "node",
+    [
+        label("port", 80, "Device and number, mlx5_0/1.", DEVICES),
+        label("state", 32, "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port, or ibstat"),
+        label("physical_state", 32, "LinkUp, Polling, Disabled, ...", "phys_state of the port, or ibstat"),
+        label("rate", 48, "100 Gb/sec (4X EDR).", "rate of the port, or ibstat"),
+        label("link_layer", 32, "InfiniBand, or Ethernet (RoCE).", "link_layer of the port, or ibstat"),
+        *COUNTERS,
+    ],
+)

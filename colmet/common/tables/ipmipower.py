@@ -1,0 +1,26 @@
+"""Table of the power that the BMC measures."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field, Schema, label
+
+
+def _power(name: str, text: str) -> Field:
+    source = "ipmi-oem dell, ipmi-dcmi, ipmitool dcmi, a sensor, or --ipmipower-cmd"
+    return Field(name, "watts", "gauge", f"{text} Source: {source}.")
+
+
+SCHEMA = Schema(
+    "ipmipowerstats_default",
+    "node",
+    [
+        _power(
+            "average_power_consumption",
+            "Power averaged by the BMC: of a Dell over 5 s, by DCMI over a time of its own; of a sensor, its reading.",
+        ),
+        _power("current_power", "Power at the time of the measurement."),
+        _power("minimum_power", "The lowest that the BMC has seen in the time that it averages over."),
+        _power("maximum_power", "The highest that the BMC has seen in the time that it averages over."),
+        label("source", 8, "What was asked: dell, dcmi, sensor or command.", "the backend"),
+    ],
+)

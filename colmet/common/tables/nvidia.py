@@ -1,0 +1,157 @@
+"""Tables of NVIDIA GPUs: sums, a row for each GPU, and a row for each job on a GPU."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field, Schema, label
+
+MAX_JOBS = 256  # bytes of the ids of the jobs that hold or use a GPU
+
+
+def _gauge(name: str, unit: str, text: str, source: str, dtype: str = "i8") -> Field:
+    return Field(name, unit, "gauge", f"{text} Source: {source}.", dtype)
+
+
+def _counter(name: str, unit: str, text: str, source: str) -> Field:
+    return Field(name, unit, "counter", f"{text} Source: {source}.")
+
+
+# "Its GPUs" are those and the MIG instances that it holds, and those on which one of its processes runs.
+SCHEMA = Schema(
+    "nvidiastats_default",
+    "job",
+    [
+        _gauge("power", "watts", "Power of the job's GPUs now, summed.", "nvmlDeviceGetPowerUsage"),
+        _gauge("temperature", "celsius", "The hottest of the job's GPUs.", "nvmlDeviceGetTemperature"),
+        _gauge(
+            "utilization-gpu",
+            "percent",
+            "Share of the time in which something computed on a GPU, mean of the job's GPUs.",
+            "nvmlDeviceGetUtilizationRates gpu",
+        ),
+        _gauge(
+            "utilization-memory",
+            "percent",
+            "Share of the time in which a GPU's memory was read or written, mean of the job's GPUs.",
+            "nvmlDeviceGetUtilizationRates memory",
+        ),
+        _gauge("memory-total", "mbytes", "Memory of the job's GPUs, summed.", "nvmlDeviceGetMemoryInfo total"),
+        _gauge("memory-free", "mbytes", "Unused memory of the job's GPUs, summed.", "nvmlDeviceGetMemoryInfo free"),
+        _gauge(
+            "memory-used",
+            "mbytes",
+            "Used memory of the job's GPUs, summed, whoever uses it.",
+            "nvmlDeviceGetMemoryInfo used",
+        ),
+        _gauge("gpus", "count", "The job's GPUs and MIG instances.", "the nvidia backend"),
+        _gauge("gpus_idle", "count", "Those of them on which no process of the job runs.", "the nvidia backend"),
+        _gauge("gpus_shared", "count", "Those of them on which another job's processes run.", "the nvidia backend"),
+    ],
+)
+GPUS = Schema(
+    "nvidiagpus_default",
+    "node",
+    [
+        label("uuid", 80, "UUID of the GPU or MIG instance.", "nvmlDeviceGetUUID"),
+        label("name", 96, "Product, and profile of an instance.", "nvmlDeviceGetName"),
+        label("pci", 32, "Bus id; of an instance, its GPU's.", "nvmlDeviceGetPciInfo busId"),
+        label("parent", 80, "UUID of the GPU that an instance is part of.", "nvmlDeviceGetMigDeviceHandleByIndex"),
+        label("jobs", MAX_JOBS, "Ids of the jobs that hold or use it, separated by commas.", "the nvidia backend"),
+        _gauge("index", "none", "nvidia-smi's number; an instance's within its GPU.", "nvmlDeviceGetHandleByIndex"),
+        _gauge("power", "watts", "Power now.", "nvmlDeviceGetPowerUsage", "f4"),
+        _gauge("power_limit", "watts", "Power that it may take.", "nvmlDeviceGetEnforcedPowerLimit", "f4"),
+        _counter("energy", "ujoules", "Energy since the driver was loaded.", "nvmlDeviceGetTotalEnergyConsumption"),
+        _gauge(
+            "utilization_gpu",
+            "percent",
+            "Share of the time in which something computed on it.",
+            "nvmlDeviceGetUtilizationRates gpu",
+        ),
+        _gauge(
+            "utilization_memory",
+            "percent",
+            "Share of the time in which its memory was read or written.",
+            "nvmlDeviceGetUtilizationRates memory",
+        ),
+        _gauge("memory_total", "bytes", "Its memory.", "nvmlDeviceGetMemoryInfo total"),
+        _gauge("memory_used", "bytes", "Used memory.", "nvmlDeviceGetMemoryInfo used"),
+        _gauge("memory_free", "bytes", "Unused memory.", "nvmlDeviceGetMemoryInfo free"),
+        _gauge("memory_reserved", "bytes", "What the driver keeps for itself.", "nvmlDeviceGetMemoryInfo_v2 reserved"),
+        _gauge("temperature", "celsius", "Of the processor.", "nvmlDeviceGetTemperature"),
+        _gauge("temperature_memory", "celsius", "Of its memory.", "NVML_FI_DEV_MEMORY_TEMP"),
+        _gauge("fan", "percent", "Speed that its fan is to have, of the most.", "nvmlDeviceGetFanSpeed"),
+        _gauge("clock_graphics", "mhz", "Graphics clock now.", "nvmlDeviceGetClockInfo GRAPHICS"),
+        _gauge("clock_sm", "mhz", "Clock of the multiprocessors now.", "nvmlDeviceGetClockInfo SM"),
+        _gauge("clock_memory", "mhz", "Memory clock now.", "nvmlDeviceGetClockInfo MEM"),
+        _gauge("performance_state", "none", "0 (fastest) to 15.", "nvmlDeviceGetPerformanceState"),
+        _gauge(
+            "clock_event_reasons",
+            "none",
+            "Why the clocks are not higher, a bit each: 1 idle, 2 clocks set, 4 power cap, 8 hardware slowdown, 16 "
+            "sync boost, 32 software thermal, 64 hardware thermal, 128 power brake, 256 display.",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+        ),
+        _counter(
+            "ecc_corrected_volatile",
+            "count",
+            "Corrected memory errors since the driver was loaded.",
+            "nvmlDeviceGetTotalEccErrors",
+        ),
+        _counter(
+            "ecc_uncorrected_volatile",
+            "count",
+            "Uncorrected memory errors since the driver was loaded.",
+            "nvmlDeviceGetTotalEccErrors",
+        ),
+        _counter(
+            "ecc_corrected_aggregate",
+            "count",
+            "Corrected memory errors in its life.",
+            "nvmlDeviceGetTotalEccErrors",
+        ),
+        _counter(
+            "ecc_uncorrected_aggregate",
+            "count",
+            "Uncorrected memory errors in its life.",
+            "nvmlDeviceGetTotalEccErrors",
+        ),
+        _gauge("pcie_tx", "kbytes", "Sent over PCIe a second, over 20 ms.", "nvmlDeviceGetPcieThroughput TX"),
+        _gauge("pcie_rx", "kbytes", "Received over PCIe a second, over 20 ms.", "nvmlDeviceGetPcieThroughput RX"),
+        _counter("pcie_replays", "count", "Repeated transfers over PCIe.", "nvmlDeviceGetPcieReplayCounter"),
+        _gauge("processes", "count", "Processes on it.", "nvmlDeviceGetComputeRunningProcesses and others"),
+        _gauge("processes_no_job", "count", "Those of them that are no job's.", "the nvidia backend"),
+    ],
+)
+JOBS = Schema(
+    "nvidiajobs_default",
+    "job",
+    [
+        label("uuid", 80, "UUID of a GPU or MIG instance that the job holds or uses.", "nvmlDeviceGetUUID"),
+        label("held_by", 16, "Who says what the job holds: devices, oar or environment.", "the nvidia backend"),
+        _gauge(
+            "held",
+            "count",
+            "1 where the job holds it, 0 where others say otherwise; missing where nobody says.",
+            "devices.list of the job's devices cgroup, /var/lib/oar/<job>_resources, /proc/<pid>/environ",
+        ),
+        _gauge(
+            "processes",
+            "count",
+            "The job's processes on it; 0 with held 1: it is held and not used.",
+            "nvmlDeviceGetComputeRunningProcesses and others",
+        ),
+        _gauge(
+            "memory_used",
+            "bytes",
+            "Memory that these processes use there.",
+            "nvmlDeviceGetComputeRunningProcesses usedGpuMemory",
+        ),
+        _gauge(
+            "utilization_sm",
+            "percent",
+            "Share of the time in which these processes computed there since the last sample; missing where the driver "
+            "took no sample of them.",
+            "nvmlDeviceGetProcessUtilization smUtil",
+            "f4",
+        ),
+    ],
+)

@@ -1,0 +1,25 @@
+"""Table of perf events counted for each job."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field, Schema
+
+MAX_EVENTS = 5
+_SOURCE = "Source: perf_event_open(2), PERF_FLAG_PID_CGROUP"
+
+
+def _counter(number: int) -> Field:
+    text = (
+        f"Events of the job since its row before, of the kind that --perfhw-list names as number {number}, as "
+        "mapping_default says; scaled up where the event had a counter for a part of the time only."
+    )
+    return Field(f"counter_{number}", "count", "gauge", f"{text} {_SOURCE}.")
+
+
+def _scale(number: int) -> Field:
+    text = f"Part of the job's CPU time in which event {number} had a counter; 1 where nothing was scaled."
+    return Field(f"scale_{number}", "none", "gauge", f"{text} {_SOURCE}, time running / time enabled.", dtype="f8")
+
+
+_NUMBERS = range(1, MAX_EVENTS + 1)
+SCHEMA = Schema("perfhwstats_default", "job", [*map(_counter, _NUMBERS), *map(_scale, _NUMBERS)])

@@ -1,0 +1,56 @@
+"""Table of what the kernel's accounting counts for the tasks of each job."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field, Schema
+
+
+def _counter(name: str, unit: str, text: str, fold: str = "sum") -> Field:
+    return Field(name, unit, "counter", f"{text} Source: struct taskstats.{name}.", fold=fold)
+
+
+SCHEMA = Schema(
+    "taskstats_default",
+    "job",
+    [
+        _counter("cpu_count", "count", "Times a task waited for a CPU."),
+        _counter("cpu_delay_total", "nsec", "Time runnable but without a CPU."),
+        _counter("blkio_count", "count", "Waits for synchronous block I/O; needs kernel.task_delayacct=1."),
+        _counter("blkio_delay_total", "nsec", "Time in these waits; needs kernel.task_delayacct=1."),
+        _counter("swapin_count", "count", "Waits for pages to come in from swap; needs kernel.task_delayacct=1."),
+        _counter("swapin_delay_total", "nsec", "Time in these waits; needs kernel.task_delayacct=1."),
+        _counter("cpu_run_real_total", "nsec", "CPU time, user and system; on many kernels counted by clock ticks."),
+        _counter("cpu_run_virtual_total", "nsec", "CPU time as the scheduler measured it, to the nanosecond."),
+        _counter("ac_btime", "ts_date", "Start of the first task.", fold="min"),
+        _counter("ac_etime", "usec", "Age of the oldest task.", fold="max"),
+        _counter("ac_utime", "usec", "CPU time in user mode."),
+        _counter("ac_stime", "usec", "CPU time in the kernel."),
+        _counter("ac_minflt", "count", "Page faults without I/O."),
+        _counter("ac_majflt", "count", "Page faults with I/O."),
+        _counter("coremem", "mbytes-usec", "Resident memory, integrated over CPU time."),
+        _counter("virtmem", "mbytes-usec", "Virtual memory, integrated over CPU time."),
+        _counter("read_char", "bytes", "Bytes asked for by read calls, cache hits too."),
+        _counter("write_char", "bytes", "Bytes given to write calls, cached ones too."),
+        _counter("read_syscalls", "count", "Read calls."),
+        _counter("write_syscalls", "count", "Write calls."),
+        _counter("read_bytes", "bytes", "Bytes read from storage."),
+        _counter("write_bytes", "bytes", "Bytes written, or to be written, to storage."),
+        _counter("cancelled_write_bytes", "bytes", "Bytes of write_bytes that a truncation took back."),
+        _counter("nvcsw", "count", "Voluntary context switches."),
+        _counter("nivcsw", "count", "Involuntary context switches."),
+        _counter("ac_utimescaled", "usec", "User CPU time, scaled by the CPU's frequency where the kernel can."),
+        _counter("ac_stimescaled", "usec", "System CPU time, scaled by the CPU's frequency where the kernel can."),
+        _counter("cpu_scaled_run_real_total", "nsec", "CPU time, scaled by the CPU's frequency where the kernel can."),
+        _counter("freepages_count", "count", "Waits for memory reclaim; needs kernel.task_delayacct=1."),
+        _counter("freepages_delay_total", "nsec", "Time in these waits; needs kernel.task_delayacct=1."),
+        Field(
+            "cpu_total",
+            "nsec",
+            "counter",
+            "CPU time of all tasks, with what exit records leave out: cpu_run_virtual_total, and what processes are "
+            "charged with for children beyond the children's records; before they are, the difference to "
+            "cpu_run_real_total of those that ran for less than 20 ms; never more than the job's cgroup used. "
+            "Source: struct taskstats, /proc/<pid>/stat, cpuacct.usage, cpu.stat.",
+        ),
+    ],
+)

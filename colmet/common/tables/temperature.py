@@ -1,0 +1,44 @@
+"""Tables of temperatures: the columns of Colmet 0.6, and a row for each sensor."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field, Schema, label
+
+THERMAL = "/sys/class/thermal"
+HWMON = "/sys/class/hwmon"
+COLUMNS = 6
+SCHEMA = Schema(
+    "temperaturestats_default",
+    "node",
+    [
+        Field(
+            f"counter_{n}",
+            "celsius",
+            "gauge",
+            f"Temperature in whole degrees; which sensor it is, mapping_default tells. Source: {THERMAL}/thermal_zone*/"
+            f"temp, or where there is none {HWMON}/hwmon*/temp*_input.",
+        )
+        for n in range(1, COLUMNS + 1)
+    ],
+)
+
+
+def _celsius(name: str, text: str, files: str) -> Field:
+    return Field(name, "celsius", "gauge", f"{text} Source: {files}.", dtype="f8")
+
+
+_BOTH = f"{THERMAL} and {HWMON}"
+SENSOR_SCHEMA = Schema(
+    "temperatures_default",
+    "node",
+    [
+        label("sensor", 64, "Which sensor the row is about: x86_pkg_temp_0, coretemp.0/Package id 0.", _BOTH),
+        label("source", 8, "thermal or hwmon.", _BOTH),
+        _celsius("temperature", "Temperature.", f"{THERMAL}/thermal_zone*/temp, {HWMON}/hwmon*/temp*_input"),
+        _celsius(
+            "critical",
+            "Where the sensor's owner shuts down or throttles.",
+            f"{THERMAL}/thermal_zone*/trip_point_*_temp of type critical, {HWMON}/hwmon*/temp*_crit",
+        ),
+    ],
+)

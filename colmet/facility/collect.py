@@ -1,0 +1,174 @@
+"""One run: every source that is wanted is asked, one after the other; one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from colmet.batch.model import BatchSystem
+from colmet.common.errors import ColmetError
+from colmet.facility import documents, machine
+from colmet.facility.deadlines import Deadlines
+from colmet.facility.documents import BATCH_FILE, HOST_FILE, JUPYTER_FILE, SSH_FILE, Document, Group
+from colmet.facility.jupyter import COFFEA_LABEL, COFFEA_NAMESPACE, Jupyter
+from colmet.facility.logins import Logins
+from colmet.facility.machine import Disks, DisksSilent, Network
+from colmet.facility.people import People
+
+log = logging.getLogger(__name__)
+
+ENDED_S = 360  # jobs that finished within the last so many seconds, for runs every five minutes
+
+
+class Gathered(NamedTuple):
+    """What one run gave.
+
+    Attributes:
+        groups: documents, in the order in which they are sent.
+        failed: names of the sources that gave not all they have.
+        unknown_users: that the filter by group left out, as this machine does not know them.
+    """
+
+    groups: list[Group]
+    failed: list[str]
+    unknown_users: int
+
+
+class Host(NamedTuple):
+    """What tells of this machine."""
+
+    network: Network
+    disks: Disks
+
+
+class Notebooks(NamedTuple):
+    """What tells of Jupyter users, and where the site has them."""
+
+    jupyter: Jupyter
+    namespace: str
+    label: str
+
+
+class Facility:
+    """The sources that are wanted.
+
+    Args:
+        cluster: name of the facility.
+        login_node: name of this machine, as it is to be shown.
+        people: makes the filter and the names of users, for each run.
+        notebooks: None where they are not wanted.
+        logins: None where they are not wanted.
+        host: None where it is not wanted.
+        batch: the batch systems that are wanted.
+        ended_s: how far back jobs that finished are looked for, in seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        login_node: str,
+        people: Callable[[], People],
+        notebooks: Notebooks | None = None,
+        logins: Logins | None = None,
+        host: Host | None = None,
+        batch: Sequence[BatchSystem] = (),
+        ended_s: int = ENDED_S,
+    ) -> None:
+        self._cluster = cluster
+        self._login_node = login_node
+        self._make_people = people
+        self._notebooks = notebooks
+        self._logins = logins
+        self._host = host
+        self._batch = batch
+        self._ended_s = ended_s
+        self._deadlines = Deadlines()
+
+    def gather(self, go_on: Callable[[], bool] = lambda: True) -> Gathered:
+        """Ask every source, in a thread: a history of jobs may take minutes, for which who ends us does not wait.
+
+        Args:
+            go_on: called several times a second; where it returns False, the rest is left out, and counts as failed.
+        """
+        people = self._make_people()
+        groups: dict[str, list[Document]] = {}
+        failed: list[str] = []
+        left_out = self._left_out()
+        for name, file, source in self._sources(people):
+            if not go_on():
+                failed.append(name)
+                log.info("skipped, the program ends: source=%s", name)
+                continue
+            log.info("collecting %s", name)
+            found = groups.setdefault(file, [])
+            before = len(found)
+            try:
+                found.extend(self._deadlines.call(name, math.inf, source, go_on))
+            except ColmetError as err:
+                failed.append(name)
+                if isinstance(err, DisksSilent):
+                    found += self._disks(err.found)
+                log.error("source failed: source=%s: %s", name, err)
+            except Exception:  # a defect in one source must not cost the others
+                failed.append(name)
+                log.exception("source failed, a defect: source=%s", name)
+            else:
+                if self._left_out() > left_out:  # which was logged
+                    failed.append(name)
+            left_out = self._left_out()
+            for document in found[before:]:
+                log.debug("document %s", json.dumps(document))
+            log.info("collected %s: documents=%d", name, len(found) - before)
+        if people.unknown:
+            log.info("users skipped, this machine does not know them: users=%d", len(people.unknown))
+        return Gathered([Group(file, found) for file, found in groups.items()], failed, len(people.unknown))
+
+    def _left_out(self) -> int:
+        """What sources had no use for, and told in the log, so far."""
+        last = 0 if self._logins is None else self._logins.failures
+        odd = 0 if self._notebooks is None else self._notebooks.jupyter.odd
+        return last + odd + sum(system.left_out for system in self._batch)
+
+    def _sources(self, people: People) -> Iterator[tuple[str, str, Callable[[], list[Document]]]]:
+        cluster, node = self._cluster, self._login_node
+        if self._notebooks is not None:
+            jupyter, namespace, label = self._notebooks
+            for kind, where, by in (
+                ("jupyter-ml", namespace, label),
+                ("jupyter-coffea", COFFEA_NAMESPACE, COFFEA_LABEL),
+            ):
+                yield kind, JUPYTER_FILE, partial(self._jupyter, people, jupyter, kind, where, by)
+        if self._logins is not None:
+            logins = self._logins
+            yield "ssh", SSH_FILE, lambda: [documents.ssh(cluster, node, people.shown(logins.users()))]
+        if self._host is not None:
+            network, disks = self._host
+            yield "CPU", HOST_FILE, lambda: [documents.cpu(cluster, node, machine.load())]
+            yield "MEM", HOST_FILE, lambda: [documents.memory(cluster, node, *machine.memory())]
+            yield "NETWORK", HOST_FILE, lambda: [documents.network(cluster, node, network.traffic())]
+            yield "DISK", HOST_FILE, lambda: self._disks(disks.spaces())
+        for system in self._batch:
+            yield f"queues of {system.name}", BATCH_FILE, partial(self._queues, system)
+            yield f"jobs of {system.name}", BATCH_FILE, partial(self._jobs, system, people)
+            yield f"ended jobs of {system.name}", BATCH_FILE, partial(self._ended, system, people)
+
+    def _jupyter(self, people: People, jupyter: Jupyter, kind: str, namespace: str, label: str) -> list[Document]:
+        return [documents.jupyter(kind, self._cluster, people.shown(jupyter.users(namespace, label)))]
+
+    def _disks(self, spaces: Iterable[documents.Space]) -> list[Document]:
+        return [documents.disk(self._cluster, self._login_node, space) for space in spaces]
+
+    def _queues(self, system: BatchSystem) -> list[Document]:
+        return [documents.queue(self._cluster, queue) for queue in system.queues()]
+
+    def _jobs(self, system: BatchSystem, people: People) -> list[Document]:
+        shown = ((job, people.shown_one(job.user)) for job in system.jobs())
+        return [documents.job(self._cluster, job, user) for job, user in shown if user is not None]
+
+    def _ended(self, system: BatchSystem, people: People) -> list[Document]:
+        shown = ((job, people.shown_one(job.user)) for job in system.ended(self._ended_s))
+        return [documents.ended_job(self._cluster, job, user) for job, user in shown if user is not None]

@@ -1,0 +1,334 @@
+"""Facility documents to the collector, with the node's own spool and link: what is not acknowledged is sent again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli, keys
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.schema import Batch, Table
+from colmet.common.transport import curve
+from colmet.common.wire import ENCODERS
+from colmet.common.wire import control as control_wire
+from colmet.facility.rows import rows_of, tables_of
+from colmet.facility.sender import spool_directory
+from colmet.node.delivery.link import Link, open_routes
+from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.requests import Requests
+from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.spool import LOCK, SpoolFiles
+from colmet.node.delivery.uplink import Route, Times
+from colmet.node.system.host import PrivateDirectory
+
+log = logging.getLogger(__name__)
+
+WIRE = "v1"
+ROWS_AT_ONCE = 1000  # of a table in one batch: some hundred kB
+LOOK_S = 0.05
+LOCK_S = 15.0  # to wait for a run that is about to end: one whose collector is away is, after ten seconds
+HWM, RATE = 1000, 200.0
+
+
+class Delivery(NamedTuple):
+    """What became of batches of rows in one run.
+
+    Attributes:
+        acknowledged: that the collector has for good, those of earlier runs included.
+        kept: that wait for the next run, on disk.
+        lost: that went beyond the bounds, or would be lost if the program ended now.
+    """
+
+    acknowledged: int
+    kept: int
+    lost: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is with the collector."""
+        return not (self.kept or self.lost)
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare where the rows go; what keeps them meanwhile is declared by `sender.add_options`."""
+    parser.add_argument(
+        "--zeromq-uri",
+        metavar="URI",
+        action="append",
+        help="send the same as rows to colmet-collector at this address; such as tcp://collector:5556; repeatable: the "
+        "next one is used while the first is away",
+    )
+    parser.add_argument(
+        "--zeromq-link-uri",
+        metavar="URI",
+        action="append",
+        help=cli.Rare(
+            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements "
+            "(default: the next port)"
+        ),
+    )
+    curve.add_options(parser, "facility.secret")
+    parser.add_argument(
+        "--collector-host-name",
+        metavar="NAME",
+        help=cli.Rare(
+            "host name in the rows; not that of a colmet-node; with keys, the name of this program's key pair "
+            "(default: this machine's, with -facility behind it)"
+        ),
+    )
+
+
+def host_name_of(options: argparse.Namespace) -> str:
+    """The name that the rows come from.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    machine = socket.gethostname()
+    name: str = options.collector_host_name or f"{machine}-facility"
+    if name == machine:
+        raise ConfigError(
+            f"--collector-host-name {name}: that is the name of colmet-node on this machine; give another one"
+        )
+    return keys.check_name(name)
+
+
+def from_options(
+    options: argparse.Namespace, stopping: Callable[[], bool] = lambda: False, times: Times | None = None
+) -> CollectorOutput | None:
+    """What the command line asks for; None where it names no collector.
+
+    Args:
+        options: of `add_options`, and of `sender.add_options`.
+        stopping: whether to come to an end soon.
+        times: of the link; tests let it go by faster.
+
+    Raises:
+        ConfigError: an address, a name or a key cannot be used.
+    """
+    if not options.zeromq_uri:
+        return None
+    times = times or Times()
+    host_name = host_name_of(options)
+    security = curve.from_options(options)
+    if security is None:
+        log.warning("%s", curve.OFF)
+    wanted = argparse.Namespace(
+        zeromq_uri=options.zeromq_uri,
+        zeromq_curve_secret=options.zeromq_curve_secret,
+        zeromq_curve_collector=options.zeromq_curve_collector,
+        zeromq_link_uri=options.zeromq_link_uri,
+        zeromq_hwm=HWM,
+        zeromq_linger=0,
+        wire=WIRE,
+    )
+    with contextlib.ExitStack() as stack:
+        routes = open_routes(wanted, host_name, times, security)
+        for route in routes:
+            stack.callback(route.close)
+        held = open_held(spool_directory(options), host_name, options.spool_size, options.spool_age * 86400.0, stopping)
+        stack.callback(held.close)
+        output = CollectorOutput(host_name, held, routes, options.deadline, times, stopping)
+        stack.pop_all()
+    return output
+
+
+class FacilityHeld(Held):
+    """Also tells another thread when it has found what earlier runs have left, and what it has counted by then."""
+
+    def __init__(self, epoch: int, files: SpoolFiles | None, max_age_s: float) -> None:
+        super().__init__(epoch, files, max_age_s=max_age_s)
+        self.loaded = threading.Event()
+        self._counting = threading.Lock()
+
+    def load(self) -> None:
+        """As there; also where it fails, nobody waits for more."""
+        try:
+            super().load()
+        finally:
+            self.loaded.set()
+
+    def acknowledge(self, epoch: int, first: int, last: int) -> int:
+        """As there."""
+        with self._counting:
+            return super().acknowledge(epoch, first, last)
+
+    def waiting(self) -> int:
+        """Batches held; those that are not are counted as what they are."""
+        with self._counting:
+            return len(self)
+
+
+def open_held(
+    directory: str, host_name: str, max_bytes: int, max_age_s: float, stopping: Callable[[], bool] = lambda: False
+) -> FacilityHeld:
+    """What holds batches until they are acknowledged; a directory that cannot be used is told of.
+
+    Args:
+        directory: below which they are kept; empty: in memory alone.
+        host_name: that they come from.
+        max_bytes: of them on disk.
+        max_age_s: of one of them.
+        stopping: whether to come to an end soon.
+    """
+    if not directory:
+        return FacilityHeld(time.time_ns(), None, max_age_s)
+    private = None
+    try:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        private = PrivateDirectory(os.path.join(directory, "collector"))
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                private.lock(LOCK)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until or stopping():
+                    raise
+            time.sleep(LOOK_S)
+        epoch = max(time.time_ns(), 1 + SpoolFiles.last_epoch(private))
+    except OSError as err:
+        if private is not None:
+            private.close()
+        why = "another colmet-facility uses it" if isinstance(err, BlockingIOError) else err.strerror
+        log.warning(
+            "rows for the collector are not kept, unacknowledged ones are lost: --spool-dir %s: %s",
+            directory,
+            why,
+        )
+        return FacilityHeld(time.time_ns(), None, max_age_s)
+    files = SpoolFiles(private, host_name, epoch, max_bytes, max_age_s)
+    return FacilityHeld(epoch, files, max_age_s)
+
+
+def _nothing_to_configure(_content: bytes) -> bytes:
+    """The answer to what a collector asks of its nodes."""
+    return control_wire.encode({"error": "this is colmet-facility, which has nothing that can be configured from afar"})
+
+
+class CollectorOutput:
+    """Gives rows to a collector, as a node does. For one thread; the sending has another.
+
+    Args:
+        host_name: that the rows come from.
+        held: keeps them until they are acknowledged.
+        routes: to the collectors.
+        deadline_s: that `finish` may take.
+        times: of the link.
+        stopping: whether to come to an end soon.
+
+    Attributes:
+        unknown: documents of kinds that have no table.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        held: FacilityHeld,
+        routes: Sequence[Route],
+        deadline_s: float = 120.0,
+        times: Times | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.unknown = 0
+        self._host_name = host_name
+        self._held = held
+        self._routes = routes
+        self._deadline_s = deadline_s
+        self._stopping = stopping
+        self._seq = 0
+        self._told = (0, 0)  # acknowledged and dropped by the end of the run before
+        self._is_open = True
+        self._spool = Spool(ENCODERS[WIRE], held)
+        requests = Requests(_nothing_to_configure)
+        self._link = Link(
+            host_name, held, routes, self._spool.take, self._spool.fd, HWM, RATE, times, requests=requests
+        )
+        self._link.start()
+
+    def put(self, documents: Sequence[Mapping[str, Any]], time_ns: int) -> None:
+        """Take documents; they are sent, and kept, in another thread.
+
+        Args:
+            documents: of one run.
+            time_ns: when they were made, since the epoch.
+        """
+        rows, unknown = rows_of(documents)
+        self.unknown += unknown
+        if unknown and (powers_of_ten(self.unknown) or self.unknown == unknown):
+            log.warning("documents have no table, and are not among the rows documents=%d", self.unknown)
+        tables: list[Table] = []
+        for table in tables_of(rows, time_ns, ROWS_AT_ONCE):
+            tables.append(table)
+            if sum(map(len, tables)) >= ROWS_AT_ONCE:
+                self._put(tables, time_ns)
+                tables = []
+        if tables:
+            self._put(tables, time_ns)
+
+    def _put(self, tables: Sequence[Table], time_ns: int) -> None:
+        self._seq += 1
+        # which jobs are on this machine is not known here
+        self._spool.put(Batch(self._host_name, self._held.epoch, self._seq, time_ns, None, tuple(tables)))
+
+    @property
+    def _untaken(self) -> int:
+        """Batches that were put, and that the thread has not looked at yet."""
+        return self._seq - max(0, self._held.coming - 1)
+
+    @property
+    def _is_taken(self) -> bool:
+        """Whether the thread has all that was put, and what earlier runs have left."""
+        return self._held.loaded.is_set() and not self._untaken
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether all that is held is on disk."""
+        return self._held.files is not None and not self._held.memory_bytes
+
+    def finish(self) -> Delivery:
+        """Wait until all is acknowledged, for the deadline at most; what became of it.
+
+        Where no collector is there and all is on disk, nothing is waited for.
+        """
+        until = time.monotonic() + self._deadline_s
+        while not (self._is_taken and not self._held.waiting()):
+            now = time.monotonic()
+            away = not any(route.usable(now) for route in self._routes)
+            if now >= until or self._stopping() or (away and self._is_taken and self._is_safe):
+                break
+            time.sleep(LOOK_S)
+        waiting = self._untaken + self._held.waiting()
+        in_memory = waiting if self._held.files is None else 0
+        acknowledged, dropped = self._spool.acknowledged, self._spool.dropped
+        before, self._told = self._told, (acknowledged, dropped)
+        delivery = Delivery(acknowledged - before[0], waiting - in_memory, dropped - before[1] + in_memory)
+        log.info("rows for the collector: batches acknowledged=%d kept=%d lost=%d", *delivery)
+        if waiting:
+            log.warning(
+                "collector has not acknowledged all rows waiting=%d: they are %s",
+                waiting,
+                "sent again by the next run" if not in_memory else "lost when this program ends",
+            )
+        return delivery
+
+    def close(self) -> None:
+        """End the sending, and give everything back; also twice."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if not self._link.stop(self._spool.wake):  # nothing that it uses can be taken from it
+            log.error("disk of --spool-dir does not answer, ending without it")
+            return
+        for route in self._routes:
+            route.close()
+        self._held.close()
+        self._spool.close()

@@ -1,0 +1,353 @@
+"""colmet-facility: logins, queues, Jupyter users and this host as documents, once or again and again.
+
+Exit status: 0; 1 where a source did not answer, or a document is not yet where it has to go; 2 where the command line
+cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Callable, NamedTuple
+
+from colmet.batch import answers
+from colmet.batch.systems import find_systems
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli, logs
+from colmet.common.runtime.configuration import check_effects
+from colmet.common.runtime.readable import readable
+from colmet.common.runtime.systemd import Service
+from colmet.facility import collector_output, debugfiles, machine, obfuscation, options, secretfile, sender
+from colmet.facility.collect import ENDED_S, Facility, Host, Notebooks
+from colmet.facility.collector_output import CollectorOutput
+from colmet.facility.deadlines import Deadlines
+from colmet.facility.documents import Document
+from colmet.facility.jupyter import Jupyter, check_names
+from colmet.facility.logins import Logins
+from colmet.facility.machine import DISKS, MAX_AGE_S, Disks, Network
+from colmet.facility.obfuscation import Obscure
+from colmet.facility.options import TOKEN_VARIABLE, Program
+from colmet.facility.people import People, find_group
+from colmet.facility.sender import Sender
+
+log = logging.getLogger(__name__)
+
+PROGRAM = Program(
+    name="colmet-facility",
+    description="Send logins, batch queues, Jupyter users and this host's load to a facility's endpoint, or "
+    "to colmet-collector: once, for cron or a timer, or every --interval.",
+    cluster=None,
+    url=None,
+    state_file=None,
+    is_alias=False,
+)
+STATE_NAME = "network-{}.json"  # of a machine, in the directory of the spool: several may have one home directory
+WITHOUT_SPOOL = "/run/colmet-facility.json"
+WAKE_S = 3600.0  # for one wait between two runs
+ENDED_MARGIN_S = 60  # a job that ended while a run took long is told of by the next one
+
+
+class Outputs(NamedTuple):
+    """Where documents go.
+
+    Attributes:
+        sender: to an endpoint; None where there is none.
+        collector: to colmet-collector; None where it is not wanted.
+        prints: to standard output.
+        debug: to files in the current directory, and nowhere else.
+        token: of the documents in these files.
+    """
+
+    sender: Sender | None = None
+    collector: CollectorOutput | None = None
+    prints: bool = False
+    debug: bool = False
+    token: str | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``colmet-facility``; the exit status."""
+    return run_program(PROGRAM, argv)
+
+
+def run_program(program: Program, argv: Sequence[str] | None) -> int:
+    """Read the command line, and do what it says; the exit status.
+
+    Args:
+        program: which of the two it is.
+        argv: the command line; None for that of this process.
+    """
+    service = Service.from_environment()  # first, so that no program that is started has it
+    try:
+        parser = options.build_parser(program)
+        parsed = parser.parse_args(argv)
+        set_up_logging(program, parsed.loglevel)
+        check_effects(parser, parsed)
+        if parsed.make_key is not None:
+            secretfile.make_key(parsed.make_key)
+            return 0
+        with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+            return _run(program, parsed, service, signals)
+    except ColmetError as err:
+        print(f"{logs.priority('ERROR')}{program.name}: error: {err}", file=sys.stderr)
+        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+        return 1
+    finally:
+        answers.cancel()  # the commands of a source that was not waited for
+        service.close()
+
+
+def set_up_logging(program: Program, level: int | None) -> None:
+    """Log to standard error; the alias to standard output, in its own format.
+
+    Args:
+        program: which of the two it is.
+        level: of logging; None for warnings.
+    """
+    # the DEBUG of libraries is whole answers, and secrets of accounts
+    of_all = level and max(level, logging.INFO)
+    if program.is_alias:
+        logging.basicConfig(
+            level=of_all,
+            stream=sys.stdout,
+            format="[%(asctime)s] %(levelname)s:%(name)s:%(message)s",
+            datefmt="%Y-%m-%d %H:%M:%S",
+        )
+    else:
+        logs.set_up(of_all or logging.WARNING)
+    if level == logging.DEBUG:
+        for name in ("colmet", "__main__"):
+            logging.getLogger(name).setLevel(level)
+
+
+def _run(program: Program, parsed: argparse.Namespace, service: Service, signals: cli.Signals) -> int:
+    def go_on() -> bool:
+        service.alive()
+        return not signals.stop_wanted()
+
+    facility = facility_of(program, parsed)
+    outputs = outputs_of(program, parsed, lambda: not go_on())
+    try:
+        if parsed.interval is None:
+            return 0 if run_once(facility, outputs, go_on) else 1
+        service.ready()
+        incomplete = 0
+        for number in _ticks(parsed.interval, service, signals):
+            incomplete += not run_once(facility, outputs, go_on)
+            told = f"runs: {number}, incomplete: {incomplete}"
+            service.status(lambda told=told: told)  # type: ignore[misc]
+        service.stopping()
+        log.info("stopping")
+        return 0
+    finally:
+        if outputs.sender is not None:
+            outputs.sender.close()
+        if outputs.collector is not None:
+            outputs.collector.close()
+
+
+def _ticks(interval_s: float, service: Service, signals: cli.Signals) -> Iterator[int]:
+    """The number of each run, when it is time for it, until SIGTERM or SIGINT; a long run leaves out others."""
+    start = time.monotonic()
+    number = 0
+    while not signals.stop_wanted():
+        number += 1
+        yield number
+        due = start + interval_s * (math.floor((time.monotonic() - start) / interval_s) + 1)
+        while not signals.stop_wanted() and (left_s := due - time.monotonic()) > 0:
+            readable([signals.fd], min(left_s, service.delay_s(), WAKE_S))
+            signals.drain()
+            service.alive()
+
+
+def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Gather, and hand over; whether all sources answered and all documents are where they have to be.
+
+    Args:
+        facility: the sources.
+        outputs: where documents go.
+        go_on: called several times a second; where it returns False, the rest is left out.
+
+    Raises:
+        ColmetError: the files of -d cannot be written.
+    """
+    gathered = facility.gather(go_on)
+    if outputs.debug:
+        debugfiles.write(gathered.groups, outputs.token)
+        return not gathered.failed
+    found = [document for group in gathered.groups for document in group.documents]
+    complete = not gathered.failed
+    if outputs.collector is not None:
+        outputs.collector.put(found, time.time_ns())
+    if outputs.sender is not None:
+        complete &= outputs.sender.send(found).complete
+    if outputs.collector is not None:
+        complete &= outputs.collector.finish().complete
+    if outputs.prints:  # last: whoever reads this may be slow, or away
+        complete &= _print(found, needed=outputs.sender is None and outputs.collector is None)
+    return complete
+
+
+def _print(found: Iterable[Document], needed: bool) -> bool:
+    """Print documents; whether that could be done.
+
+    Args:
+        found: the documents.
+        needed: they go nowhere else: where nobody reads them any more, there is nothing left to do.
+
+    Raises:
+        BrokenPipeError: there is nothing left to do.
+    """
+    try:
+        # a file of this run's own: what cannot be printed is not tried again by the next one, nor at the end
+        with open(sys.stdout.fileno(), "w", encoding="ascii", closefd=False) as file:
+            file.writelines(f"{json.dumps(document)}\n" for document in found)
+    except OSError as err:
+        if needed and isinstance(err, BrokenPipeError):
+            raise
+        log.error("documents cannot be printed: %s", err.strerror or err)
+        return False
+    return True
+
+
+def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
+    """The sources that the command line asks for.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    systems = list(dict.fromkeys(parsed.batch_system or (["condor"] if parsed.batch else [])))
+    if not (parsed.ssh or parsed.host or parsed.jupyter or systems) and not program.is_alias:
+        raise ConfigError("no source is chosen; give one or more of --host, --ssh, --jupyter, --batch-system")
+    if parsed.queue and "condor" not in systems and not program.is_alias:
+        raise ConfigError("-q names queues of HTCondor; add --batch-system condor")
+    if not parsed.cluster:
+        raise ConfigError("no name of the facility is given; give --cluster NAME")
+    if parsed.jupyter:
+        check_names(parsed.namespace, parsed.label)
+    if parsed.group:
+        find_group(parsed.group)
+    obscure = _obscure(program, parsed)
+    deadlines = Deadlines()
+    wait_s = parsed.source_timeout
+    notebooks = logins = host = None
+    if parsed.jupyter:
+        notebooks = Notebooks(Jupyter(parsed.kubeconfig, deadlines, wait_s), parsed.namespace, parsed.label)
+    if parsed.ssh:
+        logins = Logins(parsed.ssh_history, wait_s, each_once=not program.is_alias)
+    if parsed.host:
+        sends = bool(parsed.url) and not parsed.debug  # then the sender warns, where nothing can be kept by default
+        network = Network(
+            parsed.state_file or _state_file(program, parsed),
+            max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)),
+            level=logging.INFO if sends and not parsed.state_file else logging.WARNING,
+        )
+        host = Host(network, Disks(parsed.disk or DISKS, deadlines, wait_s, wanted=bool(parsed.disk)))
+    return Facility(
+        parsed.cluster,
+        obfuscation.host(machine.name(), parsed.obfuscate_hosts),
+        lambda: People(parsed.group, obscure),
+        notebooks,
+        logins,
+        host,
+        find_systems(systems, parsed.queue),
+        max(ENDED_S, math.ceil(parsed.interval or 0) + ENDED_MARGIN_S),
+    )
+
+
+def _state_file(program: Program, parsed: argparse.Namespace) -> str:
+    """Where the network counters are by default."""
+    file = program.state_file
+    if file and (os.access(file, os.W_OK) if os.path.exists(file) else os.access(os.path.dirname(file), os.W_OK)):
+        return file
+    directory = sender.spool_directory(parsed)
+    return os.path.join(directory, STATE_NAME.format(machine.name())) if directory else WITHOUT_SPOOL
+
+
+def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
+    """What the command line wants names to be made into.
+
+    Raises:
+        ConfigError: a file cannot be used, or there are a key and a salt.
+    """
+    if parsed.key_file is not None:
+        if parsed.salt or parsed.salt_file is not None:
+            raise ConfigError("--key-file excludes --salt and --salt-file: give one of them")
+        return obfuscation.keyed(secretfile.read_key(parsed.key_file, "--key-file"))
+    if not parsed.obfuscate_users:
+        if parsed.salt or parsed.salt_file is not None:
+            log.warning("users' names are sent unchanged: a salt has no effect without -o")
+        return obfuscation.plain
+    salt: str = parsed.salt
+    if parsed.salt_file is not None:
+        salt = secretfile.read_line(parsed.salt_file, "--salt-file")
+    elif salt:
+        _warn_of_ps(program, "-z", "--salt-file")
+    elif not program.is_alias:
+        log.warning("users' names can be found by trying all names: -o without a key; see --make-key")
+    return obfuscation.salted(salt)
+
+
+def _warn_of_ps(program: Program, option: str, better: str) -> None:
+    # cron sends a mail for each line, every five minutes, where the old program was silent
+    level = logging.INFO if program.is_alias else logging.WARNING
+    log.log(level, "all users of this machine can read a secret on the command line: %s; use %s", option, better)
+
+
+def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
+    """Where the command line wants documents to go.
+
+    Raises:
+        ConfigError: it names no place, or one that cannot be used.
+    """
+    inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that no program that is started has it
+    if parsed.token:
+        _warn_of_ps(program, "-t", "--token-file")
+    if parsed.debug and not program.is_alias and parsed.json_lines:
+        raise ConfigError("--json-lines has no effect with --debug, which writes files alone: choose one")
+    if parsed.debug:
+        return Outputs(debug=True, token=parsed.token)
+    prints = not program.is_alias and parsed.json_lines
+    if prints and sys.stdout is None:
+        raise ConfigError("--json-lines: standard output is closed")
+    collector = collector_output.from_options(parsed, stopping)
+    url = parsed.url
+    if not url and collector is None and not prints:
+        raise ConfigError("no destination is given; give --url, --zeromq-uri, --json-lines or --debug")
+    try:
+        token = _token(parsed, inherited)
+        if url and token is None and parsed.token is None:
+            level = logging.INFO if program.is_alias else logging.WARNING
+            log.log(level, "documents are sent without a token: give --token-file, or --token '' if none is needed")
+        renew = None
+        if parsed.token is None and parsed.token_file is not None:
+            renew = functools.partial(secretfile.read_line, parsed.token_file, "--token-file")
+        outlet = sender.from_options(parsed, url, token, stopping, renew) if url else None
+    except BaseException:
+        if collector is not None:
+            collector.close()
+        raise
+    return Outputs(outlet, collector, prints)
+
+
+def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
+    """The token: of the command line, of a file, or of the environment."""
+    if parsed.token is not None:
+        return str(parsed.token) or None
+    if parsed.token_file is not None:
+        return secretfile.read_line(parsed.token_file, "--token-file")
+    return inherited or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""This machine: load, memory, network, disks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.facility.deadlines import Deadlines, SourceFailed
+from colmet.facility.documents import Space, Traffic
+
+log = logging.getLogger(__name__)
+
+MTAB = "/proc/self/mounts"  # /etc/mtab is a link to it, and minimal systems lack the link
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MOUNTINFO = "/proc/self/mountinfo"
+DISKS = ("/home", "/data", "/scratch")
+MAX_AGE_S = 3600.0  # of what was counted before
+_MAX_STATE_BYTES = 4096
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Counted(NamedTuple):
+    """What network interfaces have counted up to a time.
+
+    Attributes:
+        sent: bytes.
+        received: bytes.
+        timestamp: milliseconds since 1970.
+    """
+
+    sent: int
+    received: int
+    timestamp: int
+
+
+def name() -> str:
+    """This machine's own name."""
+    return socket.gethostname()
+
+
+def load() -> float:
+    """The load average of one minute."""
+    return os.getloadavg()[0]
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of memory that there are, and that can still be had without swapping.
+
+    Raises:
+        SourceFailed: psutil is not installed.
+    """
+    found = _psutil().virtual_memory()
+    return found.total, found.available
+
+
+def count_traffic() -> Counted:
+    """What all network interfaces have counted up to now.
+
+    Raises:
+        SourceFailed: there is no interface, or psutil is not installed.
+    """
+    counters = _psutil().net_io_counters(nowrap=False)
+    if counters is None:
+        raise SourceFailed("this machine has no network interface")
+    return Counted(counters.bytes_sent, counters.bytes_recv, int(time.time() * 1000))
+
+
+def _psutil() -> Any:
+    try:
+        import psutil
+    except ModuleNotFoundError as err:
+        raise SourceFailed(f"--host requires the Python module psutil: {how_to_install('psutil')}") from err
+    return psutil
+
+
+def counting() -> str:
+    """Whose counters these are: this machine's, since it was started; containers on it have its boot, not its name."""
+    try:
+        boot = Path(BOOT_ID).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        boot = ""
+    return f"{name()} {boot}"
+
+
+def parse_counted(text: bytes, of: str = "") -> Counted | None:
+    """What a state file holds; None where it has another form, or is of another machine or boot.
+
+    Args:
+        text: of the file.
+        of: whose counters are asked for, as `counting` says it; that of afmetrics_collector does not say it.
+    """
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    mine = isinstance(held, dict) and held.get("of", of) == of
+    values = [held.get(field) for field in Counted._fields] if mine else []
+    counts = [value for value in values if type(value) is int and value >= 0]  # True is no count
+    return Counted(*counts) if len(counts) == len(Counted._fields) else None
+
+
+def since(before: Counted | None, now: Counted, max_age_s: float = MAX_AGE_S) -> Traffic | None:
+    """What went over the network between two measurements.
+
+    None where there is no telling: there is none before, it is too old or from the future, or the counters
+    began anew (a reboot, an interface that has gone).
+    """
+    if before is None or not 0 <= now.timestamp - before.timestamp <= max_age_s * 1000:
+        return None
+    sent, received = now.sent - before.sent, now.received - before.received
+    if sent < 0 or received < 0:
+        return None
+    return Traffic(sent, received, (now.timestamp - before.timestamp) / 1000)
+
+
+class Network:
+    """Traffic since the measurement before, which a file holds from one run to the next.
+
+    Args:
+        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": whose}.
+        count: tells what is counted up to now.
+        max_age_s: of the measurement before, in seconds.
+        level: of the log, where the file cannot be written.
+
+    Attributes:
+        failures: times that the file could not be written.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        count: Callable[[], Counted] = count_traffic,
+        max_age_s: float = MAX_AGE_S,
+        level: int = logging.WARNING,
+    ) -> None:
+        self._path = Path(path)
+        self._count = count
+        self._max_age_s = max_age_s
+        self._level = level
+        self._before: Counted | None = None
+        self._of = counting()
+        self.failures = 0
+
+    def traffic(self) -> Traffic:
+        """Return the traffic since the measurement before; nothing in no time where there is none.
+
+        A state that cannot be replaced is not used: the next run would count the same bytes again.
+
+        Raises:
+            SourceFailed: this machine has no network interface.
+        """
+        now = self._count()
+        found = self._before or self._read()
+        is_kept = self._write(now)
+        before = found if is_kept or self._before is not None else None
+        traffic = since(before, now, self._max_age_s)
+        if traffic is None:
+            log.info("network counters start from now: file=%s", self._path)
+        self._before = now
+        return traffic or Traffic(0, 0, 0.0)
+
+    def _read(self) -> Counted | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            with open(descriptor, "rb") as file:
+                return parse_counted(file.read(_MAX_STATE_BYTES) or b"", self._of)
+        except (OSError, ValueError):
+            return None  # as for the first run
+
+    def _write(self, counted: Counted) -> bool:
+        """Keep counters for the next run; whether that could be done."""
+        text = json.dumps({**counted._asdict(), "of": self._of}).encode()
+        try:
+            try:
+                self._replace(text)
+            except PermissionError:
+                # a file that root made for another user, in a directory that is root's
+                descriptor = os.open(
+                    self._path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                )
+                with open(descriptor, "wb") as file:
+                    file.write(text)
+        except (OSError, ValueError) as err:
+            self.failures += 1
+            if powers_of_ten(self.failures):
+                log.log(
+                    self._level,
+                    "network state cannot be written, runs have no traffic: file=%s: %s; give --state-file",
+                    self._path,
+                    getattr(err, "strerror", None) or err,
+                )
+            return False
+        return True
+
+    def _replace(self, text: bytes) -> None:
+        """Put another file in its place, so that whoever reads it finds all of it."""
+        os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
+        descriptor, made = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(text)
+                os.fchmod(descriptor, 0o644)  # byte counts of a machine, which anyone there can see
+            os.replace(made, self._path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(made)
+            raise
+
+
+def parse_mounts(text: str) -> dict[str, str]:
+    r"""Devices by the paths that they are mounted on, without `/dev/`.
+
+    Of several mounts on one path the last one counts, which is the one that is seen.
+
+    Args:
+        text: of /proc/self/mounts: device, path and more in each line, characters such as blanks as `\040`.
+    """
+    found = {}
+    for line in text.splitlines():
+        words = line.split(" ")
+        if len(words) >= 2:
+            device, path = map(_plain, words[:2])
+            found[path] = device.replace("/dev/", "")
+    return found
+
+
+def parse_self_binds(text: str) -> set[str]:
+    """Paths that are mounts only as they were mounted on themselves, as ProtectHome= of a unit does with /home.
+
+    Args:
+        text: of /proc/self/mountinfo.
+    """
+    lines = [words for line in text.splitlines() if len(words := line.split(" ")) >= 5]
+    mounts = {number: (device, _plain(root), _plain(path)) for number, _, device, root, path, *_ in lines}
+    self_binds: set[str] = set()
+    others: set[str] = set()
+    for number, above, *_ in lines:
+        device, root, path = mounts[number]
+        device_above, root_above, path_above = mounts.get(above, ("", "", ""))
+        inside = path[len(path_above.rstrip("/")) :]  # of the mount above
+        is_self_bind = device == device_above and root.rstrip("/") == root_above.rstrip("/") + inside
+        (self_binds if is_self_bind else others).add(path)
+    return self_binds - others
+
+
+def _plain(word: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+class Disks:
+    """The space of file systems.
+
+    Args:
+        paths: where they are mounted, or anywhere inside.
+        deadlines: for file systems whose server is away.
+        deadline_s: seconds for each.
+        mtab: the table of mounts.
+        wanted: whether somebody has named them: then one that is missing is worth a warning.
+
+    Attributes:
+        missing: paths that were not there when they were last looked for.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], deadlines: Deadlines, deadline_s: float, mtab: str = MTAB, wanted: bool = True
+    ) -> None:
+        self._paths = list(dict.fromkeys(paths))
+        self._deadlines = deadlines
+        self._deadline_s = deadline_s
+        self._mtab = mtab
+        self._level = logging.WARNING if wanted else logging.INFO
+        self.missing: set[str] = set()
+
+    def spaces(self) -> list[Space]:
+        """Those that are there; each of the others is told of when it begins to be missing.
+
+        Raises:
+            SourceFailed: some do not answer; the others are in its `found`.
+        """
+        devices = self._devices()
+        found, silent = [], []
+        for path in self._paths:
+            try:
+                total, used, free = self._deadlines.call(
+                    f"the file system of {path}", self._deadline_s, partial(shutil.disk_usage, path)
+                )
+            except SourceFailed as err:
+                silent.append(str(err))
+                continue
+            except (OSError, ValueError) as err:
+                self._miss(path, getattr(err, "strerror", None) or str(err))
+                continue
+            if total <= 0:
+                self._miss(path, "it has no size")
+                continue
+            self.missing.discard(path)
+            found.append(Space(path, devices.get(path), total, used, free))
+        if silent:
+            raise DisksSilent("; ".join(silent), found)
+        return found
+
+    def _miss(self, path: str, why: str) -> None:
+        if path not in self.missing:
+            log.log(self._level, "disk skipped: path=%s: %s (see --disk)", path, why)
+        self.missing.add(path)
+
+    def _devices(self) -> dict[str, str]:
+        try:
+            mtab, mountinfo = (
+                Path(file).read_text(encoding="utf-8", errors="replace") for file in (self._mtab, MOUNTINFO)
+            )
+        except OSError as err:
+            log.warning("devices are missing: file=%s: %s", err.filename, err.strerror or err)
+            return {}
+        none = parse_self_binds(mountinfo)
+        return {path: device for path, device in parse_mounts(mtab).items() if path not in none}
+
+
+class DisksSilent(SourceFailed):
+    """Some file systems do not answer.
+
+    Attributes:
+        found: the others.
+    """
+
+    def __init__(self, text: str, found: list[Space]) -> None:
+        super().__init__(text)
+        self.found = found

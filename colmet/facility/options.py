@@ -1,0 +1,227 @@
+"""The command line of colmet-facility, and of afmetrics_collector, which has the same options and other defaults."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import NamedTuple
+
+from colmet import __version__
+from colmet.batch.systems import SYSTEMS
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import Rare
+from colmet.common.runtime.configuration import require
+from colmet.facility import collector_output, sender
+from colmet.facility.machine import DISKS
+
+TOKEN_VARIABLE = "COLMET_FACILITY_TOKEN"
+EPILOG = "exit status: 0; 1 where a source did not answer, or a document is not delivered; 2 where options are wrong."
+
+
+class Program(NamedTuple):
+    """What the two programs differ in.
+
+    Attributes:
+        name: of the command.
+        description: for its help.
+        cluster: name of the facility where none is given; None where one has to be given.
+        url: of the endpoint where none is given; None where there is no such.
+        state_file: of the network counters; None for one beside the spool.
+        is_alias: whether it logs, takes and leaves out what afmetrics_collector does.
+    """
+
+    name: str
+    description: str
+    cluster: str | None
+    url: str | None
+    state_file: str | None
+    is_alias: bool
+
+
+def queue(text: str) -> tuple[str, str]:
+    """An option type: NAME:CONSTRAINT, parted at the first colon."""
+    name, colon, constraint = text.partition(":")
+    if not colon or not name:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not of the form NAME:CONSTRAINT, such as 'all:'")
+    return name, constraint
+
+
+def path(text: str) -> str:
+    """An option type: an absolute path."""
+    if not text.startswith("/") or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not an absolute path")
+    return os.path.normpath(text)
+
+
+def interval(text: str) -> float:
+    """An option type: seconds from one run to the next."""
+    value = cli.positive_seconds(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
+    return value
+
+
+def build_parser(program: Program) -> cli.Parser:
+    """The options of a program."""
+    parser = cli.Parser(prog=program.name, description=program.description, epilog=EPILOG)
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
+    parser.add_argument(
+        "-v", "--verbose", dest="loglevel", action="store_const", const=logging.INFO, help="log what is done (INFO)"
+    )
+    parser.add_argument(
+        "-vv", "--very-verbose", dest="loglevel", action="store_const", const=logging.DEBUG, help="log details (DEBUG)"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="S",
+        type=interval,
+        help="run every S seconds (default: run once)",
+    )
+    parser.add_argument(
+        "-c",
+        "--cluster",
+        metavar="NAME",
+        default=program.cluster,
+        help="name of this facility" + (" (default: %(default)s)" if program.cluster else ", required"),
+    )
+    _add_sources(parser, program)
+    _add_people(parser.add_argument_group("users and names"))
+    _add_outputs(parser, program)
+    if not program.is_alias:
+        require(parser, "--ssh", "--ssh-history")
+        require(parser, "--host", "--disk")
+        require(parser, "--jupyter", "--namespace", "--label", "--kubeconfig")
+    return parser
+
+
+def _add_sources(parser: cli.Parser, program: Program) -> None:
+    group = parser.add_argument_group("what is collected")
+    group.add_argument("-s", "--ssh", action="store_true", help="users logged in on this machine (who)")
+    group.add_argument(
+        "-S",
+        "--ssh-history",
+        action="store_true",
+        help="with -s: also those of the last 5 minutes (last)",
+    )
+    group.add_argument("--host", action="store_true", help="load, memory, network and disks of this machine")
+    group.add_argument(
+        "--disk",
+        metavar="PATH",
+        type=path,
+        action="append",
+        help=Rare(f"with --host: this file system; repeatable (default: {', '.join(DISKS)}, if they exist)"),
+    )
+    group.add_argument(
+        "--state-file",
+        metavar="FILE",
+        help=Rare(
+            "with --host: keep the network counters between runs in this file (default: "
+            + (f"{program.state_file} if it can be written, else " if program.state_file else "")
+            + "network-HOST.json in the directory of the spool)"
+        ),
+    )
+    group.add_argument("-b", "--batch", action="store_true", help="queues and jobs of the batch system")
+    group.add_argument(
+        "--batch-system",
+        metavar="NAME",
+        choices=list(SYSTEMS),
+        action="append",
+        help=f"which one: {', '.join(SYSTEMS)}; repeatable; implies -b (default: condor)",
+    )
+    group.add_argument(
+        "-q",
+        "--queue",
+        metavar="NAME:CONSTRAINT",
+        type=queue,
+        action="append",
+        default=[],
+        help="HTCondor's jobs that meet the constraint, as a queue; repeatable; 'all:' is all jobs",
+    )
+    group.add_argument("-j", "--jupyter", action="store_true", help="users with Jupyter notebooks in Kubernetes")
+    group.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        default="af-jupyter",
+        help=Rare("namespace of the notebooks' pods (default: %(default)s)"),
+    )
+    group.add_argument(
+        "-l",
+        "--label",
+        metavar="NAME",
+        default="owner",
+        help=Rare("label of these pods with the user's name (default: %(default)s)"),
+    )
+    group.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        default="",
+        help=Rare("configuration of the Kubernetes client (default: $KUBECONFIG, ~/.kube/config, or the pod's own)"),
+    )
+    group.add_argument(
+        "--source-timeout",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=30.0,
+        help=Rare("wait at most S seconds for each of who, last, a disk, Kubernetes (default: %(default)g)"),
+    )
+
+
+def _add_people(group: cli.Options) -> None:
+    group.add_argument(
+        "-g", "--group", metavar="NAME", default="", help="only members of this Unix group; not in queues and hosts"
+    )
+    group.add_argument("-o", "--obfuscate-users", action="store_true", help="replace users' names by hashes")
+    group.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="replace them by HMAC-SHA-256 with the key in this file; recommended; implies -o",
+    )
+    group.add_argument(
+        "--make-key",
+        metavar="FILE",
+        help=Rare("write a new key to this file, and exit; use one key on all machines of a site"),
+    )
+    salts = group.add_mutually_exclusive_group()
+    salts.add_argument(
+        "-z",
+        "--salt",
+        metavar="TEXT",
+        default="",
+        help=Rare("with -o: hash this with each name; all users of this machine can read it in the list of processes"),
+    )
+    salts.add_argument("--salt-file", metavar="FILE", help=Rare("with -o: the salt is in this file"))
+    group.add_argument(
+        "-O",
+        "--obfuscate-hosts",
+        metavar="DOMAIN",
+        default="",
+        help="call this machine 'atlas' and the digits of its name, in this domain",
+    )
+
+
+def _add_outputs(parser: cli.Parser, program: Program) -> None:
+    group = parser.add_argument_group("where the documents go")
+    group.add_argument(
+        "-u",
+        "--url",
+        metavar="URL",
+        default=program.url,
+        help="post them to this endpoint" + (" (default: %(default)s)" if program.url else ""),
+    )
+    tokens = group.add_mutually_exclusive_group()
+    tokens.add_argument("-t", "--token", metavar="TEXT", help="token in each; all users of this machine can read it")
+    tokens.add_argument("--token-file", metavar="FILE", help=f"the token is in this file (default: ${TOKEN_VARIABLE})")
+    if not program.is_alias:
+        group.add_argument("--json-lines", action="store_true", help="print them, one a line, without the token")
+    group.add_argument(
+        "-d",
+        "--debug",
+        action="store_true",
+        help="append them to files in the current directory, and send nothing",
+    )
+    sender.add_options(group, program.name)
+    collector_output.add_options(parser.add_argument_group("output to colmet-collector"))

@@ -1,0 +1,727 @@
+"""How documents leave: one HTTP POST each, in order, until the endpoint has taken them.
+
+A document goes through the spool, so neither an endpoint that is away nor the death of this process loses it. What
+happens to it depends on the answer:
+
+    2xx                               taken
+    408, 425, 429, 5xx, no answer     sent again, in this run a little, then by the next one; passed over while others
+                                      are taken
+    3xx, 401, 403, 404, 405, 407, 410, 421, a certificate that is not trusted
+                                      kept: that is about the address or the token and not about the document
+    any other 4xx                     refused: put aside with the reason, and not sent again
+"""
+
+from __future__ import annotations
+
+import argparse
+import email.utils
+import html
+import ipaddress
+import itertools
+import json
+import logging
+import os
+import random
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import requests
+import urllib3
+
+from colmet import __version__
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.facility.spool import MAX_DOCUMENT_BYTES, Entry, Memory, Spool, Store
+
+log = logging.getLogger(__name__)
+
+SPOOLS = "/var/spool"  # of root's default
+MAX_ANSWER_BYTES = 64 << 10
+SHOWN = 200  # characters of an answer that a message repeats
+SHOWN_PART = 8  # characters of a token that must not show
+LOOK_S = 0.2  # between two looks whether to stop
+GRACE_S = 1.0  # beyond its own time-outs, for an exchange that is bounded by nothing else: names, headers byte by byte
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+LONGEST_ASKED_PAUSE_S = 3600.0  # that an endpoint can ask for
+MAX_FAILING = 3  # documents one after the other that a server error meets: is it about the documents?
+MAX_OTHERS = 3  # other kinds of documents that are tried to find that out
+MAX_PASSED = 20  # documents of a kind that are passed over in a run, while others are taken
+MAX_LOOKED = 1000  # documents that are looked through for one of another kind
+MAX_STUCK = 8
+ABOUT_US = frozenset({401, 403, 407})
+ABOUT_ADDRESS = frozenset({404, 405, 410, 421})
+BUSY = frozenset({408, 425, 429})
+
+
+class Outcome(NamedTuple):
+    """What became of documents in one run.
+
+    Attributes:
+        sent: that the endpoint has taken, those of earlier runs included.
+        kept: that are on disk, for the next run.
+        refused: that the endpoint does not want, or that are none; not sent again.
+        lost: that went beyond the spool's bounds, were damaged on disk, or could not be sent while there is no spool.
+    """
+
+    sent: int
+    kept: int
+    refused: int
+    lost: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is with the endpoint."""
+        return not (self.kept or self.refused or self.lost)
+
+
+class Fate(Enum):
+    """Of one document after one exchange."""
+
+    TAKEN = "taken"
+    AGAIN = "to be sent again"  # the endpoint is there, and has an error
+    AWAY = "away"  # the endpoint is not there, or busy
+    MISDIRECTED = "misdirected"  # it is there, and we are not to talk to it so
+    REFUSED = "refused"
+
+
+class Answer(NamedTuple):
+    """What an exchange came to.
+
+    Attributes:
+        fate: of the document.
+        why: a line for people; empty where it was taken.
+        pause_s: that the endpoint asks for; None where it does not.
+        status: of HTTP; 0 where there is none.
+        is_late: the endpoint may have the document, and has not said so in time.
+    """
+
+    fate: Fate
+    why: str = ""
+    pause_s: float | None = None
+    status: int = 0
+    is_late: bool = False
+
+
+def add_options(parser: cli.Options, name: str = "colmet-facility") -> None:
+    """Declare how documents are sent and kept.
+
+    Args:
+        parser: that gets the options.
+        name: of the default directory: what one program keeps is not sent to the endpoint of another.
+    """
+    parser.set_defaults(spool_name=name)
+    parser.add_argument(
+        "--spool-dir",
+        metavar="DIR",
+        help=cli.Rare(
+            "keep unsent documents in this directory; '': nowhere, documents that cannot be sent are lost (default: "
+            f"{SPOOLS}/{name} as root, else ~/.local/state/{name})"
+        ),
+    )
+    parser.add_argument(
+        "--spool-size",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=64 << 20,
+        help=cli.Rare("limit of the spool; beyond it the oldest documents are dropped (default: 64M)"),
+    )
+    parser.add_argument(
+        "--spool-age",
+        metavar="DAYS",
+        type=cli.whole_number(1, 3650),
+        default=7,
+        help=cli.Rare("drop documents that could not be sent within DAYS days (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=10.0,
+        help=cli.Rare("wait at most S seconds for an answer of the endpoint (default: %(default)g)"),
+    )
+    parser.add_argument(
+        "--tries",
+        metavar="N",
+        type=cli.whole_number(1, 100),
+        default=3,
+        help=cli.Rare("try to send a document N times in a run (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=120.0,
+        help=cli.Rare("send for at most S seconds in a run, and keep the rest for the next (default: %(default)g)"),
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="N",
+        type=cli.whole_number(1, 100_000),
+        default=100,
+        help=cli.Rare("send at most N documents a second (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="CA certificates (PEM) for the endpoint (default: those of this machine)",
+    )
+    parser.add_argument(
+        "--timestamp",
+        action="store_true",
+        help="add the time to each document; as the field timestamp, in seconds since 1970; without it a document that "
+        "was kept for an hour looks an hour younger",
+    )
+
+
+def spool_directory(options: argparse.Namespace) -> str:
+    """Where the command line wants things to be kept, as an absolute path; empty for nowhere."""
+    directory: str | None = options.spool_dir
+    if directory is None:
+        if os.geteuid() == 0:
+            return os.path.join(SPOOLS, options.spool_name)
+        state = os.environ.get("XDG_STATE_HOME", "")
+        if not os.path.isabs(state):
+            state = os.path.expanduser("~/.local/state")
+        return os.path.join(state, options.spool_name) if os.path.isabs(state) else ""
+    return os.path.abspath(directory) if directory else ""
+
+
+def from_options(
+    options: argparse.Namespace,
+    url: str,
+    token: str | None,
+    stopping: Callable[[], bool] = lambda: False,
+    renew: Callable[[], str] | None = None,
+) -> Sender:
+    """What the command line asks for. A spool directory that cannot be used is told of, and nothing is kept then.
+
+    Args:
+        options: of `add_options`.
+        url: of the endpoint.
+        token: that the endpoint knows us by.
+        stopping: whether to come to an end soon.
+        renew: gives the token again for each run, or a ConfigError; None: it stays the same.
+
+    Raises:
+        ConfigError: the address or the file of certificates cannot be used.
+    """
+    if options.ca_file:
+        try:
+            ssl.create_default_context(cafile=options.ca_file)
+        except (OSError, ValueError) as err:  # SSLError is an OSError
+            raise ConfigError(f"--ca-file {options.ca_file}: {getattr(err, 'strerror', None) or err}") from err
+    check_url(url)
+    spool = None
+    directory = spool_directory(options)
+    if directory:
+        try:
+            spool = Spool(os.path.join(directory, "documents"), options.spool_size, options.spool_age * 86400.0)
+        except OSError as err:
+            log.warning(
+                "nothing is kept between runs: documents that cannot be sent are lost, NETWORK has no traffic: %s: %s; "
+                "give --spool-dir DIR",
+                *(directory, err.strerror),
+            )
+    try:
+        return Sender(
+            url,
+            token,
+            spool,
+            timeout_s=options.timeout,
+            tries=options.tries,
+            deadline_s=options.deadline,
+            rate=options.rate,
+            ca_file=options.ca_file or None,
+            timestamp=options.timestamp,
+            stopping=stopping,
+            renew=renew,
+        )
+    except BaseException:
+        if spool is not None:
+            spool.close()
+        raise
+
+
+def check_url(url: str) -> str:
+    """`url`, if documents can be sent there.
+
+    Raises:
+        ConfigError: it is no address of HTTP.
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not url.isprintable() or " " in url:
+        raise ConfigError("--url: not an address such as https://af.example.org/")
+    return url
+
+
+def shown_url(url: str) -> str:
+    """An address for people, without what may be secret in it: user, password and query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(no address)"
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}" if parts.netloc else parts.path
+
+
+def without(secret: str, text: str) -> str:
+    """A text that may repeat a secret, without it: as it is, or as JSON, HTML or an address has it.
+
+    Nothing of the text is left where a part of the secret still shows.
+    """
+    as_json = json.dumps(secret)[1:-1]
+    forms = {secret, as_json, as_json.replace("/", "\\/"), html.escape(secret), quote(secret), quote(secret, safe="")}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "(token)")
+    parts = {secret[at : at + SHOWN_PART] for at in range(max(1, len(secret) - SHOWN_PART + 1))}
+    return "(an answer that repeats the token)" if any(part in text for part in parts) else text
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """A document as it is kept: JSON on one line, in which the token is null.
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    try:
+        text = json.dumps({**document, "token": None} if "token" in document else document, allow_nan=False).encode()
+    except (TypeError, RecursionError) as err:
+        raise ValueError(str(err)) from err
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB")
+    return text
+
+
+class Sender:
+    """Sends documents to one endpoint. For one thread.
+
+    Args:
+        url: of the endpoint.
+        token: that is put into each document; None is null.
+        spool: where documents are until they are taken; None: nowhere.
+        timeout_s: of one exchange.
+        tries: of one document in one run.
+        deadline_s: of the sending of one run.
+        rate: of exchanges a second, at most.
+        ca_file: certificates that are trusted; None: those of the system.
+        timestamp: whether documents get the time at which they are handed over.
+        stopping: whether to come to an end soon.
+        renew: gives the token of each run, or a ConfigError; None: it stays the same.
+        now_ns: of the wall clock.
+        monotonic: seconds.
+        sleep: waits for so many seconds.
+        jitter: a number from 0 to 1, another one each time.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        spool: Spool | None,
+        timeout_s: float = 10.0,
+        tries: int = 3,
+        deadline_s: float = 120.0,
+        rate: float = 100.0,
+        ca_file: str | None = None,
+        timestamp: bool = False,
+        stopping: Callable[[], bool] = lambda: False,
+        renew: Callable[[], str] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._url = check_url(url)
+        self._shown = shown_url(url)
+        self._token = token
+        self._spool = spool
+        self._timeout_s = timeout_s
+        self._tries = tries
+        self._deadline_s = deadline_s
+        self._gap_s = 1.0 / rate
+        self._ca_file = ca_file
+        self._timestamp = timestamp
+        self._stopping = stopping
+        self._renew = renew
+        self._now_ns = now_ns
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._jitter = jitter
+        self._session = self._open_session()
+        self._stuck: list[threading.Thread] = []  # exchanges that were given up and go on
+        self._until = 0.0  # of this run
+        self._patience = 1  # of this run: so many times the time-out
+        self._next_at = 0.0  # when the rate allows another exchange
+        self._not_before = 0.0  # when the endpoint wants to hear from us again
+        self._refused = 0
+        self._last = Answer(Fate.AWAY)  # of those with which a document stayed here
+        if token and url.startswith("http:") and not _is_here(urlsplit(url).hostname or ""):
+            log.warning("token and documents can be read on the way; use https: --url %s", self._shown)
+
+    def _open_session(self) -> requests.Session:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings repeat whole addresses
+        session = requests.Session()
+        session.headers["User-Agent"] = f"colmet-facility/{__version__}"
+        session.headers["Content-Type"] = "application/json"
+        session.headers["Accept-Encoding"] = "identity"  # so that a small answer cannot become a huge one
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        return session
+
+    def close(self) -> None:
+        """Close connections, and give the spool back; also twice."""
+        self._session.close()
+        if self._spool is not None:
+            self._spool.close()
+
+    # -- a run --
+
+    def send(self, documents: Sequence[Mapping[str, Any]]) -> Outcome:
+        """Send these, and what earlier runs have left, the oldest first; what became of them.
+
+        Where another run sends what the same spool holds, these are only put there.
+        """
+        self._until = self._monotonic() + self._deadline_s
+        self._patience = 1
+        self._take_token()
+        texts, refused = self._texts(documents)
+        memory = Memory()
+        spool, held, lost, sent = self._spool, False, 0, 0
+        stores: list[Store] = [memory]
+        if spool is None:
+            memory.put(texts)
+        else:
+            written = spool.put(texts)
+            memory.put(texts[written:])
+            damaged = spool.damaged
+            held = self._acquire(spool)
+            if held:
+                lost = spool.drop_beyond()
+                stores.insert(0, spool)
+        kept = 0
+        try:
+            sent, more = self._deliver(stores)
+            refused += more
+        finally:
+            if spool is not None:
+                kept = len(spool) if held else written
+                lost += spool.damaged - damaged
+                spool.release()
+        lost += len(memory)
+        if kept and held:
+            level = logging.ERROR if self._last.fate is Fate.MISDIRECTED else logging.WARNING
+            log.log(level, "documents are kept for the next run kept=%d endpoint=%s: %s", kept, *self._where())
+        if len(memory):
+            log.error(
+                "documents lost, as no --spool-dir keeps them lost=%d endpoint=%s: %s", len(memory), *self._where()
+            )
+        log.info("documents sent=%d kept=%d refused=%d lost=%d endpoint=%s", sent, kept, refused, lost, self._shown)
+        return Outcome(sent, kept, refused, lost)
+
+    def _take_token(self) -> None:
+        """That of now: it may have expired since the run before."""
+        if self._renew is None:
+            return
+        try:
+            self._token = self._renew()
+        except ConfigError as err:
+            log.warning("token not read again, the former one is used: %s", err)
+
+    def _where(self) -> tuple[str, str]:
+        return self._shown, self._last.why
+
+    def _texts(self, documents: Sequence[Mapping[str, Any]]) -> tuple[list[bytes], int]:
+        texts, refused = [], 0
+        for document in documents:
+            try:
+                if self._timestamp:
+                    document = {**document, "timestamp": self._now_ns() // 10**9}
+                texts.append(encode(document))
+            except ValueError as err:
+                refused += 1
+                self._note_refused(str(document.get("kind")), f"cannot be written as JSON: {err}")
+        return texts, refused
+
+    def _note_refused(self, kind: str, why: str) -> None:
+        self._refused += 1
+        if powers_of_ten(self._refused):
+            log.error("document refused, and not sent again kind=%s refused=%d: %s", kind[:40], self._refused, why)
+
+    def _acquire(self, spool: Spool) -> bool:
+        try:
+            held = spool.acquire()
+        except OSError as err:
+            log.error("spool of documents cannot be read, they stay there: %s", err)
+            return False
+        if not held:
+            log.info("another run sends the spool; these documents are added to it")
+        return held
+
+    def _deliver(self, stores: Sequence[Store]) -> tuple[int, int]:
+        """Send what is in these; how many were taken, and how many refused.
+
+        Where several fail, one after the other, those of other kinds tell whether it is the endpoint or the documents:
+        what an endpoint never takes stays, and holds up no other.
+        """
+        sent = refused = failing = 0
+        passed: Counter[str] = Counter()
+        for store in stores:
+            for entry in store.entries():
+                kind = _kind(entry)
+                if passed[kind] >= MAX_PASSED:
+                    continue
+                # while one fails, the next is a question whether the endpoint or the document is what is wrong
+                answer = self._try(entry, 1 if failing else self._tries)
+                if answer.fate is Fate.TAKEN:
+                    store.done(entry)
+                    sent += 1
+                    failing = 0
+                elif answer.fate is Fate.REFUSED:
+                    self._refuse(store, entry, answer)
+                    refused += 1
+                    failing = 0
+                else:
+                    self._last = answer
+                    failing += 1
+                    passed[kind] += 1
+                    if answer.fate is Fate.AWAY or answer.status < 400:  # nobody is there, or it is about the address
+                        return sent, refused
+                    if answer.fate is Fate.MISDIRECTED or failing == MAX_FAILING:
+                        if not self._takes_another(stores, entry, passed, answer.fate is Fate.AGAIN):
+                            return sent, refused
+                        sent += 1
+                        failing = 0
+        return sent, refused
+
+    def _takes_another(self, stores: Sequence[Store], failed: Entry, passed: Counter[str], same: bool) -> bool:
+        """Whether the endpoint takes the newest document of another kind; with `same`, where there is none, of this."""
+        tried: set[str] = set()
+        newest = ((store, entry) for store in stores for entry in store.entries(newest_first=True))
+        for store, entry in list(itertools.islice(newest, MAX_LOOKED)):
+            kind = _kind(entry)
+            if kind not in tried and kind not in passed and len(tried) < MAX_OTHERS:
+                tried.add(kind)
+                if self._is_taken(store, entry):
+                    return True
+        if same and not tried:
+            for store in stores:
+                for entry in store.entries(newest_first=True):
+                    return entry[:2] != failed[:2] and self._is_taken(store, entry)
+        return False
+
+    def _is_taken(self, store: Store, entry: Entry) -> bool:
+        answer = self._try(entry, 1)
+        if answer.fate is Fate.TAKEN:
+            store.done(entry)
+        return answer.fate is Fate.TAKEN
+
+    def _refuse(self, store: Store, entry: Entry, answer: Answer) -> None:
+        store.refuse(entry, answer.why)
+        self._note_refused(_kind(entry), answer.why)
+
+    def _try(self, entry: Entry, tries: int) -> Answer:
+        """Send one, at most so many times; the last answer."""
+        body = self._body(entry)
+        answer = Answer(Fate.AWAY, "the endpoint has asked to wait")
+        for number in range(tries):
+            pause_s = self._pause_s(number, answer)
+            if not self._wait(max(self._next_at, self._monotonic() + pause_s, self._not_before)):
+                why = answer.why
+                if self._stopping():
+                    why = "this program was told to end"
+                elif not number and self._not_before <= self._until:
+                    why = "the --deadline of this run is over"
+                return answer._replace(fate=Fate.AWAY, why=why)
+            self._next_at = self._monotonic() + self._gap_s
+            answer = self._exchange(body)
+            if answer.pause_s is not None:
+                self._not_before = self._monotonic() + min(answer.pause_s, LONGEST_ASKED_PAUSE_S)
+            if answer.is_late:  # it may come twice then: a slow endpoint gets more time rather than more copies
+                self._patience *= 2
+            if answer.fate not in (Fate.AGAIN, Fate.AWAY):
+                break
+        return answer
+
+    def _pause_s(self, number: int, answer: Answer) -> float:
+        """Before a try: longer each time, and another for each of many hosts that all wait for the same endpoint."""
+        if number == 0 or answer.pause_s is not None:
+            return 0.0
+        return float(min(FIRST_PAUSE_S * 2 ** (number - 1), LONGEST_PAUSE_S) * (0.5 + self._jitter()))
+
+    def _wait(self, until: float) -> bool:
+        """Wait, but not beyond the deadline; whether there is time left then."""
+        if until >= self._until:
+            return False
+        while (left_s := until - self._monotonic()) > 0:
+            if self._stopping():
+                return False
+            self._sleep(min(LOOK_S, left_s))
+        return not self._stopping() and self._monotonic() < self._until
+
+    def _body(self, entry: Entry) -> bytes:
+        """As it was kept, with the token."""
+        document = _parsed(entry)
+        if self._token is None or "token" not in document:
+            return entry.text
+        return json.dumps({**document, "token": self._token}).encode()
+
+    # -- an exchange --
+
+    def _exchange(self, body: bytes) -> Answer:
+        """Send a document and hear the answer, in a thread: nothing else bounds the time of all that may hang."""
+        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        if len(self._stuck) >= MAX_STUCK:
+            return Answer(Fate.AWAY, f"{MAX_STUCK} earlier exchanges still hang")
+        timeout_s = max(0.01, min(self._timeout_s * self._patience, self._until - self._monotonic()))
+        session = self._session
+        answers: list[Answer] = []
+        arguments = (session, body, timeout_s, answers.append)
+        thread = threading.Thread(target=self._post, args=arguments, name="exchange", daemon=True)
+        thread.start()
+        end = time.monotonic() + timeout_s + GRACE_S
+        while thread.is_alive() and (left_s := end - time.monotonic()) > 0:
+            thread.join(min(LOOK_S, left_s))
+            if self._stopping():
+                end = min(end, time.monotonic() + GRACE_S)
+        if thread.is_alive():
+            self._stuck.append(thread)
+            self._session = self._open_session()  # the other one is that thread's
+        return answers[0] if answers else Answer(Fate.AWAY, f"no whole answer within {timeout_s:.3g} s", is_late=True)
+
+    def _post(self, session: requests.Session, body: bytes, timeout_s: float, tell: Callable[[Answer], None]) -> None:
+        """Tell of the answer as soon as it is known what it is, and read what follows."""
+        try:
+            response = session.post(
+                self._url,
+                data=body,
+                timeout=timeout_s,
+                allow_redirects=False,
+                stream=True,
+                # given here and not in the session, it counts before what the environment says
+                verify=self._ca_file or True,
+            )
+        except requests.exceptions.SSLError as err:
+            is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(err))
+            fate = Fate.MISDIRECTED if is_certificate else Fate.AWAY
+            tell(Answer(fate, f"{_innermost(err)}; see --ca-file"))
+            return
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
+            tell(Answer(Fate.AWAY, _innermost(err), is_late=isinstance(err, requests.ReadTimeout)))
+            return
+        except Exception:  # a defect, in a thread whose end would look like silence
+            log.exception("exchange failed endpoint=%s", self._shown)
+            tell(Answer(Fate.AWAY, "a defect"))
+            return
+        with response:
+            if 200 <= response.status_code < 300:  # whatever follows: it has the document
+                tell(Answer(Fate.TAKEN, status=response.status_code))
+            text = self._read(response)
+        log.debug("answer status=%d%s", response.status_code, f": {text}" if text else "")
+        tell(self._judge(response.status_code, response.headers, text))
+
+    def _read(self, response: requests.Response) -> str:
+        """The beginning of what the endpoint says; what counts is the status, which has come before it."""
+        try:
+            data = response.raw.read(MAX_ANSWER_BYTES, decode_content=False)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError):
+            return ""
+        text = " ".join(data[: 10 * SHOWN].decode(errors="replace").split())
+        if self._token:
+            text = without(self._token, text)
+        text = text[:SHOWN]
+        return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+    def _judge(self, status: int, headers: Mapping[str, str], text: str) -> Answer:
+        """What a status means for the document."""
+        said = f"status {status}{f': {text}' if text else ''}"
+        if 200 <= status < 300:
+            return Answer(Fate.TAKEN, status=status)
+        if 300 <= status < 400:
+            where = shown_url(headers.get("Location", ""))[:SHOWN]
+            why = f"status {status}, a redirection {f'to {where!r}' if where else 'without an address'}, which is not "
+            why += "followed; give the right address with --url"
+            return Answer(Fate.MISDIRECTED, why, status=status)
+        if status in ABOUT_US:
+            why = f"{said}; the documents are kept; is the token right, and has it not expired?"
+            return Answer(Fate.MISDIRECTED, why, status=status)
+        if status in ABOUT_ADDRESS:
+            why = f"{said}; the documents are kept; is --url right?"
+            return Answer(Fate.MISDIRECTED, why, status=status)
+        pause_s = parse_retry_after(headers.get("Retry-After"), self._now_ns() / 1e9)
+        if status == 429 or (status == 503 and pause_s is not None):
+            return Answer(Fate.AWAY, said, pause_s, status)
+        if status in BUSY or not 400 <= status < 500:
+            return Answer(Fate.AGAIN, said, pause_s, status)
+        return Answer(Fate.REFUSED, said, status=status)
+
+
+def parse_retry_after(value: str | None, now_s: float) -> float | None:
+    """Seconds that an answer asks to wait; None where it does not, or not in a form that HTTP has.
+
+    Args:
+        value: of the header: a number of seconds, or a date.
+        now_s: since the epoch.
+    """
+    if value is None or len(value) > 100:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(min(int(value), 10**9))
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now_s)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return None
+
+
+def _kind(entry: Entry) -> str:
+    return str(_parsed(entry).get("kind"))
+
+
+def _parsed(entry: Entry) -> Mapping[str, Any]:
+    """A document that was kept; an empty one where a file of the spool holds something else."""
+    try:
+        document = json.loads(entry.text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _causes(err: BaseException) -> list[BaseException]:
+    """An error and what it is made of, the innermost last; at most ten of them."""
+    found = [err]
+    while len(found) < 10:
+        candidates = [getattr(err, "reason", None), *err.args[:1], err.__cause__, err.__context__]
+        inner = next((one for one in candidates if isinstance(one, BaseException) and one not in found), None)
+        if inner is None:
+            break
+        found.append(inner)
+        err = inner
+    return found
+
+
+def _innermost(err: BaseException) -> str:
+    """The innermost cause, which says more than the layers around it; on one line, without an address."""
+    cause = _causes(err)[-1]
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return f"{type(cause).__name__}: {' '.join(text.split())[:SHOWN]}"
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,186 @@
+"""Show the memory that jobs reserved and used, by host and by job.
+
+The figures come from the JSON interface of a collector (--http-listen), which has them from Grid Engine if it runs with
+--gridengine, else from the nodes of OAR and Slurm; or from a server of QmemTools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from colmet.commands.top.view import clean
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.plural import counted
+from colmet.common.runtime.suggestions import did_you_mean
+from colmet.gridengine import server, text
+from colmet.gridengine.model import Memory, Wanted, count
+from colmet.gridengine.server import Fetched, Server
+
+CONFIG = "/etc/colmet/collector.toml"
+EPILOG = """\
+examples:
+  colmet mem https://head:8080            each host: used, reserved and available memory
+  colmet mem head:8080 -d --host node-17  one host, with each of its jobs
+  colmet mem head:8080 -u alice           where alice's jobs are, and what they use of what they reserved
+  colmet mem head:8080 | cut -f 1,7       host and available memory: in a pipe, columns have tabs between them
+
+exit status: 0; 1 where the server does not answer, or has no data; 2 where the command line is wrong.
+"""
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the server, and what is to be shown."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="URL of the server, or HOST:PORT (default: that of this machine's collector, as --config has it)",
+    )
+    group = parser.add_argument_group("what is shown")
+    group.add_argument("--host", metavar="HOST", dest="hostname", default="", help="only this host")
+    group.add_argument(
+        "-j", "--job", metavar="JOB", dest="jobid", default="", help="only this job, or this task of an array (17.3)"
+    )
+    group.add_argument("-u", "--user", metavar="USER", dest="owner", default="", help="only the jobs of this user")
+    group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host, as -j and -u do")
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
+    parser.add_argument(
+        "--interval", metavar="S", type=cli.positive_seconds, help="refresh every S seconds, until Ctrl-C"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", default=CONFIG, help="configuration of the collector (default: %(default)s)"
+    )
+    server.add_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and print; the exit status.
+
+    Raises:
+        ColmetError: the server does not answer, or the options cannot be used.
+    """
+    url = server.checked_address(options.url) if options.url else configured_url(options.config)
+    asked = Server.from_options(url, options)
+    printing = Printing(options, text.SHORT_TITLES, "colmet mem")
+    if options.interval is None:
+        return printing.once(asked.fetch())
+    if options.json or not sys.stdout.isatty():
+        raise ConfigError("--interval requires a terminal, and excludes --json")
+    return printing.watch(asked, options.interval)
+
+
+def configured_url(path: str) -> str:
+    """Where the collector of this machine serves its JSON interface.
+
+    Args:
+        path: of its configuration.
+
+    Raises:
+        ConfigError: nobody says; the text tells what to give.
+    """
+    from colmet.collector import main as collector  # takes all that a collector is made of
+    from colmet.collector.backends import NAMES
+    from colmet.common.runtime.configuration import Configuration
+
+    what = "give the URL of a server, such as http://head:8080"
+    try:
+        options = Configuration(lambda: collector.build_parser(cli.load(NAMES)), ["--config", path]).read()
+    except ConfigError as err:
+        raise ConfigError(f"{err}; {what}, or the collector's file as --config") from err
+    listen = getattr(options, "http_listen", None)
+    if listen is None:
+        raise ConfigError(f"{path} has no http-listen: {what}")
+    host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if options.http_tls_cert else 'http'}://{host}:{listen.port}"
+
+
+class Printing:
+    """Prints the answer of a server, as the options say.
+
+    Args:
+        options: of the command line; some may be missing.
+        titles: of the columns on a terminal.
+        program: name at the start of lines on standard error.
+    """
+
+    def __init__(self, options: argparse.Namespace, titles: Sequence[str], program: str) -> None:
+        self._options = options
+        self._titles = titles
+        self._program = program
+        self._details = options.details or bool(options.jobid or options.owner)
+        self._wanted = Wanted(options.hostname, options.jobid, options.owner)
+
+    def once(self, fetched: Fetched) -> int:
+        """Print it; the exit status."""
+        memory = self._count(fetched)
+        if self._options.json:
+            print(json.dumps(text.document_of(memory, self._details), allow_nan=False))
+        elif not self._on_terminal(memory):
+            for line in text.plain(memory, self._details, self._titles):
+                print(line)
+        sys.stdout.flush()
+        for note in self._notes(fetched, memory):
+            print(f"{self._program}: {note}", file=sys.stderr)
+        return 0
+
+    def watch(self, asked: Server, period_s: float) -> int:
+        """Print what there is now, again and again, until Ctrl-C.
+
+        Raises:
+            ColmetError: the first answer cannot be had. One that comes later is told of, and then asked for again.
+        """
+        fetched, trouble = asked.fetch(), ""
+        while True:
+            notes = [trouble] if trouble else self._notes(fetched, self._count(fetched))
+            stamp = f"{time.strftime('%H:%M:%S')}, every {period_s:g} s (Ctrl-C ends)"
+            if not self._on_terminal(self._count(fetched), [stamp, *notes]):
+                raise ConfigError(f"--interval requires the Python module rich: {how_to_install('rich')}")
+            time.sleep(period_s)
+            try:
+                fetched, trouble = asked.fetch(), ""
+            except ColmetError as err:
+                trouble = f"{err}; these are the figures of before"
+
+    def _count(self, fetched: Fetched) -> Memory:
+        return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
+
+    def _on_terminal(self, memory: Memory, above: Sequence[str] = ()) -> bool:
+        """Print a table, if there is a terminal, and the library for it; with lines above it, as much as fits."""
+        if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
+            return False
+        try:
+            from colmet.gridengine import screen
+        except ModuleNotFoundError:  # columns do as well
+            return False
+        screen.show(memory, self._details, self._titles, above, not getattr(self._options, "no_color", False))
+        return True
+
+    def _notes(self, fetched: Fetched, memory: Memory) -> list[str]:
+        """Return what the figures leave out, and what was not found."""
+        wanted, notes = self._wanted, []
+        if wanted.host and wanted.host not in fetched.hosts:
+            notes.append(f"there is no host {clean(wanted.host)}{clean(did_you_mean(wanted.host, fetched.hosts))}")
+        elif not any(host.jobs for host in memory.hosts):
+            where = f" on {clean(wanted.host)}" if wanted.host else ""
+            if wanted.job:
+                notes.append(f"there is no job {clean(wanted.job)}{where}, or you may not see it")
+            elif wanted.owner:
+                notes.append(f"user {clean(wanted.owner)} has no job{where}, or you may not see it")
+        if not fetched.knows_all:
+            notes.append("you see your own jobs only: the available memory depends on all jobs and is not shown")
+        if memory.untold:
+            them = "1 job: its" if memory.untold == 1 else f"{memory.untold} jobs: their"
+            notes.append(f"{them} memory use on some host is not known; sums leave it out")
+        if memory.unread:
+            notes.append(f"{counted(memory.unread, 'sizes')} of the answer not understood, and skipped")
+        return notes

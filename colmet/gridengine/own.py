@@ -1,0 +1,149 @@
+"""Memory by host, owner and job from Colmet's own data, in the structure of /qhost and /qstat.
+
+For OAR and Slurm: a job's slots on a host are the CPUs it may run on there, and what it reserved is its memory limit.
+"""
+
+from __future__ import annotations
+
+import math
+import pwd
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from colmet.batch.qmem import Host, Hosts, JobOnHost, Owner, Owners, RequestedJob
+from colmet.common.live.summary import Jobs
+
+UNKNOWN = "-"
+GIB = float(1 << 30)
+
+
+class _Row(NamedTuple):
+    """A job on a host; None is not known."""
+
+    host: str
+    job: str
+    owner: str
+    slots: int
+    limit: float | None
+    used: float | None
+
+
+def hosts_of(jobs: Jobs, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
+    """What /qhost tells.
+
+    Which of its hosts a job's first task is on is not known, unless it has only one. Colmet knows no names of jobs. A
+    node's processors are `cpus` of its row, which an older node does not tell.
+
+    Args:
+        jobs: what each job uses on each node.
+        nodes: rows of `colmet.common.live.summary.measure_nodes`. A node that only jobs tell of is there, too.
+    """
+    hosts: Hosts = {str(row["node"]): _host(row.get("cpus"), row.get("memory_total")) for row in nodes}
+    rows = _rows(jobs)
+    spread = _host_counts(rows)
+    for row in rows:
+        on: JobOnHost = {
+            "jobcount": row.slots,
+            "master": spread[row.job] == 1,
+            "taskid": [],
+            "owner": row.owner,
+            "jobname": UNKNOWN,
+        }
+        hosts.setdefault(row.host, _host(None, None))["jobs"][row.job] = on
+    return hosts
+
+
+def _host(cpus: float | None, memory_bytes: float | None) -> Host:
+    return {
+        "num_proc": UNKNOWN if cpus is None else f"{cpus:.0f}",
+        # always in G: clients of QmemTools take the number, and leave the letter
+        "mem_total": UNKNOWN if memory_bytes is None else f"{memory_bytes / GIB:.1f}G",
+        "jobs": {},
+    }
+
+
+def uid_of(user: str) -> str:
+    """The number of a user of this machine, as text; empty where it knows none of that name."""
+    try:
+        return _known_uid(user)
+    except (KeyError, ValueError):  # not there, or no name at all
+        return ""
+
+
+@lru_cache(maxsize=4096)  # a name service may take its time; a user that is not found is asked for again
+def _known_uid(user: str) -> str:
+    return str(pwd.getpwnam(user).pw_uid)
+
+
+def owners_of(jobs: Jobs, uid: Callable[[str], str] = uid_of) -> Owners:
+    """What /qstat tells.
+
+    A job has one request for each of its slots: its limits over all its hosts by its slots there. Where its hosts have
+    different limits, what is reserved is right for all of them together. One without a limit asked for nothing.
+
+    Args:
+        jobs: what each job uses on each node.
+        uid: the number of a user, as text; empty where it is not known.
+    """
+    rows = _rows(jobs)
+    spread = _host_counts(rows)
+    limits: dict[str, float] = {}
+    slots: dict[str, int] = {}
+    for row in rows:
+        if row.limit is not None:
+            limits[row.job] = limits.get(row.job, 0.0) + row.limit
+            slots[row.job] = slots.get(row.job, 0) + row.slots
+    owners: Owners = {}
+    for row in rows:
+        owner = owners.get(row.owner)
+        if owner is None:
+            owner = owners[row.owner] = Owner(uid=uid(row.owner), jobs={})
+        asked = limits[row.job] / slots[row.job] if row.job in limits else 0.0
+        job = owner["jobs"].setdefault(row.job, _requested(asked))
+        role = "master" if spread[row.job] == 1 else "slave"
+        job["hostname"][row.host] = {} if row.used is None else {role: f"{row.used:.0f}"}
+    return owners
+
+
+def _requested(asked_bytes: float) -> RequestedJob:
+    return {"requested_h_vmem_strval": _size(asked_bytes), "requested_h_vmem_dblval": asked_bytes, "hostname": {}}
+
+
+def _size(value: float) -> str:
+    """Bytes as they are asked for, 2G; exact, so that an odd number has no letter. Empty for none."""
+    whole = round(value)
+    for letter, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if whole and whole % unit == 0:
+            return f"{whole // unit}{letter}"
+    return str(whole) if whole else ""
+
+
+def _rows(jobs: Jobs) -> list[_Row]:
+    """Of each job on each host; not of what belongs to no job."""
+    cpus, limits, peaks, now = [jobs.values[key].tolist() for key in ("cpus", "memory_limit", "memory_peak", "memory")]
+    numbers, hosts = jobs.job.tolist(), jobs.host.tolist()
+    return [
+        _Row(
+            host=jobs.names[hosts[n]],
+            job=str(number),
+            owner=jobs.user[n] or UNKNOWN,
+            slots=max(1, round(cpus[n])) if math.isfinite(cpus[n]) else 1,
+            limit=_known(limits[n]),
+            used=_known(peaks[n]) if math.isfinite(peaks[n]) else _known(now[n]),
+        )
+        for n, number in enumerate(numbers)
+        if number
+    ]
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def _host_counts(rows: Iterable[_Row]) -> dict[str, int]:
+    """On how many hosts each job is."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.job] = counts.get(row.job, 0) + 1
+    return counts

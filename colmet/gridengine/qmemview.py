@@ -1,0 +1,76 @@
+"""Show the memory that jobs reserved and used, by host, as QmemTools' viewer of this name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from colmet import __version__
+from colmet.commands.colmet import ended
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.gridengine import server, text
+from colmet.gridengine.command import Printing
+from colmet.gridengine.server import Server
+
+FAILED = 1
+EPILOG = """\
+examples:
+  qmemview head:8080                      each host
+  qmemview head:8080 -u -h node-17        one host, with each of its jobs
+  qmemview head:8080 -o alice             the hosts with a job of alice, and her jobs
+  qmemview head:8080 -j 4242              the hosts with this job, and its memory
+
+exit status: 0; 1 where the server does not answer, or its address is wrong; 2 where the command line is wrong."""
+
+
+def build_parser() -> cli.Parser:
+    """The command line."""
+    parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip(), epilog=EPILOG)
+    parser.add_argument("place", metavar="HOST:PORT", help="address of the server, or a URL for one with TLS")
+    parser.conflict_handler = "resolve"  # -h was a host before Colmet had this program
+    group = parser.add_argument_group("what is shown")
+    group.add_argument("-h", "--hostname", metavar="HOST", default="", help="only this host; help is --help alone")
+    group.add_argument(
+        "-j", "--jobid", metavar="ID", default="", help="only this job, or this task of an array (17.3), with details"
+    )
+    group.add_argument("-o", "--owner", metavar="USER", default="", help="only the jobs of this user, with details")
+    group.add_argument("-u", "--details", action="store_true", help="show the jobs of each host")
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
+    server.add_options(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``qmemview``; the exit status: 2 where the command line is wrong, 1 for what else fails."""
+    return ended("qmemview", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    logging.basicConfig(level=logging.WARNING, format="qmemview: %(message)s", stream=sys.stderr)
+    parser = build_parser()
+    if not argv or argv[-1] == "-h":
+        why = "-h requires the name of a host" if argv else "no server is given; give HOST:PORT"
+        print(f"qmemview: {why}", file=sys.stderr)
+        parser.print_help(sys.stderr)
+        return cli.EXIT_CONFIG
+    options = parser.parse_args(argv)
+    try:
+        url = server.checked_address(options.place)
+    except ConfigError as err:
+        print(f"qmemview: {err}", file=sys.stderr)
+        return FAILED
+    try:
+        return Printing(options, text.TITLES, "qmemview").once(Server.from_options(url, options).fetch())
+    except ColmetError as err:
+        print(f"qmemview: {err}", file=sys.stderr)
+        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Memory by host and job as text: columns for scripts, and a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from colmet.commands.top.view import Line, Part, clean
+from colmet.gridengine.model import GIB, UNKNOWN, HostMemory, JobMemory, Memory
+
+BAR = 40  # characters
+LEAST_BAR = 10
+LONGEST_HOST = 24  # characters of a name on a terminal
+LONGEST_OWNER = 12
+NAME = 15  # characters of a job's name
+DASHES = "-" * 100
+MASTER = "Master"
+
+# Of QmemTools, word by word: scripts look for them. What jobs reserved is below MEMORY USED.
+TITLES = (
+    *("HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY NEEDED", "MEMORY USED"),
+    *("TOTAL MEMORY", "AVAILABLE MEM", "SLOTS"),
+)
+SHORT_TITLES = ("HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AVAILABLE", "SLOTS")
+
+
+class Kind(NamedTuple):
+    """A part of a bar: a character where there are no colours, a style where there are, and what the legend says."""
+
+    sign: str
+    style: str
+    meaning: str
+
+
+USED = Kind("#", "red", "Used")
+RESERVED = Kind("=", "blue", "Reserved")
+OTHERS = Kind("-", "bright_black", "Reserved by jobs that are not shown")
+HIDDEN = Kind("-", "bright_black", "Available, or other users'")
+AVAILABLE = Kind(".", "green", "Available")
+UNTOLD = Kind(" ", "", "")
+
+
+def gigabytes(value: float | None) -> str:
+    """Bytes in powers of 1024."""
+    return UNKNOWN if value is None else f"{value / GIB:.2f}G"
+
+
+def percent(share: float | None) -> str:
+    """A share of one."""
+    return UNKNOWN if share is None else f"{100 * share:.1f}"
+
+
+def slots(count: int, processors: int | None) -> str:
+    """Slots in use, and how many processors there are."""
+    return f"{count}/{UNKNOWN if processors is None else processors}"
+
+
+def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
+    """The parts of a host's memory, as lengths that make up the width; what there is any of has a character.
+
+    Args:
+        host: which. Where its memory is not known, nothing is told.
+        width: in characters.
+    """
+    if not host.total:
+        return [(UNTOLD, width)]
+    parts: list[tuple[Kind, int]] = []
+    taken, left = 0.0, width
+    claimed = host.claimed
+    used = min(host.used or 0.0, claimed)
+    others = host.reserved_by_all - (host.reserved or 0.0)
+    for kind, amount in ((USED, used), (RESERVED, claimed - used), (OTHERS, others)):
+        taken += amount
+        length = round(min(taken / host.total, 1.0) * width) - (width - left)
+        # bytes that rounding leaves over are nothing
+        length = min(left, max(length, 1 if amount >= 1 else 0))
+        if length:
+            parts.append((kind, length))
+        left -= length
+    if left:
+        parts.append((AVAILABLE if host.knows_all else HIDDEN, left))
+    return parts
+
+
+def _host_cells(host: HostMemory) -> list[str]:
+    """The values of a host, those behind its bar."""
+    return [
+        percent(host.share),
+        gigabytes(host.used),
+        gigabytes(host.reserved),
+        gigabytes(host.total),
+        gigabytes(host.available),
+        slots(host.slots, host.processors),
+    ]
+
+
+def _job_cells(job: JobMemory, host: HostMemory) -> list[str]:
+    """The values of a job."""
+    return [percent(job.share), gigabytes(job.used), gigabytes(job.reserved), slots(job.slots, host.processors)]
+
+
+def legend(memory: Memory) -> list[Kind]:
+    """What is in the bars."""
+    knows_all = all(host.knows_all for host in memory.hosts)
+    hides = any(host.jobs_left_out for host in memory.hosts)
+    return [USED, RESERVED, *([OTHERS] if hides else []), AVAILABLE if knows_all else HIDDEN]
+
+
+def plain(memory: Memory, details: bool, titles: Sequence[str]) -> Iterator[str]:
+    """Yield lines of columns with tabs between them, as QmemTools' viewer prints them.
+
+    Args:
+        memory: what is shown.
+        details: whether each job has a line below its host, with dashes and titles around each host.
+        titles: of the columns.
+    """
+    head = "\t".join(titles)
+    if not details:
+        yield head
+    for host in memory.hosts:
+        usage = "".join([kind.sign * length for kind, length in bar(host)]).strip() or UNKNOWN
+        line = "\t".join([clean(host.host), usage, *_host_cells(host)])
+        if not details:
+            yield line
+            continue
+        yield from (head, DASHES, line, DASHES)
+        for job in host.jobs:
+            master = MASTER if job.master else ""
+            who = [master, clean(job.job), clean(job.owner), clean(job.name)[:NAME]]
+            yield "\t".join([*who, *_job_cells(job, host)])
+        yield ""
+    if not details:
+        yield ""
+    yield "\t".join([f"{kind.meaning} ({kind.sign})" for kind in legend(memory)])
+
+
+def lines(memory: Memory, details: bool, width: int, colours: bool, titles: Sequence[str]) -> Iterator[Line]:
+    """The lines of a table for a terminal.
+
+    Args:
+        memory: what is shown.
+        details: whether each job has a line below its host.
+        width: of the terminal, in characters.
+        colours: whether it has any: without, the parts of bars are different characters.
+        titles: of the columns; the words of one may be one below the other.
+    """
+    yield from Layout(memory, details, width, colours, titles).lines()
+
+
+class Layout:
+    """A table of a width; `lines` tells what the arguments are."""
+
+    def __init__(self, memory: Memory, details: bool, width: int, colours: bool, titles: Sequence[str]) -> None:
+        self._memory = memory
+        self._details = details
+        self._colours = colours
+        self._titles = [title.split() for title in titles]
+        self._cells = [_host_cells(host) for host in memory.hosts]
+        self._job_cells = [[_job_cells(job, host) for job in host.jobs] if details else [] for host in memory.hosts]
+        self._sizes = self._measured()
+        names = max([len(host.host) for host in memory.hosts], default=0)
+        self._name = max(len(titles[0]), min(LONGEST_HOST, names))
+        room = width - self._name - sum([size + 1 for size in self._sizes]) - 1
+        self._bar = max(LEAST_BAR, min(BAR, room))
+        self._name = max(8, self._name - max(0, self._bar - room))
+        jobs = [job for host in memory.hosts for job in host.jobs] if details else []
+        self._job = max([len(job.job) for job in jobs], default=0)
+        self._owner = min(LONGEST_OWNER, max([len(job.owner) for job in jobs], default=0))
+
+    def _measured(self) -> list[int]:
+        """Of each column behind the bar."""
+        sizes = [max(map(len, words)) for words in self._titles[2:]]
+        columns = [*self._cells, *[[*row[:3], "", "", row[3]] for rows in self._job_cells for row in rows]]
+        return [max([size, *[len(row[n]) for row in columns]]) for n, size in enumerate(sizes)]
+
+    def lines(self) -> Iterator[Line]:
+        """All of them, from top to bottom."""
+        for n in range(max([len(words) for words in self._titles])):
+            words = [title[n] if n < len(title) else "" for title in self._titles]
+            head = f"{words[0]:<{self._name}} {words[1]:<{self._bar}}"
+            yield [Part(head + self._numbers(words[2:]), "bold")]
+        for host, cells, jobs in zip(self._memory.hosts, self._cells, self._job_cells):
+            yield self._host(host, cells)
+            for job, of_job in zip(host.jobs, jobs):
+                yield self._of_job(job, of_job)
+        yield []
+        yield [part for kind in legend(self._memory) for part in self._meaning(kind)]
+
+    def _numbers(self, cells: Sequence[str]) -> str:
+        return "".join([f" {cell:>{size}}" for cell, size in zip(cells, self._sizes)])
+
+    def _host(self, host: HostMemory, cells: Sequence[str]) -> Line:
+        name = _cut(clean(host.host), self._name)
+        line = [Part(f"{name:<{self._name}}", "bold red" if host.is_crowded else "bold"), Part(" ")]
+        for kind, length in bar(host, self._bar):
+            sign = "#" if self._colours and kind.style else kind.sign
+            line.append(Part(sign * length, kind.style))
+        texts = [f" {cell:>{size}}" for cell, size in zip(cells, self._sizes)]
+        over = host.available is not None and host.available < 0
+        styles = [_verdict(host), "", "", "", "bold red" if over else "", ""]
+        return [*line, *map(Part, texts, styles)]
+
+    def _of_job(self, job: JobMemory, cells: Sequence[str]) -> Line:
+        room = self._name + 1 + self._bar
+        master = MASTER if job.master else ""
+        who = f"  {master:<{len(MASTER)}} {clean(job.job):<{self._job}} {_cut(clean(job.owner), self._owner)}"
+        who = f"{who:<{len(MASTER) + self._job + self._owner + 4}} {clean(job.name)[:NAME]}"
+        return [Part(f"{_cut(who, room):<{room}}" + self._numbers([*cells[:3], "", "", cells[3]]))]
+
+    def _meaning(self, kind: Kind) -> list[Part]:
+        return [Part("#" if self._colours else kind.sign, kind.style), Part(f" {kind.meaning}  ")]
+
+
+def _verdict(host: HostMemory) -> str:
+    """The style of a share: of those who use something, whether it is half of what they reserved."""
+    if not host.used or host.share is None:
+        return ""
+    return "bold blue" if host.share >= 0.5 else "bold red"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "~"
+
+
+def document_of(memory: Memory, details: bool) -> dict[str, Any]:
+    """All of it, for programs; docs/tools/mem.md has the names.
+
+    Args:
+        memory: what is shown.
+        details: whether hosts tell their jobs.
+    """
+    return {
+        "hosts": [
+            {
+                "host": host.host,
+                "processors": host.processors,
+                "slots": host.slots,
+                "used": host.used,
+                "reserved": host.reserved,
+                "share": host.share,
+                "total": host.total,
+                "available": host.available,
+                **({"jobs": [{**job._asdict(), "share": job.share} for job in host.jobs]} if details else {}),
+            }
+            for host in memory.hosts
+        ],
+        "untold": memory.untold,
+        "unread": memory.unread,
+    }

@@ -1,0 +1,121 @@
+"""What has been stored of each host, wherever it is from, and what of it is missing by the host's own account."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from colmet.stored.gap_finder import Account, Found, Gap, Reckoning, Times, Told, of_job
+
+LEDGER, GAPS = "completeness_default", "gaps_default"
+MAX_SAMPLES = 10**7  # of one gap
+
+
+class Host:
+    """What is stored of one host.
+
+    Attributes:
+        times: of rows, in seconds, by table and job.
+        accounts: by table.
+        told: gaps.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[str, dict[int, Times]] = defaultdict(dict)
+        self.accounts: dict[str, list[Account]] = defaultdict(list)
+        self.told: list[Told] = []
+
+    def add(self, table: str, job: int, times: Times) -> None:
+        """Rows of one file; those that another file has, too, count once."""
+        times = np.sort(times)
+        there = self.times[table].get(job)
+        if there is not None:
+            (old, counts), (new, more) = [np.unique(some, return_counts=True) for some in (there, times)]
+            both = np.union1d(old, new)
+            most = np.zeros(len(both), np.int64)
+            for some, count in ((old, counts), (new, more)):
+                at = np.searchsorted(both, some)
+                most[at] = np.maximum(most[at], count)
+            times = np.repeat(both, most)
+        self.times[table][job] = times
+
+    def note(self, table: str, row: Mapping[str, Any]) -> None:
+        """A row of `LEDGER` or `GAPS`, with its `timestamp`."""
+        about = row["table"].decode("ascii", "replace")
+        numbers = {name: int(value) for name, value in row.items() if isinstance(value, (int, float))}
+        if table == LEDGER:
+            columns = ("due", "taken", "failed", "late", "rows", "rows_now")
+            self.accounts[about].append(
+                Account(
+                    *(numbers["timestamp"], numbers["epoch"], numbers["period"] / 1e6, numbers["is_last"] == 1),
+                    *[max(0, numbers[name]) for name in columns],
+                )
+            )
+        else:
+            why = row["why"].decode("ascii", "replace")
+            times = max(0, numbers["first"]), max(0, numbers["last"])
+            self.told.append(
+                Told(numbers["timestamp"], about, why, numbers["epoch"], *times, min(numbers["samples"], MAX_SAMPLES))
+            )
+
+
+class Line(NamedTuple):
+    """What there is of one table of one host, and what is missing."""
+
+    host: str
+    table: str
+    found: Found
+
+    @property
+    def due(self) -> int:
+        """Rows that are here or missing."""
+        return self.found.here + self.found.missing
+
+
+def look(hosts: dict[str, Host], job: int | None, since: int | None, until: int | None) -> Iterator[Line]:
+    """What there is, by host and table.
+
+    Args:
+        hosts: what is stored.
+        job: of this job only, from its first row on each host to its last.
+        since: and only from this time on.
+        until: and only up to this time.
+    """
+    for name, host in sorted(hosts.items()):
+        began = min(int(times[0]) for jobs in host.times.values() for times in jobs.values() if len(times))
+        of_it = [jobs[job] for jobs in host.times.values() if job in jobs] if job is not None else []
+        if job is not None and not of_it:
+            continue
+        every = of_it or [times for jobs in host.times.values() for times in jobs.values()]
+        first, last = min(int(times[0]) for times in every), max(int(times[-1]) for times in every)
+        first, last = max(first, since or first), min(last, last if until is None else until)
+        for table in sorted({*host.times, *host.accounts} - {"*"}):
+            jobs = host.times.get(table, {})
+            if job is not None and job not in jobs:
+                continue
+            found = Reckoning(table, jobs, host.accounts.get(table, ()), host.told, began).find()
+            if job is not None:
+                times = jobs[job]
+                gaps = of_job(job, times, found.gaps, first, last)
+            else:
+                times = np.sort(np.concatenate([np.empty(0, np.int64), *jobs.values()]))
+                gaps = [gap for gap in found.gaps if gap.last >= first and gap.first <= last]
+            if since is not None or until is not None or job is not None:
+                here = int(np.count_nonzero((times >= first) & (times <= last)))
+                twice = found.twice if job is None else 0  # it is counted of the host, not of a job
+                found = Found(here, sum(gap.rows for gap in gaps), tuple(gaps), twice, found.until)
+            yield Line(name, table, found)
+
+
+def gathered(lines: Iterable[Line]) -> list[tuple[str, Gap, dict[str, int]]]:
+    """The gaps of all tables, those of the same time and cause as one: host, gap, missing rows by table."""
+    together: dict[tuple[str, int, int, str], tuple[str, Gap, dict[str, int]]] = {}
+    for line in lines:
+        for gap in line.found.gaps:
+            key = line.host, gap.first, gap.last, gap.why
+            rows = together.setdefault(key, (line.host, gap, {}))[2]
+            rows[line.table] = rows.get(line.table, 0) + gap.rows
+    return [together[key] for key in sorted(together)]

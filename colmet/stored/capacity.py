@@ -1,0 +1,58 @@
+"""What jobs and nodes had, as far as it is stored: what their counters of time cannot go beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, ceiling, largest, of_columns
+from colmet.stored.series import NODE, History, Series
+
+CGROUP = "cgroup_default"
+
+
+def of_job(series: Series) -> Capacity:
+    """What rows of `cgroup_default` say: the most at one time."""
+    return of_columns({name: series.values(name) for name in CAPACITY_COLUMNS})
+
+
+def capacities(
+    history: History,
+    job: int,
+    since: float | None = None,
+    until: float | None = None,
+    hosts: Collection[str] | None = None,
+    rows: Iterable[Series] | None = None,
+) -> dict[str, Capacity]:
+    """What a job had on each host in an interval, or the node; a host without a figure of CPUs has those of the node.
+
+    Args:
+        history: where it is stored.
+        job: `NODE` for the nodes.
+        since: seconds since 1970.
+        until: seconds since 1970.
+        hosts: these only.
+        rows: of the job in `cgroup_default`, where they have been read.
+
+    Raises:
+        ColmetError: the store cannot be read.
+    """
+    found: dict[str, Capacity] = {}
+    if job != NODE:
+        if rows is None:
+            rows = history.read(job, CGROUP, CAPACITY_COLUMNS, since, until, hosts)
+        found = {series.host: of_job(series) for series in rows}
+        if found and not any(np.isnan(one.cpus) for one in found.values()):
+            return found
+    table, column = NODE_CPUS
+    for series in history.read(NODE, table, [column], since, until, hosts):
+        of_it = found.get(series.host, Capacity())
+        if np.isnan(of_it.cpus):
+            found[series.host] = of_it._replace(cpus=largest(series.values(column)))
+    return found
+
+
+def ceilings(table: str, column: str, found: Mapping[str, Capacity]) -> dict[str, float]:
+    """By host, the most seconds by which a column of time can grow in a second."""
+    return {host: float(ceiling(table, column, capacity)) for host, capacity in found.items()}

@@ -1,0 +1,385 @@
+"""Rows that are documents in Elasticsearch or OpenSearch: those of this version, and of Colmet 0.6.
+
+A user with the right to read the indices is enough: nothing is asked but searches and the fields that there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.collector.backends.elasticsearch import client
+from colmet.common.errors import ColmetError
+from colmet.common.schema import MISSING_INT, NAME
+from colmet.common.tables import schemas
+from colmet.stored.series import History, Series
+
+MAX_INDICES = 10_000  # that one job has rows in
+MIN_PAGE_ROWS = 100
+MAX_PAGE_ROWS = 10_000  # what a server gives out at once by default
+PAGE_BYTES = 16 << 20  # about half of what an answer may have
+VALUE_BYTES = 40  # of a document, for each column: its name and its value
+LISTS = {"involved_jobs": 6 << 10}  # more than that: the numbers of some hundred jobs
+MAX_BYTES = 1 << 30  # of all columns of one table
+MAX_TIME_S = 1 << 40
+
+WHERE = "ignore_unavailable=true&allow_no_indices=true"
+HEADER = frozenset({"hostname", "job_id", "timestamp"})
+INTEGERS = frozenset({"long", "integer", "short", "byte", "unsigned_long"})
+FLOATS = frozenset({"double", "float", "half_float", "scaled_float"})
+GROUPS = frozenset({"object", "nested", "flattened"})
+# What comes behind the name of a table that nobody has declared: it begins with a dash, and has a number.
+SUFFIX = re.compile(r"-(?=[^-]*\d).*", re.ASCII | re.DOTALL)
+
+
+class _Hit(NamedTuple):
+    """A document that was found.
+
+    Attributes:
+        ms: when it was measured, since 1970.
+        host: where.
+        id: of the document.
+        index_name: of the index that has it.
+        source: its columns.
+    """
+
+    ms: int
+    host: str
+    id: str
+    index_name: str
+    source: Mapping[str, Any]
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What documents are sorted by."""
+        return self.ms, self.host
+
+
+class ElasticHistory(History):
+    """What the Elasticsearch output, or Colmet 0.6, has written.
+
+    Args:
+        client: asks the servers.
+        prefix: what the names of all indices begin with.
+    """
+
+    def __init__(self, client: client.Client, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._types: dict[str, dict[str, set[str]]] = {}  # of fields, by table
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> ElasticHistory:
+        """As the options of `elastic.add_options` say.
+
+        Raises:
+            ConfigError: an address, a name or a file that cannot be used.
+        """
+        urls, prefix = client.checked_urls(options), client.checked_prefix(options)
+        session = client.open_session(options, urls)
+        return cls(client.Client(urls, session, options.elastic_timeout, threading.Event()), prefix)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
+        """See `History`: the columns of a table are the fields of its indices, whatever the time."""
+        if not 0 <= job < 1 << 63:
+            return {}
+        by_index = {"terms": {"field": "_index", "size": MAX_INDICES}}
+        query = {"size": 0, "query": {"term": {"job_id": job}}, "aggs": {"indices": by_index}}
+        answer = self._search(f"{self._prefix}*", query, "aggregations")
+        try:
+            found: Mapping[str, Any] = answer.get("aggregations", {}).get("indices", {})
+            indices = [str(bucket["key"]) for bucket in found.get("buckets", ())]
+            left_out = found.get("sum_other_doc_count", 0)
+        except (LookupError, TypeError, AttributeError) as err:
+            raise _unexpected(err) from err
+        if left_out:
+            raise ColmetError(f"job {job} has rows in more than {MAX_INDICES} indices {self._prefix}*; name one table")
+        names = {name for name in map(self._table_of, indices) if name is not None}
+        return {name: list(_kinds(self._fields(name))) for name in sorted(names)}
+
+    def read(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        hosts: Collection[str] | None = None,
+    ) -> list[Series]:
+        """See `History`: `involved_jobs` is the text of a JSON list, as in HDF5."""
+        first, last = _interval(since, until)
+        if not 0 <= job < 1 << 63 or not NAME.fullmatch(table) or first > last:
+            return []
+        types = self._fields(table)
+        # a site's own template may do without the second; in the indices of 0.6 the first is text
+        host = "hostname.keyword" if "hostname.keyword" in types else "hostname"
+        kinds = _kinds(types)
+        wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
+        filters: list[dict[str, Any]] = [
+            {"term": {"job_id": job}},
+            {"exists": {"field": host}},
+            {"range": {"timestamp": {"gte": first, "lte": last, "format": "epoch_second"}}},
+        ]
+        if hosts is not None:
+            filters.append({"terms": {host: sorted(hosts)}})
+        rows = _Rows(table, wanted, kinds)
+        for page in self._pages(table, filters, host, wanted):
+            rows.add(page)
+        return rows.series(job)
+
+    def _pages(
+        self, table: str, filters: list[dict[str, Any]], host: str, columns: Sequence[str]
+    ) -> Iterator[list[_Hit]]:
+        """The rows, by time and host.
+
+        Each page begins behind the last time and host of the former: that needs nothing that the server remembers, and
+        no fields that order documents but those that all of them have.
+        """
+        row_bytes = 3 * VALUE_BYTES + sum([LISTS.get(name, VALUE_BYTES) for name in columns])
+        size = max(MIN_PAGE_ROWS, min(MAX_PAGE_ROWS, PAGE_BYTES // row_bytes))
+        query: dict[str, Any] = {
+            "size": size,
+            "query": {"bool": {"filter": filters}},
+            "sort": [
+                {"timestamp": {"order": "asc", "unmapped_type": "date"}},
+                {host: {"order": "asc", "unmapped_type": "keyword"}},
+            ],
+            "_source": list(columns) or False,
+            "track_total_hits": False,
+        }
+        parts = ",".join([f"hits.hits.{part}" for part in ("_index", "_id", "_source", "sort")])
+        while True:
+            hits = _hits(self._search(self._pattern(table), query, parts))
+            is_last = len(hits) < size
+            if not is_last:  # there may be more of the last time and host
+                last = hits[-1].place
+                hits = [hit for hit in hits if hit.place != last]
+                if not hits:
+                    raise ColmetError(f"{table}: more than {size} rows of {last[1]} at one time")
+                query["search_after"] = hits[-1].place
+            hits.sort(key=_order)
+            yield self._of_table(table, hits)
+            if is_last:
+                return
+
+    def _of_table(self, table: str, hits: list[_Hit]) -> list[_Hit]:
+        """Without those of another table whose name goes on where that of this one ends.
+
+        An index that is reached through an alias may have any name.
+        """
+        name = self._declared.get(table.lower(), table.lower())
+        of_table = {index: self._table_of(index) in (None, name) for index in {hit.index_name for hit in hits}}
+        return [hit for hit in hits if of_table[hit.index_name]]
+
+    def _search(self, pattern: str, query: Mapping[str, Any], parts: str) -> Mapping[str, Any]:
+        """The named parts of the answer to a search, and nothing where no index has the name."""
+        path = f"/{pattern}/_search?{WHERE}&allow_partial_search_results=false&filter_path=timed_out,{parts}"
+        answer = self._ask(path, query)
+        if answer.get("timed_out"):
+            raise ColmetError("the database gave up a search for lack of time; ask for a shorter interval")
+        return answer
+
+    def _ask(self, path: str, query: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        body = None if query is None else json.dumps(query).encode()
+        answer = self._client.ask("POST", path, body)
+        why = ": ".join(answer.error)
+        if answer.status == 403:
+            raise ColmetError(f"may not read {self._prefix}*: {why}; give the user the right to read these indices")
+        if answer.status != 200:  # an index that is not there is none of these
+            raise ColmetError(f"a search is answered with status {answer.status}: {why}")
+        return answer.body
+
+    # -- names --
+
+    @cached_property
+    def _declared(self) -> Mapping[str, str]:
+        """The names of known tables, by those in lower case."""
+        return {name.lower(): name for name in schemas()}
+
+    def _pattern(self, table: str) -> str:
+        name = self._prefix + table.lower()
+        return f"{name},{name}-*"
+
+    def _table_of(self, index: str) -> str | None:
+        """The table whose rows an index has; None where the name does not have the prefix."""
+        name = index.rpartition(".ds-")[2]  # a data stream's; what comes before says that it was moved
+        start = name.find(self._prefix)
+        if start < 0:
+            return None
+        name = name[start + len(self._prefix) :]
+        known = [lower for lower in self._declared if name == lower or name.startswith(lower + "-")]
+        if known:
+            return self._declared[max(known, key=len)]
+        name = SUFFIX.sub("", name)
+        return name if NAME.fullmatch(name) else None
+
+    def _fields(self, table: str) -> dict[str, set[str]]:
+        """The types of the fields of a table's indices, by their names."""
+        key = table.lower()
+        if key not in self._types:
+            path = f"/{self._pattern(table)}/_field_caps?fields=*&{WHERE}&filter_path=fields.*.*.type"
+            found = self._ask(path).get("fields", {})
+            try:
+                self._types[key] = {
+                    str(name): {str(one["type"]) for one in types.values()} for name, types in found.items()
+                }
+            except (LookupError, TypeError, AttributeError) as err:
+                raise _unexpected(err) from err
+        return self._types[key]
+
+
+def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """The kinds of columns, i, f or S as in numpy, by the types of fields."""
+    return {
+        name: "f" if known & FLOATS else "i" if known & INTEGERS else "S"
+        for name, known in sorted((name, frozenset(known)) for name, known in types.items())
+        if NAME.fullmatch(name)
+        and name not in HEADER
+        and not known <= GROUPS
+        and not (name.endswith(".keyword") and name[: -len(".keyword")] in types)
+    }
+
+
+class _Rows:
+    """Columns that are gathered page by page.
+
+    Args:
+        table: their table.
+        names: of the columns.
+        kinds: what their fields are declared as.
+    """
+
+    def __init__(self, table: str, names: Sequence[str], kinds: Mapping[str, str]) -> None:
+        self._table = table
+        self._kinds = kinds
+        self._hosts: dict[str, int] = {}
+        self._times: list[npt.NDArray[np.int64]] = []
+        self._numbers: list[npt.NDArray[np.int64]] = []  # of the rows' hosts
+        self._columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+        self._widths = dict.fromkeys(names, 8)
+        self._count = 0
+
+    def add(self, page: Sequence[_Hit]) -> None:
+        """Take some rows; ColmetError where that would be too many."""
+        if not page:
+            return
+        self._times.append(np.array([hit.ms for hit in page], dtype=np.int64) // 1000)
+        numbers = [self._hosts.setdefault(hit.host, len(self._hosts)) for hit in page]
+        self._numbers.append(np.array(numbers, dtype=np.int64))
+        for name, parts in self._columns.items():
+            column = _column([hit.source.get(name) for hit in page], self._kinds[name])
+            parts.append(column)
+            self._widths[name] = max(self._widths[name], column.itemsize)
+        self._count += len(page)
+        if self._count * (16 + sum(self._widths.values())) > MAX_BYTES:
+            raise ColmetError(
+                f"{self._table}: the rows require more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, "
+                f"or for "
+                "a shorter interval"
+            )
+
+    def series(self, job: int) -> list[Series]:
+        """All of them, for each host."""
+        if not self._count:
+            return []
+        columns = {}
+        for name in self._columns:
+            columns[name] = _joined(self._columns[name], self._kinds[name])
+            self._columns[name] = []
+        times, numbers = np.concatenate(self._times), np.concatenate(self._numbers)
+        order = np.argsort(numbers, kind="stable")
+        ends = np.cumsum(np.bincount(numbers, minlength=len(self._hosts)))
+        found = []
+        for host, number in sorted(self._hosts.items()):
+            picked = order[ends[number - 1] if number else 0 : ends[number]]
+            values = {name: column[picked] for name, column in columns.items()}
+            found.append(Series(self._table, host, job, times[picked], values))
+        return found
+
+
+def _order(hit: _Hit) -> tuple[tuple[int, str], str]:
+    return hit.place, hit.id  # which ends with the row's number
+
+
+def _hits(answer: Mapping[str, Any]) -> list[_Hit]:
+    """The documents in an answer."""
+    found = []
+    try:
+        for hit in answer.get("hits", {}).get("hits", ()):
+            ms, host = hit["sort"]
+            found.append(_Hit(ms, host, hit["_id"], hit["_index"], hit.get("_source", {})))
+    except (LookupError, TypeError, ValueError, AttributeError) as err:
+        raise _unexpected(err) from err
+    for one in found:
+        if tuple(map(type, one)) != (int, str, str, str, dict):
+            raise _unexpected(TypeError(f"no document of Colmet: {one}"))
+    return found
+
+
+def _unexpected(err: Exception) -> ColmetError:
+    return ColmetError(f"the answer to a search is not what was expected: {err!r}"[:500])
+
+
+def _interval(since: float | None, until: float | None) -> tuple[int, int]:
+    """The first and the last whole second."""
+    first = 0 if since is None else math.ceil(min(max(0, since), MAX_TIME_S))
+    last = MAX_TIME_S if until is None else math.floor(min(max(-1, until), MAX_TIME_S))
+    return first, last
+
+
+def _column(values: list[Any], declared: str) -> npt.NDArray[Any]:
+    """Values of JSON as a column of what they are; the index may have guessed from the first one, and wrongly."""
+    types = {*map(type, values)} - {type(None)}
+    if not types:
+        return _missing(len(values), declared)
+    if types == {int}:
+        try:
+            return np.array([MISSING_INT if value is None else value for value in values], dtype=np.int64)
+        except OverflowError:  # from 2**63 on
+            types.add(float)
+    if types <= {int, float}:
+        floats = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        floats[floats == MISSING_INT] = math.nan  # Colmet 0.6 wrote it
+        return floats
+    return np.array([_text(value) for value in values], dtype=np.bytes_)
+
+
+def _text(value: Any) -> bytes:
+    if value is None:
+        return b""
+    return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace")
+
+
+def _missing(count: int, kind: str) -> npt.NDArray[Any]:
+    if kind == "S":
+        return np.zeros(count, dtype="S1")
+    return np.full(count, MISSING_INT, dtype=np.int64) if kind == "i" else np.full(count, math.nan)
+
+
+def _joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:
+    """The parts of a column, one after the other, as the most general of what they are and what is declared."""
+    kind = max([declared, *[part.dtype.kind for part in parts]], key="ifS".index)
+    return np.concatenate([_as_kind(part, kind) for part in parts])
+
+
+def _as_kind(part: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
+    have = part.dtype.kind
+    if have == kind:
+        return part
+    missing = part == MISSING_INT if have == "i" else np.isnan(part)
+    if kind == "f":
+        return np.where(missing, math.nan, part.astype(np.float64))
+    return np.where(missing, b"", part.astype(np.bytes_))

@@ -1,0 +1,288 @@
+"""What HDF5 files hold: those of the collector, also while it writes them, and those of Colmet 0.6."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Callable, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.errors import ConfigError
+from colmet.stored.rows import Reader, Rows, Unreadable, rows_of, tables_of
+from colmet.stored.series import History, Series
+
+SUFFIX = ".hdf5"
+# A file has the rows that came while it was written. Rows come late where a node could not send them, for as long as
+# it keeps them by default (--spool-age), and are ahead of the time where its clock is.
+LATE_S = 7 * 86400
+EARLY_S = 300
+# A file that is being written can be seen halfway through a burst: it is read again.
+LIVE_S = 300.0
+BURST_S = 1.0  # what is not found then may be there in another moment
+TRIES = 10
+WAIT_S = 0.2
+
+
+Column = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+class HeldFile(NamedTuple):
+    """A file, and when it was written: from, and up to, seconds since 1970."""
+
+    path: str
+    begins: float = float("-inf")
+    ends: float = float("inf")
+
+    def overlaps(self, since: float | None, until: float | None) -> bool:
+        """Whether rows of the interval may be in it."""
+        return (since is None or self.ends >= since - EARLY_S) and (until is None or self.begins <= until + LATE_S)
+
+
+def files_of(path: str) -> list[HeldFile]:
+    """The files that a collector wrote to its ``--hdf5-filepath``, by time; empty where there is none.
+
+    Args:
+        path: a file, or what comes before ``.<10 digits>.hdf5``.
+
+    Raises:
+        ConfigError: the directory cannot be read.
+    """
+    single = [HeldFile(path)] if os.path.isfile(path) else []
+    directory, name = os.path.split(path)
+    pattern = re.compile(rf"{re.escape(name)}\.(\d{{10}}){re.escape(SUFFIX)}", re.ASCII)
+    try:
+        found = [(int(match[1]), match[0]) for match in map(pattern.fullmatch, os.listdir(directory or ".")) if match]
+    except (FileNotFoundError, NotADirectoryError):
+        return single
+    except (OSError, ValueError) as err:
+        if single:
+            return single
+        raise ConfigError(f"{_shown(path)}: {getattr(err, 'strerror', None) or err}") from err
+    found.sort()
+    ends = [float(begins) for begins, _ in found[1:]] + [float("inf")]
+    dated = [HeldFile(os.path.join(directory, name), begins, end) for (begins, name), end in zip(found, ends)]
+    return single + dated
+
+
+def _shown(path: str) -> str:
+    """A path in a message: as it is, unless it could steer a terminal or make a line of its own."""
+    return path if path.isprintable() else ascii(path)
+
+
+class Hdf5History(History):
+    """What files hold.
+
+    A file stays open for the next read; one that was written to meanwhile is opened anew.
+
+    Args:
+        paths: files, or what a collector's ``--hdf5-filepath`` says.
+
+    Attributes:
+        warnings: what could not be read where the rest could, a line each.
+
+    Raises:
+        ConfigError: there is no file.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.warnings: list[str] = []
+        self._files: list[HeldFile] = []
+        self._reader = Reader()
+        seen = set()
+        for path in paths:
+            found = files_of(path)
+            if not found:
+                name = _shown(path)
+                raise ConfigError(f"{name}: there is no such file, and none that is named {name}.<10 digits>{SUFFIX}")
+            for file in found:
+                real = os.path.realpath(file.path)
+                if real not in seen:
+                    seen.add(real)
+                    self._files.append(file)
+
+    def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
+        """The tables that have rows of a job, and the columns of each but time, host and job; see `History.tables`."""
+        found: dict[str, list[str]] = {}
+        for more in self._each(partial(tables_of, job=job), since, until):
+            for table, columns in more.items():
+                found[table] = list(dict.fromkeys([*found.get(table, []), *columns]))
+        return dict(sorted(found.items()))
+
+    def read(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        hosts: Collection[str] | None = None,
+    ) -> list[Series]:
+        """The rows of a job in a table, a series for each host, sorted by host; see `History.read`.
+
+        Raises:
+            ConfigError: no file can be read.
+        """
+        names = None if hosts is None else [host.encode("utf-8", "replace") for host in hosts]
+        wanted = None if columns is None else frozenset(columns)
+        read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=names)
+        found = [rows for rows in self._each(read, since, until) if rows is not None]
+        nameless = sum([rows.nameless for rows in found])
+        if nameless:
+            self._warn(f"job_{job}/{table}: rows without a host or a time skipped: {nameless}")
+        return _series(found, table, job)
+
+    def close(self) -> None:
+        """End the process that reads."""
+        self._reader.close()
+
+    def _each(self, read: partial[T], since: float | None, until: float | None) -> list[T]:
+        """What `read` finds in each file that may have rows of an interval.
+
+        Raises:
+            ConfigError: it fails for all of them.
+        """
+        done: list[T] = []
+        failed: list[str] = []
+        for file in self._files:
+            if file.overlaps(since, until):
+                try:
+                    done.append(ask(self._reader, file.path, read, _is_torn))
+                except ConfigError as err:
+                    failed.append(str(err))
+        if failed and not done:
+            raise ConfigError(failed[0] if len(failed) == 1 else f"{failed[0]} (and {len(failed) - 1} more files)")
+        for text in failed:
+            self._warn(text)
+        return done
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def _is_torn(found: object) -> bool:
+    return isinstance(found, Rows) and found.nameless > 0
+
+
+def ask(reader: Reader, path: str, read: partial[T], torn: Callable[[T], bool]) -> T:
+    """What `read` finds in a file; where it is being written, in another moment.
+
+    Args:
+        reader: the process that reads.
+        path: of the file.
+        read: one of `colmet.stored.rows.READS` with its keyword arguments.
+        torn: whether what it found is of the middle of a burst, where rows can be there before their values.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            found = reader.ask(path, read)
+            if not left or not torn(found) or not is_live(path):
+                return found
+        except Unreadable as err:
+            if not left or not err.may_change or not is_live(path):
+                raise ConfigError(f"{_shown(path)}: cannot be read: {err}") from err
+        time.sleep(WAIT_S)
+    raise AssertionError("unreachable")
+
+
+def is_live(path: str, lately_s: float = LIVE_S) -> bool:
+    """Whether a file was written to a short while ago."""
+    try:
+        return abs(time.time() - os.stat(path).st_mtime) < lately_s
+    except OSError:
+        return False
+
+
+def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
+    """Rows of some files as a series for each host."""
+    names = sorted({name for rows in files for name in rows.names})
+    if not names:
+        return []
+    at = {name: n for n, name in enumerate(names)}
+    hosts = np.concatenate([np.array([at[n] for n in rows.names], np.int64)[rows.hosts] for rows in files])
+    times = np.concatenate([rows.times for rows in files])
+    source = np.repeat(np.arange(len(files)), [len(rows.times) for rows in files])
+    columns = {
+        name: _joined([rows.columns.get(name) for rows in files], [len(rows.times) for rows in files])
+        for name in dict.fromkeys([name for rows in files for name in rows.columns])
+    }
+    order = np.lexsort((source, times, hosts))
+    if len(files) > 1:
+        order = order[_once(hosts[order], times[order], source[order], {n: c[order] for n, c in columns.items()})]
+    bounds = np.searchsorted(hosts[order], np.arange(len(names) + 1)).tolist()
+    return [
+        Series(
+            table,
+            name.decode("utf-8", "replace"),
+            job,
+            times[order[first:last]],
+            {column: values[order[first:last]] for column, values in columns.items()},
+        )
+        for name, first, last in zip(names, bounds, bounds[1:])
+        if last > first
+    ]
+
+
+def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:
+    """A column of some files, missing in those that lack it or have it with another kind of value than the last."""
+    there = [part for part in parts if part is not None]
+    kind = there[-1].dtype.kind
+    if kind in "if" and any(part.dtype.kind == "f" for part in there):
+        kind = "f"
+    made: list[Column] = []
+    for part, count in zip(parts, counts):
+        if part is not None and part.dtype.kind == "i" and kind == "f":
+            made.append(np.where(part == -1, np.nan, part))
+        elif part is not None and part.dtype.kind == kind:
+            made.append(part)
+        else:
+            made.append({"i": np.full(count, -1), "f": np.full(count, np.nan), "S": np.full(count, b"", "S1")}[kind])
+    return np.concatenate(made)
+
+
+def _once(
+    hosts: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    columns: Mapping[str, Column],
+) -> npt.NDArray[np.bool_]:
+    """Which rows stay where several files have the same ones; as many of equal rows as the file with most has.
+
+    Args:
+        hosts: of the rows, which are sorted by host, time and file.
+        times: of the rows.
+        source: the file of each.
+        columns: of the rows.
+    """
+    keep = np.ones(len(times), bool)
+    same = (hosts[1:] == hosts[:-1]) & (times[1:] == times[:-1])
+    group = np.concatenate(([0], np.cumsum(~same)))
+    mixed = np.unique(group[1:][same & (source[1:] != source[:-1])])
+    at = np.flatnonzero(np.isin(group, mixed))
+    if not len(at):
+        return keep
+    fields = [("group", np.int64), *[(f"c{n}", values.dtype) for n, values in enumerate(columns.values())]]
+    packed = np.empty(len(at), np.dtype(fields))
+    packed["group"] = group[at]
+    for n, values in enumerate(columns.values()):
+        packed[f"c{n}"] = values[at]
+    key = np.unique(packed.view(f"V{packed.dtype.itemsize}"), return_inverse=True)[1].reshape(-1)
+    files = source[at]
+    order = np.lexsort((files, key))
+    begins = np.concatenate(([True], (key[order][1:] != key[order][:-1]) | (files[order][1:] != files[order][:-1])))
+    starts = np.flatnonzero(begins)
+    nth = np.empty(len(at), np.int64)
+    nth[order] = np.arange(len(at)) - starts[np.cumsum(begins) - 1]
+    _, first = np.unique(key * (int(nth.max()) + 1) + nth, return_index=True)
+    keep[at] = False
+    keep[at[first]] = True
+    return keep

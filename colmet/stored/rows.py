@@ -1,0 +1,433 @@
+"""What is read of one HDF5 file, in a process of its own: the HDF5 library can crash on damaged files, or never end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import stat
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import IO, Any, Callable, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.collector.backends.hdf5.library import (
+    STORAGE_ERRORS,
+    cause,
+    close_library,
+    is_of_system,
+    open_library,
+    tables,
+)
+from colmet.common.schema import NAME
+from colmet.stored import messages
+
+HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # what every table has beside its own columns
+BLOCK_BYTES = 4 << 20  # read at a time
+MAX_HELD = 8  # files that are kept open
+MAX_RATIO = 10_000  # by which rows can be larger than the file that has them, compressed
+QUIET_S = 600.0  # for the longest table
+END_S = 1 << 36  # of times that a calendar has: the year 4147
+JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # the group of one
+MAGIC = b"\x89HDF\r\n\x1a\n"  # how every file begins
+
+Column = npt.NDArray[Any]
+Stamp = tuple[int, int, int]
+T = TypeVar("T")
+
+
+class Unreadable(Exception):
+    """A file cannot be read.
+
+    Attributes:
+        may_change: whether it may be otherwise in another moment, if somebody writes to the file.
+    """
+
+    def __init__(self, text: str, may_change: bool = False) -> None:
+        super().__init__(text, may_change)
+        self.text = text
+        self.may_change = may_change
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Failure(NamedTuple):
+    """An `Unreadable`, as the reading process answers it."""
+
+    text: str
+    may_change: bool
+
+
+class Reader:
+    """The process that reads. It is started when it is asked first, and ends with whoever asks."""
+
+    def __init__(self) -> None:
+        self._child = 0
+        self._pipes: list[IO[bytes]] = []
+
+    def ask(self, path: str, read: partial[T]) -> T:
+        """Return what one of READS finds in a file.
+
+        Args:
+            path: of the file.
+            read: one of READS with its keyword arguments.
+
+        Raises:
+            Unreadable: the text says why.
+        """
+        if not self._child:
+            self._start()
+        questions, answers = self._pipes
+        try:
+            messages.send(questions, [path, read.func.__name__, read.keywords])
+            found = messages.receive(answers, ANSWERS)
+        except (EOFError, BrokenPipeError, ValueError) as err:
+            status = self._end(signal.SIGTERM)
+            if status & 127 == signal.SIGALRM:
+                raise Unreadable(f"it is damaged: reading it comes to no end in {QUIET_S:g} s") from err
+            if status & 127 == signal.SIGKILL:  # nothing that the library does to itself
+                raise Unreadable("the process that reads was killed, as the system does where memory is short") from err
+            how = signal.Signals(status & 127).name if status & 127 else f"status {status >> 8}"
+            raise Unreadable(f"it is damaged, or not whole: the HDF5 library crashed on it ({how})", True) from err
+        if isinstance(found, _Failure):
+            raise Unreadable(*found)
+        answer: T = found
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._end(signal.SIGTERM)
+
+    def _start(self) -> None:
+        read_questions, write_questions = os.pipe2(os.O_CLOEXEC)
+        read_answers, write_answers = os.pipe2(os.O_CLOEXEC)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are those of libraries
+            try:
+                self._child = os.fork()
+            except OSError as err:
+                for descriptor in (read_questions, write_questions, read_answers, write_answers):
+                    os.close(descriptor)
+                raise Unreadable(f"no process can be started for it: {err.strerror}") from err
+        if not self._child:
+            try:
+                os.close(write_questions)
+                os.close(read_answers)
+                _serve(os.fdopen(read_questions, "rb"), os.fdopen(write_answers, "wb"))
+            finally:
+                os._exit(1)
+        os.close(read_questions)
+        os.close(write_answers)
+        self._pipes = [os.fdopen(write_questions, "wb"), os.fdopen(read_answers, "rb")]
+
+    def _end(self, how: signal.Signals) -> int:
+        """End the process; what `os.waitpid` says of it."""
+        child, self._child = self._child, 0
+        if not child:
+            return 0
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.close()
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended:
+            os.kill(child, how)
+            _, status = os.waitpid(child, 0)
+        return status
+
+
+# -- in the other process --
+
+
+def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer until nobody asks; nothing that libraries print comes through."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    # connections of whoever asks would stay open here. Their numbers stay taken: some object may yet close them.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the list itself has gone
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor, inheritable=False)
+    faulthandler.disable()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks gets it, too, and closes the pipe
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends it also within the library
+    files = _Files()
+    while True:
+        try:
+            path, name, arguments = messages.receive(questions, {})
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # whoever asks may be gone before
+        found = files.read(path, partial(READS[name], **arguments))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        messages.send(answers, found)
+
+
+class _Files:
+    """Files that are open; one that was written to meanwhile is opened anew."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, tuple[Stamp, Any]] = OrderedDict()  # the last used is the last
+
+    def read(self, path: str, read: Callable[[Any], Any]) -> Any:
+        """Return what a function finds in a file, or a `_Failure`."""
+        try:
+            return read(self._file(path))
+        except MemoryError:
+            return _Failure(
+                "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval", False
+            )
+        except Exception as err:  # noqa: BLE001 - what PyTables raises on a damaged file is anything
+            self._drop(path)
+            return _Failure(_reason(path, err), not is_of_system(err))
+
+    def _drop(self, path: str) -> None:
+        """Close a file, if it is open."""
+        _, file = self._open.pop(path, (None, None))
+        if file is not None:
+            with contextlib.suppress(*STORAGE_ERRORS):  # nothing was written to it
+                close_library(file)
+
+    def _file(self, path: str) -> Any:
+        """A file, opened; what PyTables raises on one that cannot be."""
+        stamp = _stamp(path)
+        if path in self._open and self._open[path][0] == stamp:
+            self._open.move_to_end(path)
+            return self._open[path][1]
+        self._drop(path)
+        if len(self._open) >= MAX_HELD:
+            self._drop(next(iter(self._open)))
+        file = open_library(path, "r")
+        self._open[path] = stamp, file
+        return file
+
+
+def _reason(path: str, err: Exception) -> str:
+    """Why a file cannot be read, for people."""
+    if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
+        try:
+            with open(path, "rb") as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    return "it is no HDF5 file, or its beginning is damaged"
+        except OSError as problem:
+            return problem.strerror or str(problem)
+        return "it is damaged, or being written all the time"
+    return cause(err)[:200].encode("unicode_escape").decode()
+
+
+def _stamp(path: str) -> Stamp:
+    """What changes when a file is written to, or another one takes its place."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Rows(NamedTuple):
+    """Rows of a table, in any order.
+
+    Attributes:
+        times: seconds since 1970.
+        hosts: which of `names` each was measured on.
+        columns: by name: int64, float64 or bytes.
+        names: of hosts.
+        nameless: how many rows have no host, or a time that is none, and are left out.
+    """
+
+    times: npt.NDArray[np.int64]
+    hosts: npt.NDArray[np.int64]
+    columns: dict[str, Column]
+    names: list[bytes]
+    nameless: int
+
+
+def tables_of(file: Any, job: int) -> dict[str, list[str]]:
+    """The tables of a job in a file that have rows, and their columns."""
+    path = f"/job_{job}"
+    if path not in file:
+        return {}
+    group = file.get_node(path)
+    if not isinstance(group, tables.Group):
+        return {}
+    return {
+        table.name: [name for name, kind in _kinds(table).items() if name not in HEADER]
+        for table in file.iter_nodes(group, "Table")
+        if NAME.fullmatch(table.name) and table.nrows and _has_header(table)
+    }
+
+
+def _kinds(table: Any) -> dict[str, str]:
+    """The columns of a table that are numbers or text, one a row."""
+    fields = [(name, table.dtype[name]) for name in table.dtype.names or ()]
+    return {n: dtype.kind for n, dtype in fields if NAME.fullmatch(n) and dtype.kind in "iufS" and not dtype.shape}
+
+
+def _has_header(table: Any) -> bool:
+    kinds = _kinds(table)
+    return kinds.get("timestamp", "") in ("i", "u") and kinds.get("hostname") == "S"
+
+
+def rows_of(
+    file: Any,
+    job: int,
+    table: str,
+    columns: Collection[str] | None,
+    since: float | None,
+    until: float | None,
+    hosts: Sequence[bytes] | None,
+) -> Rows | None:
+    """The wanted rows of a table in a file; None where it is not there, or has none.
+
+    Raises:
+        ValueError: the file claims to have what it cannot have.
+    """
+    path = f"/job_{job}/{table}"
+    if not NAME.fullmatch(table) or path not in file:
+        return None
+    node = file.get_node(path)
+    if not isinstance(node, tables.Table) or not node.nrows or not _has_header(node):
+        return None
+    wanted = [n for n in _kinds(node) if n not in HEADER and (columns is None or n in columns)]
+    _check_size(node)
+    count, size = int(node.nrows), int(node.dtype.itemsize)
+    ids: dict[bytes, int] = {}
+    nameless = 0
+    times, indexes, parts = [np.empty(0, np.int64)], [np.empty(0, np.int64)], {}
+    parts = {name: [_plain(np.empty(0, node.dtype[name]))] for name in wanted}
+    step = max(1, BLOCK_BYTES // size)
+    for start in range(0, count, step):
+        block = node.read(start, min(start + step, count))
+        names = block["hostname"]
+        keep = names != b""  # Colmet 0.6 has rows without time, host and job; and so are rows that are being written
+        keep &= (block["timestamp"] >= 0) & (block["timestamp"] < END_S)
+        nameless += int(len(keep) - keep.sum())
+        if since is not None:
+            keep &= block["timestamp"] >= since
+        if until is not None:
+            keep &= block["timestamp"] <= until
+        if hosts is not None:
+            keep &= np.isin(names, np.array(hosts, "S")) if hosts else False
+        if not keep.any():
+            continue
+        if not keep.all():
+            block = block[keep]
+        times.append(block["timestamp"].astype(np.int64))
+        indexes.append(np.array([ids.setdefault(name, len(ids)) for name in block["hostname"].tolist()], np.int64))
+        for name in wanted:
+            parts[name].append(_plain(block[name]))
+    return Rows(
+        np.concatenate(times),
+        np.concatenate(indexes),
+        {name: np.concatenate(some) for name, some in parts.items()},
+        list(ids),
+        nameless,
+    )
+
+
+def _check_size(table: Any) -> None:
+    """ValueError where a table claims to have what its file cannot have."""
+    count, size = int(table.nrows), int(table.dtype.itemsize)
+    if count * size > MAX_RATIO * os.stat(table._v_file.filename).st_size or size > BLOCK_BYTES:
+        raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
+
+
+class Marks(NamedTuple):
+    """When rows of some tables of a file were measured.
+
+    Attributes:
+        times: job, table, host, and the times of the rows, in seconds since 1970.
+        rows: of the tables that are wanted whole: table, and the row by column.
+        names: the tables that were read.
+        following: how many there are after these.
+        nameless: how many rows have no host, or a time that is none, and are left out.
+    """
+
+    times: list[tuple[int, str, bytes, npt.NDArray[np.int64]]]
+    rows: list[tuple[str, dict[str, Any]]]
+    names: list[tuple[int, str]]
+    following: int
+    nameless: int
+
+
+def marks_of(
+    file: Any, whole: Collection[str], host: bytes | None, done: Collection[tuple[int, str]], seconds: float
+) -> Marks:
+    """The times of the rows of all tables in a file, as many tables as can be read in a while, one at least.
+
+    Args:
+        file: opened.
+        whole: tables of the node itself that are wanted whole. They are the first, and read alone: what they tell of
+            is in the others by then.
+        host: the rows of this one only; None for all.
+        done: jobs and tables that are not wanted.
+        seconds: that it may take.
+    """
+    until = time.monotonic() + seconds
+    left = [name for name in _table_names(file) if name not in done]
+    first = [(job, table) for job, table in left if job == 0 and table in whole]
+    found = Marks([], [], [], 0, 0)
+    nameless = 0
+    for job, table in first or left:
+        nameless += _mark(file.get_node(f"/job_{job}/{table}"), job, table in whole and job == 0, host, found)
+        found.names.append((job, table))
+        if not first and time.monotonic() > until:
+            break
+    return found._replace(following=len(left) - len(found.names), nameless=nameless)
+
+
+def _table_names(file: Any) -> list[tuple[int, str]]:
+    """All jobs and their tables, without opening a table."""
+    names: list[tuple[int, str]] = []
+    for group in list(file.root._v_groups):
+        match = JOB.fullmatch(group)
+        if match:
+            names += [(int(match[1]), table) for table in list(file.get_node(f"/{group}")._v_leaves)]
+    return sorted(names)
+
+
+def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks) -> int:
+    """Add what a table has; how many of its rows have no host or no time."""
+    if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not _has_header(table):
+        return 0
+    _check_size(table)
+    parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
+    nameless = 0
+    step = max(1, BLOCK_BYTES // table.dtype.itemsize)
+    for start in range(0, table.nrows, step):
+        block = table.read(start, min(start + step, table.nrows))
+        keep = (block["hostname"] != b"") & (block["timestamp"] >= 0) & (block["timestamp"] < END_S)
+        nameless += int(len(keep) - keep.sum())
+        if wanted is not None:
+            keep &= block["hostname"] == wanted
+        block = block[keep]
+        names, which = np.unique(block["hostname"], return_inverse=True)
+        times = block["timestamp"].astype(np.int64)
+        for n, name in enumerate(names.tolist()):
+            parts.setdefault(name, []).append(times[which == n])
+        if whole:
+            found.rows.extend((table.name, {name: row[name].item() for name in row.dtype.names}) for row in block)
+    found.times.extend((job, table.name, name, np.concatenate(some)) for name, some in parts.items())
+    return nameless
+
+
+def _plain(column: Column) -> Column:
+    """A column as int64, as float64 with NaN where a value is missing, or as bytes, no wider than they need."""
+    if column.dtype.kind in "iu":
+        return column.astype(np.int64)
+    if column.dtype.kind == "f":
+        floats = column.astype(np.float64)
+        floats[floats == -1] = np.nan
+        return floats
+    width = int(np.char.str_len(column).max()) if len(column) else 0
+    return column.astype(f"S{max(1, width)}")
+
+
+READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in (tables_of, rows_of, marks_of)}
+ANSWERS = {kind.__name__: kind for kind in (Rows, Marks, _Failure)}

@@ -1,0 +1,108 @@
+"""Which store a command reads: the one that its options name, else that of the collector of this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from colmet.collector.backends.elasticsearch import client
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.stored.series import History
+
+CONFIG = "/etc/colmet/collector.toml"
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare where the rows are.
+
+    Args:
+        parser: of the command.
+    """
+    group = parser.add_argument_group("store (default: that of the collector's configuration)")
+    group.add_argument(
+        "--hdf5",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="HDF5 file, or the collector's --hdf5-filepath; that is all PATH.<10 digits>.hdf5; repeatable",
+    )
+    client.add_options(group, "read from")
+    add_config(group)
+
+
+def add_config(parser: cli.Options) -> None:
+    """Declare --config."""
+    parser.add_argument(
+        "--config", metavar="FILE", default=CONFIG, help="configuration of the collector (default: %(default)s)"
+    )
+
+
+def configured_files(path: str) -> list[str]:
+    """Return the HDF5 files of the collector of this machine, the oldest first.
+
+    Args:
+        path: of the collector's configuration.
+
+    Raises:
+        ConfigError: it cannot be used, or names no files.
+    """
+    from colmet.stored.hdf5 import files_of
+
+    prefix = _configured(path, "FILE").hdf5_filepath
+    if not prefix:
+        raise ConfigError(f"{path}: no hdf5-filepath; give FILE")
+    files = [file.path for file in files_of(prefix)]
+    if not files:
+        raise ConfigError(f"{path}: no file of hdf5-filepath {prefix} exists; give FILE")
+    return files
+
+
+def open_history(options: argparse.Namespace) -> History:
+    """The store that the options name.
+
+    Raises:
+        ConfigError: none is named and none is configured, or it cannot be read.
+    """
+    if options.hdf5 and options.elastic_host:
+        raise ConfigError("--hdf5 and --elastic-host: give one of them")
+    if options.hdf5:
+        return _files(options.hdf5)
+    if options.elastic_host:
+        return _database(options)
+    configured = _configured(options.config)
+    if configured.hdf5_filepath:
+        return _files([configured.hdf5_filepath])
+    if configured.elastic_host:
+        return _database(configured)
+    raise ConfigError(
+        f"{options.config} names neither hdf5-filepath nor elastic-host: give --hdf5 PATH or --elastic-host URL"
+    )
+
+
+def _files(paths: Sequence[str]) -> History:
+    from colmet.stored.hdf5 import Hdf5History  # each takes a library that the other does without
+
+    return Hdf5History(paths)
+
+
+def _database(options: argparse.Namespace) -> History:
+    from colmet.stored.elastic import ElasticHistory
+
+    return ElasticHistory.from_options(options)
+
+
+def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> argparse.Namespace:
+    """The options of the collector of this machine, which takes all that the collector is made of.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be used.
+    """
+    from colmet.collector import main as collector
+    from colmet.collector.backends import NAMES
+    from colmet.common.runtime.configuration import Configuration
+
+    try:
+        return Configuration(lambda: collector.build_parser(cli.load(NAMES)), ["--config", path]).read()
+    except ConfigError as err:
+        raise ConfigError(f"{err}; give {other}, or the collector's file as --config") from err

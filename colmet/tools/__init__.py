@@ -1,1 +1,0 @@
-"""What people run beside the daemons."""

@@ -1,0 +1,308 @@
+"""Who asks, and whether that is true: Basic authentication and tokens, from the file of users."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import grp
+import hashlib
+import hmac
+import logging
+import os
+import pwd
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from colmet.common.errors import ConfigError
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.web import users
+from colmet.web.credentials import MAX_SECRET, Line, Password, token_digest
+from colmet.web.interface import Busy
+from colmet.web.limits import Failures, Turns, network
+from colmet.web.stats import Counts
+from colmet.web.workers import Workers
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 300.0  # a checked password need not be checked again
+KEPT = 4096
+LOOK_S = 1.0  # between looks at the file
+GROUP_S = 60.0  # what the machine says of a group counts so long
+GROUP_WAIT_S = 5.0
+WINDOW_S = 60.0
+FAILURES_OF_NAME = 5  # of a name from an address, within the window
+FAILURES_OF_ADDRESS = 60
+PAUSE_S = 2.0  # before each check, one at a time, at an address with more failures
+WAITING = 16  # addresses that wait for a check of a password
+WAITING_OF_ADDRESS = 64
+MAX_HEADER = 4096
+
+
+class Visitor(NamedTuple):
+    """Who asks.
+
+    Attributes:
+        user: None where the interface is open to all.
+        is_admin: sees what is everybody's.
+    """
+
+    user: str | None
+    is_admin: bool
+
+    @property
+    def only(self) -> str | None:
+        """Whose jobs may be seen; None for everybody's."""
+        return None if self.is_admin else self.user
+
+
+class Unauthorized(Exception):
+    """Nobody who may ask: no name and password, no token, or a wrong one."""
+
+
+class TooMany(Exception):
+    """Too much at once, or too many failures.
+
+    Attributes:
+        after_s: when to try again.
+    """
+
+    def __init__(self, text: str, after_s: float) -> None:
+        super().__init__(text)
+        self.after_s = after_s
+
+
+class _Known(NamedTuple):
+    """A header that has been checked."""
+
+    name: str
+    groups: frozenset[str]
+    until: float  # of the monotonic clock
+
+
+class Access:
+    """Says who asks.
+
+    For one event loop; nothing here waits in it but for a look at the file.
+
+    Args:
+        path: of the users' file; None lets everybody see everything.
+        group: whose members see everybody's jobs; in the file, or of this machine.
+        counts: counters.
+        clock: seconds, monotonic.
+        now: seconds since 1970.
+        is_member: whether a user of this machine is in a group of it. May wait.
+        pause: waits; its argument is in seconds.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        group: str = "admin",
+        counts: Counts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        is_member: Callable[[str, str], bool] | None = None,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.counts = counts or Counts()
+        self._path = path
+        self._group = group
+        self._clock = clock
+        self._now = now
+        self._is_member = is_member or member_of
+        self._pause = pause
+        self._key = os.urandom(32)
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._checking: dict[bytes, asyncio.Task[Line]] = {}
+        self._members: OrderedDict[str, tuple[bool, float]] = OrderedDict()
+        self._names = Failures(FAILURES_OF_NAME, WINDOW_S)
+        self._addresses = Failures(FAILURES_OF_ADDRESS, WINDOW_S)
+        self._turns = Turns(WAITING_OF_ADDRESS)
+        # one at a time: no more than a CPU is taken
+        self._slow = Workers("password", 1, WAITING, 2, 60.0)
+        self._asking = Workers("group", 2, 64, 64, GROUP_WAIT_S)
+        self._users: users.Users | None = None
+        self._mark: users.Mark | None = None
+        if path is not None:
+            self._users, self._mark = users.read_users(path)
+            self._looked = clock()
+            self._warn_of_readers()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody sees everything."""
+        return self._users is None
+
+    @property
+    def names(self) -> int | None:
+        """How many users there are; None where it is open."""
+        return None if self._users is None else self._users.names
+
+    async def visitor(self, headers: Sequence[str], address: str) -> Visitor:
+        """Who sends a request.
+
+        Args:
+            headers: the values of its Authorization headers.
+            address: that it comes from.
+
+        Raises:
+            Unauthorized: nobody who may ask.
+            TooMany: to be tried again later.
+        """
+        if self._users is None:
+            return Visitor(None, True)
+        self._look()
+        if len(headers) != 1 or len(headers[0]) > MAX_HEADER:
+            raise Unauthorized
+        scheme, _, value = headers[0].partition(" ")
+        if scheme.lower() == "bearer":
+            known = self._by_token(value.strip(), None)
+            if known is None:
+                self._wrong()
+        elif scheme.lower() == "basic":
+            known = await self._by_password(value.strip(), network(address))
+        else:
+            raise Unauthorized
+        return Visitor(known.name, await self._is_admin(known))
+
+    def _by_token(self, given: str, name: str | None) -> _Known | None:
+        if self._users is None or len(given) > MAX_SECRET:
+            return None
+        line = self._users.tokens.get(token_digest(given))
+        if line is None or line.secret.is_over(self._now()):  # type: ignore[union-attr]  # a token
+            return None
+        if name is not None and name != line.name:
+            return None
+        return _Known(line.name, line.groups, 0.0)
+
+    async def _by_password(self, value: str, address: str) -> _Known:
+        digest = hmac.new(self._key, value.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()
+        known = self._known.get(digest)
+        if known is not None and self._clock() < known.until:
+            return known
+        try:
+            text = base64.b64decode(value.encode("ascii"), validate=True).decode("utf-8")
+        except (binascii.Error, UnicodeError):
+            raise Unauthorized from None
+        name, colon, password = text.partition(":")
+        if not colon or not name or len(password) > MAX_SECRET:
+            raise Unauthorized
+        known = self._by_token(password, name)  # programs that know Basic authentication only
+        if known is not None:
+            return known
+        checking = self._checking.get(digest)
+        if checking is None:  # else a browser asks several things at once: one check is enough
+            checking = self._checking[digest] = asyncio.ensure_future(self._checked(name, password, address))
+            checking.add_done_callback(lambda done: self._end_check(digest, done))
+        line = await asyncio.shield(checking)  # another one may wait for it
+        known = _Known(line.name, line.groups, self._clock() + KEPT_S)
+        self._known[digest] = known
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return known
+
+    def _end_check(self, digest: bytes, done: asyncio.Task[Line]) -> None:
+        del self._checking[digest]
+        if not done.cancelled():
+            done.exception()  # whoever asked may have left
+
+    async def _checked(self, name: str, password: str, address: str) -> Line:
+        """Return the line of this name and password.
+
+        It needs as long for a name that is not there. After failures of others it needs longer, and is checked all the
+        same: a right password is never wrong.
+        """
+        users_then = self._users
+        if users_then is None:
+            raise Unauthorized
+        pair = (address, hashlib.sha256(name.encode()).digest())
+        line = users_then.passwords.get(name)
+        secret = users_then.nobody if line is None else line.secret
+        try:
+            async with self._turns.turn(address, name):
+                now = self._clock()
+                if self._names.wait_s(pair, now) or self._addresses.wait_s(address, now):
+                    self.counts.add("passwords_slowed")
+                    await self._pause(PAUSE_S)
+                self.counts.add("passwords_checked")
+                is_right = await self._slow.run(address, Password.is_right, secret, password)
+        except Busy:
+            raise TooMany("many names and passwords are being checked; try again", 2.0) from None
+        if line is None or not is_right:
+            now = self._clock()
+            self._names.note(pair, now)
+            self._addresses.note(address, now)
+            self._wrong()
+        if self._users is not users_then:  # the file has changed meanwhile: this may be no user any more
+            raise TooMany("the users have changed; try again", 1.0)
+        self._names.forget(pair)
+        return line
+
+    def _wrong(self) -> NoReturn:
+        self.counts.add("wrong_secrets")
+        raise Unauthorized
+
+    async def _is_admin(self, known: _Known) -> bool:
+        if self._group in known.groups:
+            return True
+        now = self._clock()
+        found = self._members.get(known.name)
+        if found is not None and now < found[1]:
+            return found[0]
+        try:
+            is_admin = await self._asking.run(known.name, self._is_member, known.name, self._group)
+        except (Busy, OSError):
+            count = self.counts.add("groups_failures")
+            if powers_of_ten(count):
+                log.warning("members of a group not known in time: group=%s times=%d", self._group, count)
+            return found[0] if found is not None else False
+        self._members[known.name] = (is_admin, now + GROUP_S)
+        if len(self._members) > KEPT:
+            self._members.popitem(last=False)
+        return is_admin
+
+    def _look(self) -> None:
+        """Read the file again where it has changed."""
+        now = self._clock()
+        if self._path is None or now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        found = users.mark(self._path)
+        if found == self._mark:
+            return
+        self._mark = found
+        try:
+            self._users, self._mark = users.read_users(self._path)
+        except ConfigError as err:
+            self.counts.add("users_failures")
+            log.error("users not read again, the previous ones remain: reason=%s", err)
+            return
+        self._known.clear()
+        self._members.clear()
+        self.counts.add("users_reloads")
+        log.info("users read again: names=%d", self._users.names)
+        self._warn_of_readers()
+
+    def _warn_of_readers(self) -> None:
+        if self._users is not None and self._users.is_open:
+            log.warning("all on this machine can read the file of users; chmod o-r it: file=%s", self._path)
+
+
+def member_of(user: str, group: str) -> bool:
+    """Whether a user of this machine is in a group of it. May wait for a directory service."""
+    try:
+        found = grp.getgrnam(group)
+    except KeyError:
+        return False
+    if user in found.gr_mem:
+        return True
+    try:
+        return pwd.getpwnam(user).pw_gid == found.gr_gid
+    except KeyError:
+        return False

@@ -1,0 +1,77 @@
+"""The files of the page, read once."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from colmet.web.responses import PACKED_BYTES
+
+FOLDER = Path(__file__).parent / "static"
+INDEX = "index.html"
+MAX_BYTES = 4 << 20  # of one file
+MAX_AGE_S = 3600
+# What is in the folder and not of these types is not served: notes and licences.
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+}
+
+
+class File(NamedTuple):
+    """A file.
+
+    Attributes:
+        body: its bytes.
+        packed: the same by gzip; None where that is not worth it.
+        type: of its content.
+        tag: changes with its content.
+    """
+
+    body: bytes
+    packed: bytes | None
+    type: str
+    tag: str
+
+
+def read_files(folder: Path) -> Mapping[str, File]:
+    """All that is served of a folder, by its path in there with slashes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in TYPES or not path.is_file() or path.stat().st_size > MAX_BYTES:
+            continue
+        body = path.read_bytes()
+        packed = gzip.compress(body, 9, mtime=0) if len(body) >= PACKED_BYTES and path.suffix != ".png" else None
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        found[path.relative_to(folder).as_posix()] = File(body, packed, TYPES[path.suffix], tag)
+    return found
+
+
+def file_answer(file: File, packed: bool, known: str, max_age_s: int) -> Response:
+    """A file, or that it has not changed.
+
+    Args:
+        file: what is asked for.
+        packed: whether who asks takes gzip.
+        known: the If-None-Match header.
+        max_age_s: seconds that it may be kept without asking.
+    """
+    kept = f"private, max-age={max_age_s}" if max_age_s else "private, no-cache"
+    headers = {"Content-Type": file.type, "Cache-Control": kept, "ETag": file.tag, "Vary": "Accept-Encoding"}
+    if known == "*" or file.tag in [one.strip().removeprefix("W/") for one in known[:2000].split(",")]:
+        return Response(b"", 304, headers)
+    if packed and file.packed is not None:
+        return Response(file.packed, 200, {**headers, "Content-Encoding": "gzip"})
+    return Response(file.body, 200, headers)

@@ -1,0 +1,189 @@
+"""What the JSON interface tells: the interface between what knows it and what answers requests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet.batch.qmem import Hosts, Owners
+from colmet.common.errors import ColmetError
+
+FOLDS = ("mean", "min", "max", "last")
+SOURCES = ("auto", "memory", "stored")
+FACILITY = "facility_"  # begins the names of tables of colmet-facility: of no node, and some name users
+
+
+class Busy(ColmetError):
+    """Too many ask at once for what takes time; to be asked again later."""
+
+
+class StoreWarning(str):
+    """A warning in the words of a store, which may name files and hosts: for administrators alone."""
+
+    __slots__ = ()
+
+
+class Page(NamedTuple):
+    """Some of many rows.
+
+    Attributes:
+        total: how many there are.
+        offset: of the first one given.
+        items: the rows.
+    """
+
+    total: int
+    offset: int
+    items: Sequence[Mapping[str, Any]]
+
+
+class JobsAsked(NamedTuple):
+    """Which jobs are asked for.
+
+    Attributes:
+        user: only those of this user; None for all that there are.
+        state: running, ended or all.
+        node: only those that are on this node; "" for all.
+        text: begins the number, or is in the user's name or a node's; "" for all.
+        since: only those that were seen from then on, seconds since 1970; None for all.
+        until: only those that were seen up to then.
+        sort: a key of the rows.
+        reverse: the other way round.
+        offset: of the first one.
+        limit: how many at most.
+    """
+
+    user: str | None = None
+    state: str = "running"
+    node: str = ""
+    text: str = ""
+    since: float | None = None
+    until: float | None = None
+    sort: str = "cpu"
+    reverse: bool = False
+    offset: int = 0
+    limit: int = 100
+
+
+class NodesAsked(NamedTuple):
+    """Which nodes are asked for.
+
+    Attributes:
+        names: only these; None for all.
+        text: is in the name; "" for all.
+        sort: a key of the rows.
+        reverse: the other way round.
+        offset: of the first one.
+        limit: how many at most.
+    """
+
+    names: frozenset[str] | None = None
+    text: str = ""
+    sort: str = "node"
+    reverse: bool = False
+    offset: int = 0
+    limit: int = 100
+
+
+class SeriesAsked(NamedTuple):
+    """Which values over time are asked for.
+
+    Attributes:
+        job: whose; 0 for a node's own.
+        table: such as cgroup_default.
+        column: such as cpu_usage.
+        node: only this one; "" for all (of a job).
+        since: seconds since 1970; None for as far back as there is.
+        until: seconds since 1970; None for now.
+        points: how many at most for each node.
+        fold: how the values of an interval become one: one of `FOLDS`.
+        rate: a counter's growth in a second, not the counter.
+        source: one of `SOURCES`.
+        own: of these hosts alone, and of each from a time on, as `Facts.own`; None for all.
+    """
+
+    job: int
+    table: str
+    column: str
+    node: str = ""
+    since: float | None = None
+    until: float | None = None
+    points: int = 300
+    fold: str = "mean"
+    rate: bool = False
+    source: str = "auto"
+    own: Mapping[str, float | None] | None = None
+
+
+class Facts(ABC):
+    """What is known.
+
+    Methods are called by several threads at once, may wait for a disk or a database where it says so, and raise
+    `colmet.common.errors.ColmetError` where what is stored cannot be read, `Busy` where too many ask for it.
+    """
+
+    @abstractmethod
+    def cluster(self, user: str | None) -> Mapping[str, Any]:
+        """Totals of nodes and of the jobs of a user, or of all."""
+
+    @abstractmethod
+    def jobs(self, asked: JobsAsked) -> Page:
+        """Rows of jobs, from memory."""
+
+    @abstractmethod
+    def own(self, job: int, user: str) -> Mapping[str, float | None]:
+        """The hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store."""
+
+    def seek(self, job: int) -> None:
+        """Wait for a store, and fail, as `own` does for a job that only the store can know."""
+        del job
+
+    @abstractmethod
+    def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
+        """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store.
+
+        Args:
+            job: its number.
+            own: hosts that it is of, as `own`; None for all.
+        """
+
+    @abstractmethod
+    def nodes(self, asked: NodesAsked) -> Page:
+        """Rows of nodes, from memory."""
+
+    @abstractmethod
+    def nodes_of(self, user: str) -> frozenset[str]:
+        """The nodes that jobs of a user are on now."""
+
+    @abstractmethod
+    def there_since(self, node: str, user: str) -> float:
+        """When the first of a user's jobs that are on a node now came there, seconds since 1970."""
+
+    @abstractmethod
+    def node(self, name: str) -> Mapping[str, Any] | None:
+        """One node with a row for each job on it, and its tables; None where there is none."""
+
+    @abstractmethod
+    def series(self, asked: SeriesAsked) -> Mapping[str, Any] | None:
+        """Values over time; None where there is no such job, node, table or column. May wait for a store."""
+
+    @abstractmethod
+    def completeness(
+        self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
+    ) -> Mapping[str, Any] | None:
+        """How much of a job's samples is there, and what is missing; None where there is none. May wait for a store."""
+
+    @abstractmethod
+    def qhost(self) -> Hosts:
+        """Hosts with their jobs, from Grid Engine, else from what nodes sent."""
+
+    @abstractmethod
+    def qstat(self) -> Owners:
+        """Owners with what their jobs asked for and used, from Grid Engine, else from what nodes sent."""
+
+
+def earliest(own: Mapping[str, float | None]) -> float | None:
+    """Return from when on anything of a user's is there; None for all that there is."""
+    begins = [at for at in own.values() if at is not None]
+    return min(begins) if begins and len(begins) == len(own) else None

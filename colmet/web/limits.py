@@ -1,0 +1,131 @@
+"""Bounds on what one address can take from the others."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+
+from colmet.web.interface import Busy
+
+
+class Failures:
+    """Counts failures by key; each is forgotten after a while. Bounded: the key that failed longest ago goes first.
+
+    Args:
+        most: failures within the time that are borne.
+        within_s: seconds after which they are forgotten.
+        keys: at most so many.
+    """
+
+    def __init__(self, most: int, within_s: float, keys: int = 10_000) -> None:
+        self._most = most
+        self._within_s = within_s
+        self._keys = keys
+        self._times: OrderedDict[Hashable, list[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._times)
+
+    def note(self, key: Hashable, now: float) -> None:
+        """One more failure."""
+        times = self._times.pop(key, [])
+        times.append(now)
+        del times[: -self._most]
+        self._times[key] = times
+        if len(self._times) > self._keys:
+            self._times.popitem(last=False)
+
+    def wait_s(self, key: Hashable, now: float) -> float:
+        """Seconds until the next try is taken; 0 for now."""
+        times = self._times.get(key)
+        if times is None or len(times) < self._most:
+            return 0.0
+        return max(0.0, times[0] + self._within_s - now)
+
+    def forget(self, key: Hashable) -> None:
+        """As if it had never failed."""
+        self._times.pop(key, None)
+
+
+class Turns:
+    """Lets one caller of each key on at a time, the next one in random order.
+
+    First a name is drawn and then a caller of that name, so many callers of one name delay no other one for long.
+
+    Args:
+        most: callers that wait for the turn of a key; beyond, one of the name that has the most is refused.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # the callers that wait, by key and name; a key that is here has a caller that was let on
+        self._waiting: dict[Hashable, dict[Hashable, list[asyncio.Future[None]]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: Hashable, name: Hashable) -> AsyncIterator[None]:
+        """Wait for the turn of a key, and hold it within the block.
+
+        Raises:
+            Busy: too many wait.
+        """
+        if key in self._waiting:
+            await self._wait(self._waiting[key], key, name)
+        else:
+            self._waiting[key] = {}
+        try:
+            yield
+        finally:
+            self._next(key)
+
+    async def _wait(self, names: dict[Hashable, list[asyncio.Future[None]]], key: Hashable, name: Hashable) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        names.setdefault(name, []).append(turn)
+        if sum(map(len, names.values())) > self._most:
+            longest = max(names, key=lambda one: len(names[one]))
+            if not (drawn := self._draw(names, longest)).done():
+                drawn.set_exception(Busy("too many callers wait"))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():  # it waited; else it was let on
+                if turn in names.get(name, ()):
+                    names[name].remove(turn)
+                    if not names[name]:
+                        del names[name]
+            elif turn.exception() is None:
+                self._next(key)
+            raise
+
+    def _next(self, key: Hashable) -> None:
+        names = self._waiting[key]
+        while names:
+            drawn = self._draw(names, random.choice(list(names)))
+            if not drawn.done():  # else its caller was cancelled, and did not run yet to remove it
+                drawn.set_result(None)
+                return
+        del self._waiting[key]
+
+    def _draw(self, names: dict[Hashable, list[asyncio.Future[None]]], name: Hashable) -> asyncio.Future[None]:
+        callers = names[name]
+        drawn = callers.pop(random.randrange(len(callers)))
+        if not callers:
+            del names[name]
+        return drawn
+
+
+def network(address: str) -> str:
+    """What counts as one address: all that a site with IPv6 gives to one machine counts as one."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)

@@ -1,0 +1,145 @@
+"""What every request passes first: bounds, methods, access, headers, and what happens where we fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.own_name import is_known
+from colmet.web.access import Access, TooMany, Unauthorized, Visitor
+from colmet.web.responses import HEADERS, failure
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+VISITOR = "colmet.visitor"  # where in a request's scope it is
+MAX_TARGET = 8192  # bytes of path and query
+MAX_HEADERS = 100
+MAX_HEADERS_BYTES = 16384
+VERSIONS = ("1.1", "1.0")
+METHODS = ("GET", "HEAD")
+CLOSE = {"Connection": "close"}
+_ADDED = [(key.lower().encode("ascii"), value.encode("ascii")) for key, value in HEADERS.items()]
+
+
+class Front:
+    """An ASGI application around another one.
+
+    Args:
+        app: what answers those that pass.
+        access: says who asks.
+        hosts: names that the Host header may have, beside addresses; None for whatever. An open interface that is for
+            this machine only is not to be read by any web page whose name is made to mean this machine.
+        client: who a request is from, of a connection's peer and the values of X-Forwarded-For.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        access: Access,
+        hosts: frozenset[str] | None = None,
+        client: Callable[[str, Sequence[str]], str] = lambda key, forwarded: key,
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._counts = access.counts
+        self._hosts = hosts
+        self._client = client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_head = scope["method"] == "HEAD"
+        began = False
+
+        async def tell(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                self._count(message["status"])
+                message = {**message, "headers": [*message.get("headers", []), *_ADDED]}
+            elif is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            refusal = await self._refusal(scope)
+            if refusal is not None:
+                await refusal(scope, receive, tell)
+            else:
+                await self._app({**scope, "method": "GET"}, receive, tell)
+        except (ClientDisconnect, asyncio.CancelledError):  # nobody waits for it: who asked has left, or it all ends
+            return
+        except Exception:
+            count = self._counts.add("defects")
+            if powers_of_ten(count):
+                log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
+            if not began:
+                await failure(500, "this is a defect of Colmet; see the collector's log", CLOSE)(scope, receive, tell)
+
+    async def _refusal(self, scope: Scope) -> Response | None:
+        """Why this request is not answered; None where it is, with its visitor in the scope."""
+        headers = scope["headers"]
+        if scope["http_version"] not in VERSIONS:
+            return failure(400, "only HTTP/1.1 and HTTP/1.0 are spoken here", CLOSE)
+        size = sum([len(key) + len(value) for key, value in headers])
+        if len(headers) > MAX_HEADERS or size > MAX_HEADERS_BYTES:
+            text = f"a request has at most {MAX_HEADERS} headers of {MAX_HEADERS_BYTES} bytes in all"
+            return failure(400, text, CLOSE)
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET:
+            return failure(400, f"path and query have at most {MAX_TARGET} bytes", CLOSE)
+        if any(key == b"transfer-encoding" or (key == b"content-length" and value != b"0") for key, value in headers):
+            return failure(400, "a request has no body here", CLOSE)
+        if scope["method"] not in METHODS:
+            return failure(405, "only GET and HEAD are answered", {"Allow": ", ".join(METHODS)})
+        if self._hosts is not None:
+            given = [value for key, value in headers if key == b"host"]
+            if not all(is_known(value.decode("latin-1"), self._hosts) for value in given):
+                text = "ask by an address or by the name of this machine: an open interface answers to no other name"
+                return failure(400, text, CLOSE)
+        try:
+            given = [value.decode("latin-1") for key, value in headers if key == b"authorization"]
+            peer = scope.get("client")
+            forwarded = [value.decode("latin-1") for key, value in headers if key == b"x-forwarded-for"]
+            client = self._client(peer[0], forwarded) if peer else ""
+            scope[VISITOR] = await self._access.visitor(given, client)
+        except Unauthorized:
+            response = failure(401, "give a name and a password, or a token, that this interface knows")
+            response.headers["WWW-Authenticate"] = 'Basic realm="Colmet", charset="UTF-8"'
+            response.headers.append("WWW-Authenticate", 'Bearer realm="Colmet"')
+            return response
+        except TooMany as err:
+            return too_many(str(err), err.after_s)
+        return None
+
+    def _count(self, status: int) -> None:
+        self._counts.add(f"requests_{status // 100}xx")
+        if status == 401:
+            self._counts.add("unauthorized")
+        elif status == 429:
+            self._counts.add("too_many")
+
+
+def visitor_of(scope: Mapping[str, Any]) -> Visitor:
+    """Who asks, of a request that has passed."""
+    visitor: Visitor = scope[VISITOR]
+    return visitor
+
+
+def too_many(text: str, after_s: float) -> Response:
+    """An answer that asks for patience."""
+    return failure(429, text, {"Retry-After": str(max(1, math.ceil(after_s)))})

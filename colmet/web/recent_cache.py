@@ -1,0 +1,607 @@
+"""What has come lately: the latest two tables of each node, earlier ones for curves, and which jobs there were.
+
+Earlier tables are kept packed as they came, some together, compressed: rows of one table differ little from one sample
+to the next. So a byte of `--http-memory` holds several bytes of rows. Each sender has a share of all that is bounded:
+one that sends too much loses its own past.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from colmet.collector.web_launcher import DROPPED
+from colmet.common.live.recent_pairs import LEAST_S, Kept, Watch
+from colmet.common.live.shares import Shares
+from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard
+from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.schema import Batch, Rows, Schema
+from colmet.web.interface import FACILITY
+
+log = logging.getLogger(__name__)
+
+BLOCK_TABLES = 16  # of one table of one host, that are compressed together
+BLOCK_BYTES = 256 << 10
+MAX_STRANDS = 1 << 17
+MAX_HOSTS = 16384
+MAX_JOBS = 100_000
+FORGET = 1000  # jobs at a time, beyond that
+SPARE = 1 / 64  # of the bytes: so much is made free at once
+AGAIN_S = 3600.0  # without a sample, after which a job's number may be another job's
+TIDY_S = 60.0
+LOOK_S = 20.0  # between two looks that keep the watch going
+# What is taken beside rows, about.
+STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
+NS = 10**9
+_USER_TABLE, _USER = "cgroup_default", "user"
+
+
+class Sealed(NamedTuple):
+    """Some samples of one table, compressed.
+
+    Attributes:
+        schema: of all their rows.
+        first_ns: the earliest time.
+        last_ns: the latest one.
+        length: how many samples.
+        is_even: whether all have as many rows; each is then kept as its difference from the one before.
+        packed: times, counts of rows, rows.
+    """
+
+    schema: Schema
+    first_ns: int
+    last_ns: int
+    length: int
+    is_even: bool
+    packed: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """That it takes, about."""
+        return len(self.packed) + SEALED_BYTES
+
+    def samples(self) -> list[tuple[int, bytes]]:
+        """Times and packed rows."""
+        data = zlib.decompress(self.packed)
+        head = 16 * self.length
+        times, counts = np.frombuffer(data[:head], np.int64).reshape(2, -1).tolist()
+        size = self.schema.row_bytes
+        if self.is_even:
+            parts = np.frombuffer(data, np.uint8, offset=head).reshape(self.length, -1)
+            whole = np.bitwise_xor.accumulate(parts, axis=0)
+            return [(at, row.tobytes()) for at, row in zip(times, whole)]
+        found = []
+        for at, count in zip(times, counts):
+            found.append((at, data[head : head + count * size]))
+            head += count * size
+        return found
+
+
+def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> Sealed:
+    """Compress samples, times and packed rows, of one table."""
+    times = [at for at, _ in samples]
+    size = len(samples[0][1])
+    is_even = all(len(rows) == size for _, rows in samples)
+    data = b"".join([rows for _, rows in samples])
+    if is_even:
+        parts = np.frombuffer(data, np.uint8).reshape(len(samples), size)
+        changed = parts.copy()
+        changed[1:] ^= parts[:-1]
+        data = changed.tobytes()
+    counts = [len(rows) // schema.row_bytes for _, rows in samples]
+    packed = zlib.compress(array("q", times).tobytes() + array("q", counts).tobytes() + data, 1)
+    return Sealed(schema, min(times), max(times), len(samples), is_even, packed)
+
+
+class _Strand:
+    """The samples of one table of one host, in the order in which they came; of the share of the first one's sender."""
+
+    __slots__ = ("open", "open_bytes", "schema", "sealed", "sender", "taken")
+
+    def __init__(self, schema: Schema, sender: str) -> None:
+        self.sender = sender
+        self.schema = schema  # of what is open
+        self.sealed: deque[Sealed] = deque()
+        self.open: list[tuple[int, bytes]] = []
+        self.open_bytes = 0
+        self.taken = 0.0
+
+    def begins_ns(self) -> int | None:
+        """The earliest time of the first samples that are left."""
+        if self.sealed:
+            return self.sealed[0].first_ns
+        return min([at for at, _ in self.open], default=None)
+
+
+class Stay:
+    """What is known of a job on one host, by the rows of this host alone.
+
+    Attributes:
+        user: whose it is; "" where no row says.
+        is_disputed: whether not all rows say the same: there are two jobs of this number.
+        is_whole: whether nothing came of its number before, while its node was heard.
+        since: from when on its rows are this job's, seconds since 1970: the time of the first one, unless that is more
+            than an hour before it came. Then it is when it came, as the sender's clock may be wrong.
+        last: time of the last one.
+    """
+
+    __slots__ = ("is_disputed", "is_whole", "last", "since", "user")
+
+    def __init__(self, since: float, is_whole: bool) -> None:
+        self.user = ""
+        self.is_disputed = False
+        self.is_whole = is_whole
+        self.since = self.last = since
+
+
+class KnownJob:
+    """What is known of a job that has come.
+
+    Attributes:
+        job: its number.
+        user: whose it is; "" where nobody has said, or not all say the same.
+        is_disputed: whether not all say the same: there are two jobs of this number.
+        first: time of its first sample that came here, seconds since 1970.
+        last: of its last one.
+        hosts: that it was on, and what each of them says.
+        tables: that have rows of it.
+        sender: that sent of it first, and whose share it is of.
+    """
+
+    __slots__ = ("first", "hosts", "is_disputed", "job", "last", "sender", "tables", "user")
+
+    def __init__(self, job: int, now: float, sender: str = "") -> None:
+        self.job = job
+        self.sender = sender
+        self.user = ""
+        self.is_disputed = False
+        self.first = self.last = now
+        self.hosts: dict[str, Stay] = {}
+        self.tables: frozenset[str] = frozenset()
+
+
+class Samples(NamedTuple):
+    """Rows of one job, or of the node itself, in one table of one host.
+
+    Attributes:
+        host: its name.
+        schema: of the rows.
+        times: seconds since 1970, shape (n,), float64, ascending.
+        rows: shape (n,).
+    """
+
+    host: str
+    schema: Schema
+    times: Any
+    rows: Rows
+
+
+class Look(NamedTuple):
+    """The latest of each node.
+
+    Attributes:
+        taken: when this was seen, by the monotonic clock.
+        hosts: what is kept of each, without tables that tell nothing of now.
+        silent: those of them that were not heard for too long: what they told of jobs tells nothing of now.
+        heard: when each node was heard, also of those of which nothing is kept.
+    """
+
+    taken: float
+    hosts: list[tuple[str, Kept]]
+    silent: frozenset[str]
+    heard: dict[str, Heard]
+
+
+class Memory:
+    """Keeps what comes. One thread takes it, any other looks.
+
+    Args:
+        max_bytes: of earlier tables, about.
+        max_age_s: that they are kept.
+        monotonic: seconds.
+        now: seconds since 1970.
+
+    Attributes:
+        began: when it began to take, seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        max_age_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.began = now()
+        self._began = monotonic()
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._monotonic = monotonic
+        self._now = now
+        self._lock = threading.Lock()  # of what follows; a reader holds it while it copies references
+        self._watch = Watch(TABLES, monotonic)
+        self._watch.look()
+        self._look_at = self._tidy_at = 0.0
+        self._heard: dict[str, Heard] = {}
+        self._heard_from: dict[str, str] = {}  # the sender of each
+        self._hosts_of = Shares(MAX_HOSTS)
+        self._jobs: dict[int, KnownJob] = {}
+        self._jobs_of = Shares(MAX_JOBS)
+        self._strands: dict[tuple[str, str], _Strand] = {}
+        self._strands_of = Shares(MAX_STRANDS)
+        self._by_host: dict[str, set[str]] = {}
+        self._order: dict[str, deque[tuple[float, _Strand, Sealed]]] = {}  # of all that is sealed, by sender
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        self._bytes_of = Shares(max_bytes)
+        self._batches = self._evicted = self._over_share = self._left_out = self._forgotten = 0
+        self._missed = 0  # messages, as the collector tells
+
+    def counters(self) -> dict[str, int]:
+        """What it holds, and what it had to let go."""
+        return {
+            "batches": self._batches,
+            "bytes": self._bytes_of.total,
+            "tables": len(self._strands),
+            "jobs": len(self._jobs),
+            "evicted": self._evicted,
+            "over_share": self._over_share,
+            "left_out": self._left_out + self._watch.left_out,
+            "forgotten": self._forgotten,
+            "missed": self._missed,
+        }
+
+    def dropped(self) -> dict[str, int]:
+        """Return how much of what was dropped, by the names that the collector has for it."""
+        counts = (self._left_out + self._watch.left_out, self._over_share, self._forgotten)
+        return dict(zip(DROPPED, counts))
+
+    # -- what comes --
+
+    def note(self, content: Mapping[str, Any]) -> None:
+        """What the collector tells of the feed: messages that it left out, and nodes that were there before."""
+        left_out, heard = content.get("left_out"), content.get("heard")
+        if type(left_out) is int:
+            self._missed = left_out
+        if isinstance(heard, dict):
+            with self._lock:
+                for host, told in heard.items():
+                    if type(told) is list and list(map(type, told)) == [int, int] and host not in self._heard:
+                        self._hear(host, Heard(*told), "")
+
+    def take(self, batches: Sequence[Batch], sender: str = "") -> None:
+        """Take what has come from a sender; "" where it is not known."""
+        now = self._monotonic()
+        wall = self._now()
+        with self._lock:
+            if now >= self._look_at:
+                self._look_at = now + LOOK_S
+                self._watch.look()
+            self._watch.take([batch for batch in batches if not _is_of_facility(batch)], sender)
+            for batch in batches:
+                self._batches += 1
+                self._take(batch, now, wall, sender)
+            if self._bytes_of.total > self._max_bytes:
+                self._make_room()
+            if now >= self._tidy_at:
+                self._tidy_at = now + TIDY_S
+                self._tidy(now, wall)
+
+    def _hear(self, host: str, heard: Heard, sender: str) -> None:
+        """Note that a host was heard. The latest is at the end; names can be made up, and nodes are heard again."""
+        if self._heard.pop(host, None) is None:
+            if sender and self._hosts_of.room(sender) < 1:
+                self._leave_out("hosts")
+                return
+            if len(self._heard) >= MAX_HOSTS:
+                self._forget_host(next(iter(self._heard)))
+            self._heard_from[host] = sender
+            self._hosts_of.hold(sender, 1)
+        self._heard[host] = heard
+
+    def _forget_host(self, host: str) -> None:
+        if self._heard.pop(host, None) is not None:
+            self._hosts_of.hold(self._heard_from.pop(host), -1)
+
+    def _take(self, batch: Batch, now: float, wall: float, sender: str) -> None:
+        host = batch.host
+        is_new = all(name.startswith(FACILITY) for name in self._by_host.get(host, ()))
+        if _is_of_facility(batch):
+            if is_new:  # no node, though the collector has told of it as of one
+                self._forget_host(host)
+        else:
+            self._hear(host, Heard(int(wall * NS), int(wall * NS) - batch.time_ns), sender)
+        for job in batch.jobs or ():
+            self._know(job, host, batch.time_ns / NS, wall, is_new, sender)
+        for table in batch.tables:
+            if not len(table):
+                continue
+            packed = table.packed
+            schema = table.schema
+            if schema.scope == "job":
+                self._index(schema, packed, host, table.time_ns / NS, wall, is_new, sender)
+            self._keep((host, schema.name), schema, table.time_ns, packed, now, sender)
+
+    def _know(self, job: int, host: str, at: float, wall: float, is_new: bool, sender: str) -> tuple[KnownJob, Stay]:
+        """Note that a job was on a host at `at`, by the clock of the host; `wall` is ours."""
+        at = min(wall, at)
+        known = former = self._jobs.get(job)
+        if known is None and self._jobs_of.room(sender) < 1:
+            self._forget(sender)
+        if known is None or at - known.last > AGAIN_S:
+            if known is not None:
+                self._jobs_of.hold(known.sender, -1)
+            known = self._jobs[job] = KnownJob(job, at, sender)
+            self._jobs_of.hold(sender, 1)
+        if at > known.last:
+            known.last = at
+        elif at < known.first:
+            known.first = at
+        begins = at if wall - at <= AGAIN_S else wall
+        stay = known.hosts.get(host)
+        if stay is None:
+            was_here = former is not None and host in former.hosts
+            stay = known.hosts[host] = Stay(begins, not is_new and not was_here)
+        elif at - stay.last > AGAIN_S:
+            stay = known.hosts[host] = Stay(begins, False)
+            self._agree(known)
+        stay.last = max(stay.last, at)
+        stay.since = min(stay.since, begins)
+        return known, stay
+
+    @staticmethod
+    def _agree(known: KnownJob) -> None:
+        """Note whose a job is where all its hosts say the same."""
+        users = {stay.user for stay in known.hosts.values() if stay.user}
+        known.is_disputed = len(users) > 1 or any(stay.is_disputed for stay in known.hosts.values())
+        known.user = users.pop() if len(users) == 1 and not known.is_disputed else ""
+
+    def _index(
+        self, schema: Schema, packed: bytes, host: str, at: float, wall: float, is_new: bool, sender: str
+    ) -> None:
+        """Note whose rows are in a table."""
+        rows = np.frombuffer(packed, schema.dtype)
+        users: list[bytes] = []
+        if schema.name == _USER_TABLE and _USER in schema.name_set and rows[_USER].dtype.kind == "S":
+            users = rows[_USER].tolist()
+        for n, job in enumerate(rows["job_id"].tolist()):
+            if not job:
+                continue
+            known = self._jobs.get(job)
+            stay = None if known is None else known.hosts.get(host)
+            if known is None or stay is None or min(wall, at) - stay.last > AGAIN_S:
+                known, stay = self._know(job, host, at, wall, is_new, sender)
+            if schema.name not in known.tables:
+                tables = known.tables | {schema.name}
+                known.tables = self._sets.setdefault(tables, tables)
+            if users and users[n] and not stay.is_disputed:
+                user = users[n][:MAX_TEXT].decode(errors="replace")
+                if stay.user and stay.user != user:
+                    stay.user, stay.is_disputed = "", True
+                else:
+                    stay.user = user
+                if not known.is_disputed and (stay.is_disputed or known.user not in ("", user)):
+                    known.user, known.is_disputed = "", True
+                elif not known.is_disputed:
+                    known.user = user
+
+    def _leave_out(self, what: str) -> None:
+        self._left_out += 1
+        if powers_of_ten(self._left_out):
+            log.warning("no room in the page's memory, dropped left_out=%d what=%s", self._left_out, what)
+
+    def _keep(self, key: tuple[str, str], schema: Schema, time_ns: int, packed: bytes, now: float, sender: str) -> None:
+        strand = self._strands.get(key)
+        if strand is None:
+            if self._strands_of.room(sender) < 1 or self._bytes_of.exceeds(sender, STRAND_BYTES):
+                self._leave_out("tables for curves")
+                return
+            strand = self._strands[key] = _Strand(schema, sender)
+            self._strands_of.hold(sender, 1)
+            self._by_host.setdefault(key[0], set()).add(key[1])
+            self._bytes_of.hold(sender, STRAND_BYTES)
+        if strand.schema is not schema:
+            if strand.open and strand.schema != schema:
+                self._seal(strand, now)
+            strand.schema = schema
+        strand.open.append((time_ns, packed))
+        strand.open_bytes += len(packed)
+        strand.taken = now
+        self._bytes_of.hold(strand.sender, len(packed) + TABLE_BYTES)
+        if len(strand.open) >= BLOCK_TABLES or strand.open_bytes >= BLOCK_BYTES:
+            self._seal(strand, now)
+        while self._bytes_of.exceeds(strand.sender):
+            before = self._evicted
+            if strand.sender not in self._order:
+                if not strand.open:
+                    return
+                self._seal(strand, now)
+            self._evict(strand.sender)
+            self._over_share += self._evicted - before
+
+    def _seal(self, strand: _Strand, now: float) -> None:
+        sealed = seal(strand.schema, strand.open)
+        self._bytes_of.hold(strand.sender, sealed.size_bytes - strand.open_bytes - TABLE_BYTES * len(strand.open))
+        strand.open, strand.open_bytes = [], 0
+        strand.sealed.append(sealed)
+        self._order.setdefault(strand.sender, deque()).append((now, strand, sealed))
+
+    def _make_room(self) -> None:
+        """Drop the oldest of all, and a little more, so that this is not done for each batch."""
+        if not self._order:  # what is open is too much
+            for strand in sorted(self._strands.values(), key=lambda one: one.taken):
+                if strand.open:
+                    self._seal(strand, strand.taken)
+        oldest = [(order[0][0], sender) for sender, order in self._order.items()]
+        heapq.heapify(oldest)
+        while oldest and self._bytes_of.total > self._max_bytes * (1 - SPARE):
+            sender = heapq.heappop(oldest)[1]
+            self._evict(sender)
+            if sender in self._order:
+                heapq.heappush(oldest, (self._order[sender][0][0], sender))
+
+    def _evict(self, sender: str) -> None:
+        """Drop the oldest of a sender."""
+        order = self._order[sender]
+        _, strand, sealed = order.popleft()
+        if not order:
+            del self._order[sender]
+        if strand.sealed and strand.sealed[0] is sealed:  # else the strand has gone before
+            strand.sealed.popleft()
+            self._bytes_of.hold(sender, -sealed.size_bytes)
+            self._evicted += sealed.length
+
+    def _tidy(self, now: float, wall: float) -> None:
+        """Forget what is too old."""
+        for sender in list(self._order):
+            while sender in self._order and self._order[sender][0][0] < now - self._max_age_s:
+                self._evict(sender)
+        for key in [key for key, strand in self._strands.items() if strand.taken < now - self._max_age_s]:
+            strand = self._strands.pop(key)
+            size = STRAND_BYTES + strand.open_bytes + TABLE_BYTES * len(strand.open)
+            size += sum([sealed.size_bytes for sealed in strand.sealed])
+            strand.sealed.clear()
+            self._bytes_of.hold(strand.sender, -size)
+            self._strands_of.hold(strand.sender, -1)
+            self._by_host[key[0]].discard(key[1])
+            if not self._by_host[key[0]]:
+                del self._by_host[key[0]]
+        gone = int((wall - GONE_S) * NS)
+        for host in [host for host, one in self._heard.items() if one.seen_ns < gone]:
+            self._forget_host(host)
+        if len(self._sets) > MAX_STRANDS:
+            self._sets.clear()
+
+    def _forget(self, sender: str) -> None:
+        """Forget jobs of a sender that ended first; where it has none, of all."""
+        of_sender = [known for known in self._jobs.values() if known.sender == sender]
+        oldest = sorted(of_sender or self._jobs.values(), key=lambda known: known.last)[:FORGET]
+        for known in oldest:
+            del self._jobs[known.job]
+            self._jobs_of.hold(known.sender, -1)
+        self._forgotten += len(oldest)
+
+    # -- for any thread --
+
+    @property
+    def missed(self) -> int:
+        """Messages that the collector left out."""
+        return self._missed
+
+    @property
+    def batches(self) -> int:
+        """That were taken."""
+        return self._batches
+
+    def kept_s(self) -> float:
+        """Seconds that earlier tables reach back."""
+        with self._lock:
+            since = min([order[0][0] for order in self._order.values()], default=self._began)
+            since = since if self._evicted else self._began
+        return self._monotonic() - since
+
+    def look(self) -> Look:
+        """The latest of each node."""
+        now = self._monotonic()
+        with self._lock:
+            hosts, heard = self._watch.look(), dict(self._heard)
+        fresh, silent = [], set()
+        for host, kept in hosts:
+            tables = {name: pair for name, pair in kept.tables.items() if now - pair.taken <= pair.stale_s}
+            fresh.append((host, kept._replace(tables=tables)))
+            if now - kept.seen > max([LEAST_S, *[pair.stale_s for pair in kept.tables.values()]]):
+                silent.add(host)
+        return Look(now, fresh, frozenset(silent), heard)
+
+    def job(self, job: int) -> KnownJob | None:
+        """What is known of a job."""
+        return self._jobs.get(job)
+
+    def jobs(self) -> list[KnownJob]:
+        """All jobs that are known."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def hosts_of(self, known: KnownJob) -> dict[str, Stay]:
+        """The hosts that a job was on, by name, and what each says."""
+        with self._lock:
+            return dict(sorted(known.hosts.items()))
+
+    def is_host(self, host: str) -> bool:
+        """Whether anything has come of a host."""
+        return host in self._by_host or host in self._heard
+
+    def tables(self, hosts: Iterable[str], names: Iterable[str] | None = None) -> dict[str, Schema]:
+        """The tables of some hosts, by name, with the latest schema; only these names, or those of nodes themselves."""
+        wanted = None if names is None else frozenset(names)
+        found: dict[str, Schema] = {}
+        with self._lock:
+            for host in hosts:
+                for name in self._by_host.get(host, ()):
+                    schema = self._strands[host, name].schema
+                    if (schema.scope == "node") if wanted is None else (name in wanted):
+                        found.setdefault(name, schema)
+        return dict(sorted(found.items()))
+
+    def begins(self, host: str, table: str) -> float | None:
+        """From when on all samples of a table of a host are here, seconds since 1970; None for none."""
+        with self._lock:
+            strand = self._strands.get((host, table))
+            first = None if strand is None else strand.begins_ns()
+        return None if first is None else first / NS
+
+    def read(
+        self, job: int, table: str, hosts: Iterable[str], since: float = 0.0, until: float = float("inf")
+    ) -> Iterator[Samples]:
+        """The rows of a job, 0 for the node itself, for each host that has some, and each layout of its rows.
+
+        One after the other: they may be far more than the column that is wanted.
+        """
+        for host in hosts:
+            with self._lock:
+                strand = self._strands.get((host, table))
+                if strand is None:
+                    continue
+                sealed, schema, opened = list(strand.sealed), strand.schema, list(strand.open)
+            parts: dict[Schema, list[tuple[int, bytes]]] = {}
+            for block in sealed:
+                if block.last_ns / NS >= since and block.first_ns / NS <= until:
+                    parts.setdefault(block.schema, []).extend(block.samples())
+            parts.setdefault(schema, []).extend(opened)
+            for one, samples in parts.items():
+                picked = _picked(host, job, one, samples, since, until)
+                if picked is not None:
+                    yield picked
+
+
+def _is_of_facility(batch: Batch) -> bool:
+    """Whether it tells nothing of the host that it is from."""
+    return bool(batch.tables) and all(table.schema.name.startswith(FACILITY) for table in batch.tables)
+
+
+def _picked(
+    host: str, job: int, schema: Schema, samples: Sequence[tuple[int, bytes]], since: float, until: float
+) -> Samples | None:
+    """The rows of a job that are of an interval, by time."""
+    wanted = [(at, packed) for at, packed in samples if since <= at / NS <= until]
+    if not wanted:
+        return None
+    rows = np.frombuffer(b"".join([packed for _, packed in wanted]), schema.dtype)
+    counts = [len(packed) // schema.row_bytes for _, packed in wanted]
+    times = np.repeat(np.array([at / NS for at, _ in wanted]), counts)
+    of_job = rows["job_id"] == job
+    times, rows = times[of_job], rows[of_job]
+    if not len(times):
+        return None
+    if (np.diff(times) < 0).any():  # what was late
+        order = np.argsort(times, kind="stable")
+        times, rows = times[order], rows[order]
+    return Samples(host, schema, times, rows)

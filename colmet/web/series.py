@@ -1,0 +1,288 @@
+"""From samples to what a chart shows: rates of counters, intervals with one value each, a series for each label.
+
+Nothing here reads or waits. Times are seconds since 1970; NaN is what is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.growth import gaps
+from colmet.common.growth import rates as rates_of
+from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
+from colmet.common.live.summary import SCALES
+from colmet.common.schema import MISSING_INT, Field
+from colmet.stored.curves import once, text
+from colmet.stored.series import Series
+from colmet.web.recent_cache import Samples
+
+Floats = npt.NDArray[np.float64]
+
+TIME_UNITS = {**{unit: SCALES[unit] for unit in ("nsec", "usec", "jiffies")}, "sec": 1.0}
+_STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+DAY_S = 86400.0
+
+
+class Raw(NamedTuple):
+    """A column of one host as it was measured.
+
+    Attributes:
+        host: its name.
+        times: ascending, shape (n,); one time may have several rows (GPUs, zones).
+        values: shape (n,).
+        labels: what each row is about, by the name of the column; shape (n,) each.
+    """
+
+    host: str
+    times: Floats
+    values: Floats
+    labels: Mapping[str, npt.NDArray[Any]]
+
+
+class Part(NamedTuple):
+    """A value over time, of one thing on one host.
+
+    Attributes:
+        host: its name.
+        labels: what it is of, where the host has several.
+        times: ascending, each once, shape (n,).
+        values: shape (n,).
+        weights: seconds that each value stands for, shape (n,); None where all count the same.
+    """
+
+    host: str
+    labels: Mapping[str, str]
+    times: Floats
+    values: Floats
+    weights: Floats | None = None
+
+
+def of_samples(samples: Samples, column: str, labels: Sequence[str]) -> Raw:
+    """A column of rows as they came; all are missing where the layout of the rows lacks it."""
+    field = next((one for one in samples.schema.fields if one.name == column and one.dtype[0] != "S"), None)
+    count = len(samples.times)
+    values = np.full(count, np.nan) if field is None else _numbers(samples.rows[column], field)
+    names = samples.schema.name_set
+    # copies: a column alone would hold the whole rows
+    kinds = {
+        name: samples.rows[name].copy() for name in labels if name in names and samples.rows[name].dtype.kind == "S"
+    }
+    return Raw(samples.host, samples.times, values, kinds)
+
+
+def _numbers(column: npt.NDArray[Any], field: Field) -> Floats:
+    values = column.astype(np.float64)
+    if field.dtype == "i8":
+        values[column == MISSING_INT] = np.nan
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def of_series(series: Series, column: str, labels: Sequence[str]) -> Raw:
+    """A column of rows that were stored."""
+    found = {name: series.columns[name] for name in labels if name in series.columns}
+    values = series.values(column)
+    values[~np.isfinite(values)] = np.nan
+    return Raw(
+        series.host,
+        series.times.astype(np.float64),
+        values,
+        {name: cells for name, cells in found.items() if cells.dtype.kind == "S"},
+    )
+
+
+def before(raw: Raw, since: float, until: float, memory_from: float) -> Raw:
+    """What was stored of an interval, without what memory has, too.
+
+    Args:
+        raw: whose times are whole seconds: of the second in which memory begins it has nothing that memory lacks, or
+            some samples of the same second.
+        since: the first time.
+        until: the last one.
+        memory_from: from when on memory has everything; infinite where it has nothing.
+    """
+    end = math.floor(memory_from) if memory_from < math.inf else math.inf
+    keep = (raw.times >= since) & (raw.times <= until) & (raw.times < end)
+    return raw if keep.all() else _picked(raw, keep)
+
+
+def joined(parts: Iterable[Raw]) -> list[Raw]:
+    """One column for each host, by time, of what several sources have of it."""
+    of_hosts: dict[str, list[Raw]] = {}
+    for raw in parts:
+        if len(raw.times):
+            of_hosts.setdefault(raw.host, []).append(raw)
+    return [_one(host, found) for host, found in sorted(of_hosts.items())]
+
+
+def of_one_agent(raws: Sequence[Raw]) -> list[Raw]:
+    """Return the columns of a job, one for each host name that several agents have rows of (docs/link.md)."""
+    if not any(is_namesake(raw.host) for raw in raws):
+        return list(raws)
+    kept = in_turn({raw.host: raw.times for raw in raws})
+    lowest: dict[str, str] = {}
+    for host in sorted(kept, key=place_of):
+        if kept[host].any():
+            lowest.setdefault(base_of(host), host)
+    return joined(
+        [_picked(raw, kept[raw.host])._replace(host=lowest[base_of(raw.host)]) for raw in raws if kept[raw.host].any()]
+    )
+
+
+def _picked(raw: Raw, keep: npt.NDArray[Any]) -> Raw:
+    return Raw(raw.host, raw.times[keep], raw.values[keep], {name: one[keep] for name, one in raw.labels.items()})
+
+
+def _one(host: str, parts: Sequence[Raw]) -> Raw:
+    if len(parts) == 1:
+        return parts[0]
+    names = dict.fromkeys([name for part in parts for name in part.labels])
+    labels = {
+        name: np.concatenate([part.labels.get(name, np.zeros(len(part.times), "S1")) for part in parts])
+        for name in names
+    }
+    times = np.concatenate([part.times for part in parts])
+    made = Raw(host, times, np.concatenate([part.values for part in parts]), labels)
+    return _picked(made, np.argsort(times, kind="stable")) if (np.diff(times) < 0).any() else made
+
+
+def keys_of(raws: Iterable[Raw], labels: Sequence[str]) -> list[str]:
+    """The labels that tell rows of one time apart: as few of these as it takes, the first ones first."""
+    needed: set[str] = set()
+    for raw in raws:
+        groups = _numbered(raw.times)
+        for name in labels:
+            count = int(groups.max()) + 1 if len(groups) else 0
+            if count == len(groups):
+                break
+            cells = raw.labels.get(name)
+            if cells is None:
+                continue
+            finer = _finer(groups, cells)
+            if int(finer.max()) + 1 > count:
+                needed.add(name)
+                groups = finer
+    return [name for name in labels if name in needed]
+
+
+def _numbered(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return np.asarray(np.unique(values, return_inverse=True)[1].reshape(-1), np.int64)
+
+
+def _finer(groups: npt.NDArray[np.int64], cells: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    numbers = _numbered(cells)
+    return _numbered(groups * (int(numbers.max()) + 1) + numbers)
+
+
+def parts_of(raws: Iterable[Raw], keys: Sequence[str]) -> list[Part]:
+    """A series for each host, or for each combination of labels there."""
+    found = []
+    for raw in raws:
+        there = [name for name in keys if name in raw.labels]
+        if not there:
+            found.append(Part(raw.host, {}, raw.times, raw.values))
+            continue
+        groups = np.zeros(len(raw.times), np.int64)
+        for name in there:
+            groups = _finer(groups, raw.labels[name])
+        order = np.argsort(groups, kind="stable")
+        bounds = np.flatnonzero(np.diff(groups[order])) + 1
+        for rows in np.split(order, bounds):
+            if len(rows):
+                told = {name: text(raw.labels[name][rows[0]]) for name in there}
+                found.append(Part(raw.host, told, raw.times[rows], raw.values[rows]))
+    return found
+
+
+def levels(part: Part) -> Part:
+    """The values as they were measured, each time once."""
+    times, values = once(part.times, part.values)
+    return part._replace(times=times, values=values)
+
+
+def rates(part: Part, factor: float = 1.0, most: float = math.inf) -> Part:
+    """The growth of a counter in a second; NaN where it began again, after a gap, and where it cannot have been.
+
+    Args:
+        part: of a counter.
+        factor: by which its values are multiplied.
+        most: what a rate cannot go beyond.
+    """
+    found = rates_of(part.times, part.values * factor, most)
+    return part._replace(times=found.times, values=found.values, weights=found.seconds)
+
+
+def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
+    """The unit of what is told, and by what stored numbers are multiplied for it."""
+    if not is_rate or unit is None:
+        return unit, 1.0
+    if unit in TIME_UNITS:
+        return "seconds/s", TIME_UNITS[unit]
+    return f"{unit}/s", 1.0
+
+
+def step_of(parts: Sequence[Part], points: int) -> float:
+    """How wide intervals have to be so that no series has more than so many; 0 where every sample fits."""
+    if all(len(part.times) + int(np.count_nonzero(gaps(part.times))) <= points for part in parts):
+        return 0.0
+    first = min([float(part.times[0]) for part in parts if len(part.times)])
+    last = max([float(part.times[-1]) for part in parts if len(part.times)])
+    least = (last - first) / (points - 1)  # an interval more than that may be begun
+    if least > DAY_S:
+        return DAY_S * math.ceil(least / DAY_S)
+    scale = 1.0
+    while least <= scale / 10:  # samples that come several times a second
+        scale /= 10
+    return next(scale * step for step in _STEPS if scale * step >= least)
+
+
+def folded(part: Part, step: float, fold: str) -> tuple[Floats, Floats]:
+    """Times and values of a chart.
+
+    Args:
+        part: what was measured.
+        step: width of the intervals in seconds, which begin at multiples of it; 0 for each sample.
+        fold: how the values of an interval become one: mean, min, max or last.
+
+    Returns:
+        The beginnings of the intervals, and their values. NaN where nothing is known, once for each gap.
+    """
+    times, values = part.times, part.values
+    if not len(times):
+        return times, values
+    if step <= 0:
+        at = np.flatnonzero(gaps(times))
+        return np.insert(times, at + 1, (times[at] + times[at + 1]) / 2), np.insert(values, at + 1, np.nan)
+    numbers = np.floor(times / step)
+    starts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
+    made = _folded(values, starts, fold, part.weights)
+    begins = numbers[starts] * step
+    at = np.flatnonzero(gaps(begins))
+    return np.insert(begins, at + 1, begins[at] + step), np.insert(made, at + 1, np.nan)
+
+
+def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: Floats | None) -> Floats:
+    if fold in ("min", "max"):
+        least = fold == "min"
+        return np.asarray((np.fmin if least else np.fmax).reduceat(values, starts), np.float64)
+    known = ~np.isnan(values)
+    if fold == "last":
+        # the number of the last row that is known, counted within its interval
+        at = np.where(known, np.arange(len(values)), -1)
+        last = np.maximum.reduceat(at, starts)
+        return np.where(last >= starts, values[np.maximum(last, 0)], np.nan)
+    weight = np.where(known, 1.0 if weights is None else weights, 0.0)
+    total = np.add.reduceat(np.where(known, values, 0.0) * weight, starts)
+    count = np.add.reduceat(weight, starts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(count > 0, total / count, np.nan)
+
+
+def told(values: Floats) -> list[float | None]:
+    """Numbers as JSON has them: null for what is not known."""
+    return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]

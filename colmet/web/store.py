@@ -1,0 +1,338 @@
+"""What has been stored, for those who ask over HTTP: few at a time, and the same question once.
+
+What reads a store may take long, and costs memory. So only so many read at once, only so many wait, and whoever comes
+beyond is told to come again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from colmet.common.errors import ColmetError
+from colmet.common.growth import Capacity
+from colmet.stored.capacity import capacities
+from colmet.stored.series import NODE, History, Series
+from colmet.web.interface import Busy, StoreWarning
+from colmet.web.recent_cache import AGAIN_S
+
+READERS = 2
+WAITING = 14  # as many as the threads that ask: one who asks for much turns nobody away
+LATE_S = 60.0
+OPEN_S = 30.0  # that a store stays open: other files come, and old ones go
+KEEP_S = 30.0  # that an answer is kept
+OWNER_S = 3600.0  # that it is kept whose a job is
+UNKNOWN_S = 10.0  # and that nobody knows, or that there is nothing: it may come any time
+TABLES_S = 60.0  # that it is kept which tables there are
+MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20
+GRID_S = 60.0  # times in questions are rounded to it, so that who asks again and again asks the same
+TASKS, BEGAN = "taskstats_default", "ac_btime"
+BUSY = "too many ask for what is stored; ask again in some seconds"
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """What a store says.
+
+    Attributes:
+        value: of whatever was asked.
+        warnings: what of it could not be read.
+    """
+
+    value: Any
+    warnings: tuple[str, ...]
+
+
+class Owners(NamedTuple):
+    """Whose the rows of a job's number are.
+
+    Attributes:
+        users: as the nodes know them; "" among them where some rows are of a job that nobody tells the owner of.
+        last: time of the last row that names somebody, seconds since 1970.
+    """
+
+    users: frozenset[str]
+    last: float
+
+
+class _Kept(NamedTuple):
+    until: float
+    size_bytes: int
+    answer: Answer
+
+
+def opener(options: argparse.Namespace) -> Callable[[], History] | None:
+    """What opens the store that a collector with these options writes; None where it writes none that can be read."""
+    if options.hdf5_filepath:
+        from colmet.stored.hdf5 import Hdf5History, files_of  # each takes a library that the other does without
+
+        path = options.hdf5_filepath
+        return lambda: Hdf5History([path]) if files_of(path) else Nothing()
+    if options.elastic_host:
+        from colmet.stored.elastic import ElasticHistory
+
+        return lambda: ElasticHistory.from_options(options)
+    return None
+
+
+class Nothing(History):
+    """A store in which nothing has been written yet."""
+
+    def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
+        """None."""
+        return {}
+
+    def read(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        hosts: Collection[str] | None = None,
+    ) -> list[Series]:
+        """None."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Store:
+    """Asks a store, from any thread.
+
+    Every method raises `colmet.common.errors.ColmetError` where the store cannot be read, `Busy` where too many ask.
+
+    Args:
+        open_history: opens it.
+        readers: so many read at a time.
+        waiting: so many may wait.
+        late_s: for so long.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        open_history: Callable[[], History],
+        readers: int = READERS,
+        waiting: int = WAITING,
+        late_s: float = LATE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_history = open_history
+        self._most = readers + waiting
+        self._late_s = late_s
+        self._monotonic = monotonic
+        self._readers = threading.Semaphore(readers)
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, History]] = []
+        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._pending: dict[Any, Future[Answer]] = {}
+        self._asked = self._read = self._busy = self._failures = 0
+
+    def counters(self) -> dict[str, int]:
+        """Questions, those that took reading, those that were turned away, and those that failed."""
+        return {"asked": self._asked, "read": self._read, "busy": self._busy, "failures": self._failures}
+
+    def tables(self, job: int, since: float | None = None) -> Answer:
+        """The tables of a job with their columns, from about a time on."""
+        since = None if since is None else since // GRID_S * GRID_S
+
+        def work(history: History) -> Mapping[str, Sequence[str]]:
+            return dict(history.tables(job, since))
+
+        return self._ask(("tables", job, since), work, lambda found: TABLES_S if found else UNKNOWN_S)
+
+    def read(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str],
+        since: float | None,
+        until: float | None,
+        hosts: Collection[str] | None,
+    ) -> Answer:
+        """Some columns of a job's rows in a table, as `History.read` gives them; of more time than is asked for."""
+        since = None if since is None else since // GRID_S * GRID_S
+        until = None if until is None else (until // GRID_S + 1) * GRID_S
+        names = None if hosts is None else tuple(sorted(hosts))
+
+        def work(history: History) -> list[Series]:
+            return history.read(job, table, list(columns), since, until, names)
+
+        return self._ask(("read", job, table, tuple(columns), since, until, names), work, KEEP_S)
+
+    def capacities(self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None) -> Answer:
+        """What a job had on each host, or the node, as `colmet.stored.capacity.capacities` returns it."""
+        since = None if since is None else since // GRID_S * GRID_S
+        until = None if until is None else (until // GRID_S + 1) * GRID_S
+        names = None if hosts is None else tuple(sorted(hosts))
+
+        def work(history: History) -> dict[str, Capacity]:
+            return capacities(history, job, since, until, names)
+
+        return self._ask(("capacities", job, since, until, names), work, KEEP_S)
+
+    def owners(self, job: int) -> Mapping[str, Owners] | None:
+        """By host, whose the rows are that it sent of a job; None where there is no such job."""
+
+        def work(history: History) -> Mapping[str, Owners] | None:
+            tables = history.tables(job)
+            if not tables:
+                return None
+            names = sorted([name for name in tables if "user" in tables[name]])
+            found: dict[str, list[Series]] = {}
+            for name in names:
+                for series in history.read(job, name, ["user"]):
+                    found.setdefault(series.host, []).append(series)
+            return {host: _owners(series) for host, series in found.items()}
+
+        found: Mapping[str, Owners] | None = self._ask(
+            ("owners", job),
+            work,
+            lambda found: OWNER_S if found and any(any(one.users) for one in found.values()) else UNKNOWN_S,
+        ).value
+        return found
+
+    def completeness(self, job: int, since: int | None, until: int | None) -> Answer:
+        """What there is of a job and what is missing, as `report.completeness.hosts_of`; None for none."""
+
+        def work(history: History) -> Any:
+            from colmet.commands.report.completeness import hosts_of
+            from colmet.commands.report.figures import Asked, read_stays
+
+            stays = read_stays(history, Asked(job, since, until), {TASKS: (BEGAN,)})
+            if not stays:
+                return None
+            tables = history.tables(NODE, min(stay.start for stay in stays), max(stay.last for stay in stays))
+            return hosts_of(history, job, stays, tables)
+
+        return self._ask(("completeness", job, since, until), work, KEEP_S)
+
+    def close(self) -> None:
+        """Close what is open and not in use; also twice."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, history in idle:
+            history.close()
+
+    def _ask(self, key: Any, work: Callable[[History], Any], keep_s: float | Callable[[Any], float]) -> Answer:
+        """What `work` finds in the store, or has found a short while ago, or is about to find for somebody else."""
+        with self._lock:
+            self._asked += 1
+            kept = self._kept.get(key)
+            if kept is not None and kept.until > self._monotonic():
+                self._kept.move_to_end(key)
+                return kept.answer
+            pending = self._pending.get(key)
+            if pending is None:
+                if len(self._pending) >= self._most:
+                    self._busy += 1
+                    raise Busy(BUSY)
+                mine = self._pending[key] = Future()
+        if pending is not None:
+            try:
+                return pending.result(self._late_s)
+            except Late as err:
+                raise self._turned_away() from err
+        try:
+            answer = self._read_by(work)
+        except BaseException as err:
+            with self._lock:
+                self._failures += not isinstance(err, Busy)
+                del self._pending[key]
+            mine.set_exception(err)
+            raise
+        with self._lock:
+            del self._pending[key]
+            self._keep(key, answer, keep_s(answer.value) if callable(keep_s) else keep_s)
+        mine.set_result(answer)
+        return answer
+
+    def _turned_away(self) -> Busy:
+        with self._lock:
+            self._busy += 1
+        return Busy(BUSY)
+
+    def _read_by(self, work: Callable[[History], Any]) -> Answer:
+        if not self._readers.acquire(timeout=self._late_s):
+            raise self._turned_away()
+        try:
+            opened, history = self._take()
+            try:
+                self._read += 1
+                answer = Answer(work(history), tuple(map(StoreWarning, history.warnings)))
+            except MemoryError as err:
+                history.close()
+                raise ColmetError(
+                    "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval"
+                ) from err
+            except BaseException:
+                history.close()
+                raise
+            if isinstance(history, Nothing):  # there may be a file any time
+                return answer
+            with self._lock:
+                self._idle.append((opened, history))
+            return answer
+        finally:
+            self._readers.release()
+
+    def _take(self) -> tuple[float, History]:
+        """A store that is open, and since when."""
+        now = self._monotonic()
+        with self._lock:
+            old = [one for one in self._idle if now - one[0] > OPEN_S]
+            self._idle = [one for one in self._idle if now - one[0] <= OPEN_S]
+            taken = self._idle.pop() if self._idle else None
+        for _, history in old:
+            history.close()
+        return taken if taken is not None else (now, self._open_history())
+
+    def _keep(self, key: Any, answer: Answer, keep_s: float) -> None:
+        former = self._kept.pop(key, None)
+        self._kept_bytes -= former.size_bytes if former is not None else 0
+        size = _size(answer.value)
+        if size > MAX_KEPT_BYTES // 2:
+            return
+        self._kept[key] = _Kept(self._monotonic() + keep_s, size, answer)
+        self._kept_bytes += size
+        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+
+def _owners(found: Sequence[Series]) -> Owners:
+    """Whose rows are. Some lack the user while a job begins; where all do for a while, they are another job's."""
+    columns = [(one.times, one.columns["user"]) for one in found if "user" in one.columns]
+    columns = [(times, cells) for times, cells in columns if len(times) and cells.dtype.kind == "S"]
+    if not columns:
+        return Owners(frozenset(), -np.inf)
+    times = np.concatenate([times for times, _ in columns]).astype(float)
+    cells = np.concatenate([cells for _, cells in columns])
+    order = np.argsort(times, kind="stable")
+    times, cells = times[order], cells[order]
+    is_named = cells != b""
+    whiles = np.flatnonzero(np.diff(times, prepend=-np.inf) > AGAIN_S)
+    users = {one.decode("utf-8", "replace") for one in set(cells.tolist())}
+    if np.logical_or.reduceat(is_named, whiles).all():
+        users.discard("")
+    return Owners(frozenset(users), float(times[is_named].max(initial=-np.inf)))
+
+
+def _size(value: Any) -> int:
+    """What an answer takes, about."""
+    if isinstance(value, list):
+        return 1000 + sum([_size(one) for one in value])
+    if isinstance(value, Series):
+        return 1000 + int(value.times.nbytes) + sum([int(column.nbytes) for column in value.columns.values()])
+    return 1000

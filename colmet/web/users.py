@@ -1,0 +1,168 @@
+"""The file of those who may ask the JSON interface; and how those are named whom nodes know by number."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import queue
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from colmet.common.errors import ConfigError
+from colmet.web.credentials import Line, Password, Token, nobody, parse_line
+
+MAX_BYTES = 16 << 20
+MAX_LINES = 100_000
+MAX_NAMES = 100_000
+NAME_S = 3600.0  # that the name of a number counts
+NO_NAME_S = 60.0  # and that it has none
+Mark = tuple[int, int, int, int]  # changes whenever the file does
+
+
+class Users(NamedTuple):
+    """What is in the file.
+
+    Attributes:
+        names: how many users there are.
+        passwords: the line with the password of each user who has one.
+        tokens: the line of each token, by its digest.
+        nobody: a password that no one has, for names that are not there.
+        is_open: whether all on this machine may read the file.
+    """
+
+    names: int
+    passwords: Mapping[str, Line]
+    tokens: Mapping[bytes, Line]
+    nobody: Password
+    is_open: bool
+
+
+def mark(path: str) -> Mark | None:
+    """What tells whether the file has changed; None where it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return _mark(found)
+
+
+def read_users(path: str) -> tuple[Users, Mark]:
+    """The file, and its mark.
+
+    Raises:
+        ConfigError: it cannot be read, others may write it, or a line has another form.
+    """
+    lines, found = read_lines(path)
+    passwords: dict[str, Line] = {}
+    tokens: dict[bytes, Line] = {}
+    names = set()
+    for number, text in enumerate(lines, 1):
+        try:
+            line = parse_line(text)
+        except ValueError as err:
+            raise ConfigError(f"{path}:{number}: {err}") from err
+        if line is None:
+            continue
+        names.add(line.name)
+        if isinstance(line.secret, Token):
+            if line.secret.digest in tokens:
+                raise ConfigError(f"{path}:{number}: this token is there already")
+            tokens[line.secret.digest] = line
+        elif line.name in passwords:
+            raise ConfigError(f"{path}:{number}: {line.name} has a password already; one is enough")
+        else:
+            passwords[line.name] = line
+    secrets = [line.secret for line in passwords.values() if isinstance(line.secret, Password)]
+    dearest = max(secrets, key=lambda one: one.n * one.r * one.p, default=None)
+    return Users(len(names), passwords, tokens, nobody(dearest), bool(found.st_mode & stat.S_IROTH)), _mark(found)
+
+
+def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
+    """The lines of the file, and what the system tells of it.
+
+    Raises:
+        ConfigError: it cannot be read, or others may write it.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe does not make us wait
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path} is no file")
+            if found.st_mode & stat.S_IWOTH:
+                raise ConfigError(f"{path} can be written by everybody; chmod o-w {path}")
+            if found.st_uid not in (0, os.geteuid()):
+                raise ConfigError(f"{path} belongs to user {found.st_uid}, who could add users; chown it")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}") from err
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_BYTES >> 20} MiB")
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} is no text in UTF-8: byte {err.start}") from err
+    if len(lines) > MAX_LINES:
+        raise ConfigError(f"{path} has more than {MAX_LINES} lines")
+    return lines, found
+
+
+def _mark(found: os.stat_result) -> Mark:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class Names:
+    """The names of users whom the nodes know by number: OAR 3 and Slurm name cgroups so.
+
+    Never waits: a thread of its own asks this machine, which may ask a directory service. Until then, and where this
+    machine knows none, the number is the name.
+
+    Args:
+        name_of: the name of a number. May wait; KeyError or OSError where there is none.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        name_of: Callable[[int], str] = lambda number: pwd.getpwuid(number).pw_name,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name_of = name_of
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, tuple[str, float]] = OrderedDict()  # with when to ask again
+        self._asked: set[str] = set()
+        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, user: str) -> str:
+        """The name of a user, as far as it is known."""
+        if not (user.isascii() and user.isdigit()) or len(user) > 10:
+            return user
+        with self._lock:
+            name, until = self._found.get(user, (user, 0.0))
+            if until <= self._monotonic() and user not in self._asked:
+                self._asked.add(user)
+                self._queue.put(user)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="names", daemon=True)
+                    self._thread.start()
+        return name
+
+    def _run(self) -> None:
+        while True:
+            user = self._queue.get()
+            try:
+                name, keep_s = self._name_of(int(user)), NAME_S
+            except (KeyError, OSError, OverflowError):
+                name, keep_s = user, NO_NAME_S
+            with self._lock:
+                self._found[user] = name, self._monotonic() + keep_s
+                self._found.move_to_end(user)
+                if len(self._found) > MAX_NAMES:
+                    self._found.popitem(last=False)
+                self._asked.discard(user)

@@ -1,0 +1,1 @@
+"""What developers run: demo, live workloads, pictures, manual pages, dashboards, docs/metrics.md. Not installed."""

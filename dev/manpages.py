@@ -1,0 +1,130 @@
+"""Manual pages: one for each program and command, from its parser and, where it has one, a template.
+
+A template is a page in roff, in which comments such as HEAD and OPTIONS stand for what is made here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from colmet import __version__
+from colmet.commands.programs import COMMANDS, PROGRAMS, Program
+from colmet.common.runtime.cli import Parser, form_of, name_of
+from colmet.node.kernel.perfevents import NAMES_06
+
+# In a template, a line for itself.
+HEAD = r".\" HEAD"
+OPTIONS = r".\" OPTIONS"
+COMMAND_LIST = r".\" COMMANDS"
+EVENTS = r".\" EVENTS"
+OF_COMMAND = r".\" OPTIONS colmet extract"  # beside those of colmet-extract, in one page
+# Commands that have no page of their own name: that of a program has them, too.
+SHARED = {"colmet extract": "colmet-extract"}
+
+
+def pages() -> Mapping[str, Program]:
+    """Return the program or command of each page, by the page's name, such as ``colmet-report.1``."""
+    found = {name: program for name, program in {**PROGRAMS, **COMMANDS}.items() if name not in SHARED}
+    return {f"{name.replace(' ', '-')}.{program.section}": program for name, program in found.items()}
+
+
+def escape(text: str) -> str:
+    """Return text as roff shows it, character by character."""
+    text = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
+    text = text.replace("^", r"\(ha").replace("~", r"\(ti")
+    return rf"\&{text}" if text.startswith(".") else text
+
+
+def _tag(action: argparse.Action) -> str:
+    """The names and the value of an option, as the first line of its paragraph."""
+    if not action.option_strings:
+        return rf"\fI{escape(name_of(action))}\fR"
+    names = ", ".join([rf"\fB{escape(name)}\fR" for name in action.option_strings])
+    return names if action.nargs == 0 else rf"{names} \fI{escape(form_of(action))}\fR"
+
+
+def options_of(parser: Parser) -> Iterator[str]:
+    """Yield the lines of roff that describe a parser's options, a part for each of its groups."""
+    for title, actions in parser.sections():
+        if title not in ("options", "arguments"):
+            yield f".SS {escape(title[:1].upper() + title[1:])}"
+        for action in actions:
+            yield from (".TP", _tag(action), escape(parser.help_of(action)))
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Text whose paragraphs have empty lines between them; those with indented lines stay as they are."""
+    for at, paragraph in enumerate(text.strip().split("\n\n")):
+        if at:
+            yield ".PP"
+        if "\n  " in f"\n{paragraph}":
+            yield from (".nf", *[escape(line.removeprefix("  ")) for line in paragraph.split("\n")], ".fi")
+        else:
+            yield escape(" ".join(paragraph.split()))
+
+
+def _without_template(title: str, program: Program) -> Iterator[str]:
+    """A page that the parser alone makes. Parts of the epilog that begin with a title and a colon are sections."""
+    parser = program.build()
+    yield HEAD
+    yield ".SH NAME"
+    yield rf"{escape(title)} \- {escape(program.summary)}"
+    yield ".SH SYNOPSIS"
+    yield ".nf"
+    yield from [rf"\fB{escape(line)}\fR" for line in parser.synopsis()]
+    yield ".fi"
+    yield ".SH DESCRIPTION"
+    yield from _paragraphs(parser.description or program.summary)
+    yield ".SH OPTIONS"
+    yield from options_of(parser)
+    for part in (parser.epilog or "").split("\n\n"):
+        section, colon, text = part.partition(":")
+        if colon and section.replace(" ", "").isalpha() and section.islower():
+            yield f".SH {section.upper()}"
+            yield from _paragraphs(text.strip("\n").lstrip(" ") if "\n  " not in text else text.strip("\n"))
+        elif part.strip():
+            yield ".PP"
+            yield from _paragraphs(part)
+    yield ".SH SEE ALSO"
+    yield r".BR colmet (1)"
+
+
+def page(name: str, program: Program, templates: Path) -> str:
+    """Return the page of this name, such as ``colmet-node.8``.
+
+    Args:
+        name: of the page.
+        program: that it describes.
+        templates: directory of the templates.
+    """
+    title, _, section = name.rpartition(".")
+    template = templates / name
+    lines = template.read_text("utf-8").splitlines() if template.exists() else list(_without_template(title, program))
+    day = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
+    parts: Mapping[str, Callable[[], Iterable[str]]] = {
+        HEAD: lambda: [f'.TH {title.upper()} {section} "{day}" "Colmet {__version__}" "Colmet"', ".nh", ".ad l"],
+        OPTIONS: lambda: options_of(program.build()),
+        OF_COMMAND: lambda: options_of(COMMANDS["colmet extract"].build()),
+        COMMAND_LIST: _command_list,
+        EVENTS: lambda: [escape(f"{', '.join(NAMES_06)};")],
+    }
+    made = [out for line in lines for out in (parts[line]() if line in parts else [line])]
+    return "\n".join(made) + "\n"
+
+
+def _command_list() -> Iterator[str]:
+    for name, command in COMMANDS.items():
+        yield ".TP"
+        yield rf"\fB{escape(name)}\fR"
+        yield rf"{escape(command.summary)}; see \fB{escape(SHARED.get(name, name.replace(' ', '-')))}\fR(1)"
+
+
+def write(templates: Path, directory: Path) -> None:
+    """Write all pages into a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, program in pages().items():
+        (directory / name).write_text(page(name, program, templates), encoding="utf-8")

@@ -1,0 +1,126 @@
+"""docs/metrics.md, from the catalogue: every table and its columns. ``make docs`` writes it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from colmet.common.runtime.cli import load
+from colmet.common.schema import Schema
+from colmet.common.tables import facility
+from colmet.common.tables.agent import SCHEMA as AGENT
+from colmet.common.tables.completeness import GAPS
+from colmet.common.tables.completeness import SCHEMA as LEDGER
+from colmet.common.tables.mapping import SCHEMA as MAPPING
+from colmet.node.backend import InputBackend
+from colmet.node.backends import NAMES
+
+HEAD = """\
+# Metrics
+
+Every table that `colmet-node` and `colmet-facility` send, from the schemas in the source (`make docs` writes this
+page). In HDF5 a table is `/job_<id>/<table>`, that of the node itself `/job_0/<table>`; in Elasticsearch it is the
+index `colmet_<table>` in lower case. Outputs add columns to each row:
+
+| column | where | meaning |
+| --- | --- | --- |
+| `timestamp` | everywhere | when it was measured, seconds since the epoch |
+| `hostname` | everywhere | the node |
+| `job_id` | everywhere | the job; 0 for the node itself |
+| `metric_backend` | HDF5, JSON, CSV | the name of the table |
+| `involved_jobs` | tables of the node: JSON, Elasticsearch; HDF5 where Colmet 0.6 had it \
+(`RAPLstats_default`, `infinibandstats_default`, `lustrestats_default`, `ipmipowerstats_default`) | the jobs on the \
+node at that time; in HDF5 the text of a JSON list, of 8,192 bytes at most |
+
+A *counter* only grows, over the life of a job or from the start of the agent; a *gauge* is the value at that time, or
+over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in
+HDF5, and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. A row's values of tasks
+are summed over the job where nothing else is said.
+"""
+_SCOPES = {"job": "one row a job", "node": "of the node"}
+_FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the job's tasks."}
+
+
+def switch(backend: type[InputBackend]) -> str:
+    """The options that turn a backend on or off."""
+    on, off = backend.switches()
+    if on and off:
+        return f"on for what nothing else measures; `{on}`: for all; `{off}` turns it off"
+    if off:
+        return f"on; `{off}` turns it off"
+    return f"`{on}`" if on else "on"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _table(schema: Schema, about: str) -> Iterator[str]:
+    yield ""
+    yield f"## {schema.name}"
+    yield ""
+    yield about
+    yield ""
+    yield "| column | unit | kind | meaning | source |"
+    yield "| --- | --- | --- | --- | --- |"
+    for field in schema.fields:
+        text, _, source = field.help.partition("Source: ")
+        if schema.scope == "job" and field.fold in _FOLDS:
+            text = f"{text.strip()} {_FOLDS[field.fold]}"
+        unit = "" if field.unit == "none" else field.unit
+        yield f"| `{field.name}` | {unit} | {field.kind} | {_cell(text.strip())} | {_cell(source.rstrip('.'))} |"
+
+
+def page(backends: Sequence[type[InputBackend]]) -> str:
+    """The whole page."""
+    lines = [HEAD]
+    index = ["| table | rows | backend | on by |", "| --- | --- | --- | --- |"]
+    tables: list[str] = []
+
+    def add(schema: Schema, backend: str, on: str, about: str) -> None:
+        anchor = schema.name.lower()
+        index.append(f"| [{schema.name}](#{anchor}) | {_SCOPES[schema.scope]} | {backend} | {on} |")
+        tables.extend(_table(schema, about))
+
+    for cls in backends:
+        for schema in (cls.schema, *cls.others):
+            module = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
+            about = (
+                "\n\n".join(filter(None, (module, cls.notes)))
+                if schema is cls.schema
+                else f"Beside `{cls.schema.name}`."
+            )
+            add(schema, cls.name, switch(cls), about)
+    add(
+        MAPPING,
+        "",
+        "backends with numbered columns",
+        "What numbered columns hold on a node; at the start, on change, hourly.",
+    )
+    add(AGENT, "", "on; `--disable-agent-stats` turns it off", "What the agent itself costs and counts, once a minute.")
+    on = "on; `--disable-ledger` turns it off"
+    add(LEDGER, "", on, "What was due, measured, sent and dropped, of each table, once a minute (completeness.md).")
+    add(GAPS, "", on, f"Beside `{LEDGER.name}`: what is missing, from when to when.")
+    on = "`colmet-facility --zeromq-uri`"
+    for schema in facility.SCHEMAS:
+        add(schema, "", on, "Of `colmet-facility`, one row for each thing that its labels name, at each run.")
+    return "\n".join([*lines, *index, *tables]) + "\n"
+
+
+def main() -> int:
+    """Write the page to the file that is named, or to standard output."""
+    parser = argparse.ArgumentParser(prog="metrics", description="Write the page of all metrics, from the schemas.")
+    parser.add_argument("file", type=Path, nargs="?", help="where to (default: standard output)")
+    options = parser.parse_args()
+    text = page(load(NAMES))
+    if options.file is not None:
+        options.file.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,375 @@
+"""What real jobs do that is hard to measure by looking now and then: tasks that start and end in between.
+
+Five of them, run as jobs under the real daemons, beside the kernel's own figure for each job's cgroup and what somebody
+who looks at the live tasks alone would have seen.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dev.live import NS, Daemons, Failed, JobRoot, LiveJob
+
+FIRST_JOB = 101
+PARTS = 120  # source files of the program that is compiled
+
+_PART = r"""
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "words.h"
+
+struct entry@ { struct entry@ *next; unsigned count; char word[32]; };
+struct table@ { struct entry@ *slots[97 + @]; size_t words; };
+
+static unsigned hash@(const char *word)
+{
+    unsigned sum = 5381 + @;
+    while (*word)
+        sum = sum * 33 ^ (unsigned char)*word++;
+    return sum % (97 + @);
+}
+
+static int add@(struct table@ *table, const char *word)
+{
+    struct entry@ **place = &table->slots[hash@(word)];
+    for (; *place; place = &(*place)->next)
+        if (!strcmp((*place)->word, word))
+            return ++(*place)->count;
+    if (!(*place = calloc(1, sizeof **place)))
+        return -1;
+    snprintf((*place)->word, sizeof (*place)->word, "%s", word);
+    table->words++;
+    return (*place)->count = 1;
+}
+
+static int compare@(const void *a, const void *b)
+{
+    const struct entry@ *one = *(struct entry@ *const *)a, *other = *(struct entry@ *const *)b;
+    return one->count != other->count ? (one->count < other->count) - (one->count > other->count)
+                                      : strcmp(one->word, other->word);
+}
+
+double count_words_@(const char *text)
+{
+    struct table@ table = {0};
+    char word[32];
+    size_t length = 0, n = 0;
+    double entropy = 0;
+    for (;; text++) {
+        if (isalpha((unsigned char)*text) && length < sizeof word - 1) {
+            word[length++] = (char)tolower((unsigned char)*text);
+            continue;
+        }
+        word[length] = 0;
+        if (length && add@(&table, word) < 0)
+            return NAN;
+        length = 0;
+        if (!*text)
+            break;
+    }
+    struct entry@ **sorted = malloc((table.words + 1) * sizeof *sorted);
+    if (!sorted)
+        return NAN;
+    for (size_t slot = 0; slot < sizeof table.slots / sizeof *table.slots; slot++)
+        for (struct entry@ *one = table.slots[slot]; one; one = one->next)
+            sorted[n++] = one;
+    qsort(sorted, n, sizeof *sorted, compare@);
+    for (size_t i = 0; i < n; i++) {
+        double share = (double)sorted[i]->count / (double)n;
+        entropy -= share * log2(share) + (i + 1 < n ? 0 : @ * 1e-9);
+        free(sorted[i]);
+    }
+    free(sorted);
+    return entropy;
+}
+"""
+_MAIN = r"""
+#include <stdio.h>
+#include "words.h"
+
+int main(void)
+{
+    static double (*const all[])(const char *) = {@};
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        printf("%u %.3f\n", i, all[i]("the quick brown fox and the lazy dog and the end"));
+    return 0;
+}
+"""
+_MAKEFILE = """
+CFLAGS = -O2 -Wall -Wextra
+words: $(patsubst %.c,%.o,$(wildcard *.c))
+\tgcc -o $@ $^ -lm
+%.o: %.c words.h
+\tgcc $(CFLAGS) -c -o $@ $<
+"""
+
+_STEP = "import time\nwhile time.process_time() < 2: pass"
+_THREADS = """
+import threading
+threading.stack_size(131072)
+def work():
+    begin.wait()
+    sum(range(30000))
+begin = threading.Event()
+threads = [threading.Thread(target=work) for _ in range(500)]
+for one in threads:
+    one.start()
+begin.set()
+for one in threads:
+    one.join()
+"""
+
+
+# Starts tasks that end at once, so many for each line that it reads.
+_SHORT_TASKS = """
+import os, sys
+for line in sys.stdin:
+    for _ in range(int(line)):
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+    print("done", flush=True)
+"""
+
+
+class Workload(NamedTuple):
+    """What a job does.
+
+    Attributes:
+        name: a few words.
+        command: that does it, in some seconds.
+        at_least: the share of the cgroup's CPU time that has to be attributed to tasks.
+    """
+
+    name: str
+    command: Sequence[str]
+    at_least: float
+
+
+class Outcome(NamedTuple):
+    """What was measured of one job.
+
+    Attributes:
+        workload: that the job ran.
+        kernel_ns: the CPU time of its cgroup, read by us after the end of its tasks.
+        attributed_ns: `cpu_total` of its last row.
+        unattributed_ns: `cpu_unattributed` of its last row.
+        sampled_ns: CPU time of its tasks as of the last time that each was seen alive at a tick.
+        rows: all that came of it, in their order.
+    """
+
+    workload: Workload
+    kernel_ns: int
+    attributed_ns: int
+    unattributed_ns: int
+    sampled_ns: int
+    rows: Sequence[dict[str, Any]]
+
+
+def workloads(folder: Path) -> list[Workload]:
+    """The five; the program that one of them compiles is written to the folder.
+
+    Raises:
+        Failed: no compiler here.
+    """
+    return [
+        Workload("a loop of /bin/true", _shell("for i in $(seq 8000); do /bin/true; done"), 0.94),
+        Workload(
+            "steps of 2 s of CPU time", _shell(f"for i in 1 2 3 4; do {sys.executable} -S -c '{_STEP}'; done"), 0.98
+        ),
+        Workload(
+            "nested pipelines of subshells",
+            _shell("for i in $(seq 900); do ( (echo a | cat | (sort | uniq)) | (wc -l; (: | cat)) ) > /dev/null; done"),
+            0.94,
+        ),
+        compilation(folder),
+        Workload(
+            "500 threads that end at once",
+            _shell(f"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do {sys.executable} -S -c '{_THREADS}'; done"),
+            0.94,
+        ),
+    ]
+
+
+def _shell(script: str) -> list[str]:
+    return ["/bin/sh", "-c", script]
+
+
+def compilation(folder: Path) -> Workload:
+    """A C program, which counts words in many ways, and make -j2 of it.
+
+    Raises:
+        Failed: no compiler here.
+    """
+    for tool in ("make", "gcc"):
+        if shutil.which(tool) is None:
+            raise Failed(f"{tool} is not installed: apt install build-essential")
+    write_program(folder)
+    return Workload("make -j2 of a C program", ["make", "-s", "-C", str(folder), "-j2"], 0.98)
+
+
+def write_program(folder: Path) -> None:
+    """The sources of a program and their Makefile."""
+    names = [f"count_words_{n}" for n in range(PARTS)]
+    (folder / "words.h").write_text("".join(f"double {name}(const char *text);\n" for name in names))
+    for n in range(PARTS):
+        (folder / f"part{n}.c").write_text(_PART.replace("@", str(n)))
+    (folder / "main.c").write_text(_MAIN.replace("@", ", ".join(names)))
+    (folder / "Makefile").write_text(_MAKEFILE)
+
+
+class ShortTasks:
+    """A process of a job that starts tasks which end at once, when it is told to."""
+
+    def __init__(self, job: LiveJob) -> None:
+        command = [sys.executable, "-S", "-c", _SHORT_TASKS]
+        self._process = job.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, count: int) -> None:
+        """Start so many, and wait for their ends."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+
+class Sampler:
+    """Looks at the live tasks of jobs at the moments of the agent's ticks, and at nothing else.
+
+    A task's CPU time is that of the last look. Source: /proc/<tid>/schedstat.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._jobs: dict[int, LiveJob] = {}
+        self._seen: dict[int, dict[int, int]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def add(self, job_id: int, job: LiveJob) -> None:
+        """Look at this job, too."""
+        self._seen[job_id] = {}
+        self._jobs[job_id] = job
+
+    def leave(self, job_id: int) -> int:
+        """The job has ended; the CPU time of its tasks that was seen, in ns."""
+        self._jobs.pop(job_id)
+        return sum(self._seen[job_id].values())
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period_s - time.time() % self._period_s):
+            for job_id, job in list(self._jobs.items()):
+                self._look(job, self._seen[job_id])
+
+    @staticmethod
+    def _look(job: LiveJob, seen: dict[int, int]) -> None:
+        try:
+            for tid in job.tids():
+                try:
+                    seen[tid] = int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # ended meanwhile
+        except OSError:
+            return  # the cgroup is removed
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        self._thread.join()
+
+
+def measure(folder: Path, period_s: float = 5.0) -> list[Outcome]:
+    """Run the five as jobs side by side, under colmet-node and colmet-collector; takes about a minute.
+
+    Raises:
+        Failed: this machine cannot, or a daemon ended.
+    """
+    program = folder / "program"
+    program.mkdir()
+    loads = workloads(program)
+    root = JobRoot(f"colmet-workloads-{time.monotonic_ns()}")
+    try:
+        daemons = Daemons(folder, ["-s", f"{period_s:g}", "--cpuset_rootpath", str(root.path), "--state-dir", ""])
+        sampler = Sampler(period_s)
+        try:
+            daemons.wait_for_log("backend on backend=procstats")
+            return _run_all(loads, root, daemons, sampler)
+        finally:
+            sampler.close()
+            daemons.stop()
+    finally:
+        root.close()
+
+
+def _rows_until_read_again(daemons: Daemons, number: int) -> list[dict[str, Any]]:
+    """Return the rows up to one of this job's cgroup that was read from now on."""
+    now, rows = time.time(), []
+    while True:
+        rows.append(row := daemons.wait_for_row(lambda row: True))
+        if (row.get("job_id"), row["metric_backend"]) == (number, "cgroup_default") and row["timestamp"] > now:
+            return rows
+
+
+def _run_all(loads: Sequence[Workload], root: JobRoot, daemons: Daemons, sampler: Sampler) -> list[Outcome]:
+    running = {}
+    for number, load in enumerate(loads, FIRST_JOB):
+        job = root.job(f"bob_{number}")
+        daemons.wait_for_log(f"job started job={number} ")
+        sampler.add(number, job)
+        running[number] = job, job.start(load.command)
+    kernel, sampled = {}, {}
+    rows: list[dict[str, Any]] = []
+    while running:
+        time.sleep(0.05)
+        daemons.check()
+        for number, (job, process) in list(running.items()):
+            if process.poll() is None or job.tids():
+                continue
+            if process.returncode:
+                raise Failed(f"{loads[number - FIRST_JOB].name}: ended with status {process.returncode}")
+            kernel[number] = job.cpu_ns()
+            sampled[number] = sampler.leave(number)
+            rows += _rows_until_read_again(daemons, number)
+            job.close()
+            daemons.wait_for_log(f"job ended job={number}")
+            del running[number]
+    time.sleep(1)  # the last rows are on their way
+    rows += daemons.take_rows()
+    outcomes = []
+    for number, load in enumerate(loads, FIRST_JOB):
+        own = [row for row in rows if row.get("job_id") == number]
+        last = {row["metric_backend"]: row for row in own}
+        if len(last) < 2:
+            raise Failed(f"{load.name}: no rows of taskstats and cgroup came:\n{daemons.log.read_text()}")
+        outcomes.append(
+            Outcome(
+                load,
+                kernel[number],
+                last["taskstats_default"]["cpu_total"],
+                last["cgroup_default"]["cpu_unattributed"],
+                sampled[number],
+                own,
+            )
+        )
+    return outcomes
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes, a line each."""
+    lines = [f"{'job':<32} {'kernel':>9} {'attributed':>12} {'unattributed':>13} {'by samples alone':>17}"]
+    for one in outcomes:
+        shares = [100 * ns / one.kernel_ns for ns in (one.attributed_ns, one.unattributed_ns, one.sampled_ns)]
+        lines.append(
+            f"{one.workload.name:<32} {one.kernel_ns / NS:7.3f} s {shares[0]:10.2f} % {shares[1]:11.2f} % "
+            f"{shares[2]:15.2f} %"
+        )
+    return "\n".join(lines)
