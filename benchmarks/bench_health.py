@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from colmet.collector.health import Health as CollectorHealth
+from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.cli import load
 from colmet.common.runtime.control import Errands
-from colmet.common.runtime.health import Identity
+from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.metrics_http import Endpoint, Listen
 from colmet.common.runtime.prometheus_text import render
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -35,7 +35,7 @@ from colmet.node.delivery.send_queue import Spool
 from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.health import Health
+from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system.host import Host
 from dev.live import JobRoot
 
@@ -82,7 +82,7 @@ def bench_node() -> Figures:
         options = build_parser(classes).parse_args(["--state-dir", ""])
         backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-        health = Health({}, latest=Latest())
+        health = NodeHealth({}, latest=Latest())
         spool = Spool(v1.encode, Held(time.time_ns()))
         agent = Agent("bench", source, backends, spool, Schedule(PERIOD_S), health=health)
         stack.callback(agent.close)
@@ -161,7 +161,7 @@ def bench_top() -> Figures:
             batches.append(Batch(f"node-{number}", 1, seq, time_ns, tuple(jobs), tuple(tables)))
         rounds.append(batches)
     receiver, watch = Receiver(), Watch(TABLES)
-    top = Top(Identity("collector"), watch)
+    top = Top(DaemonIdentity("collector"), watch)
     taken: list[list[Batch]] = []
 
     def decode() -> None:
@@ -177,7 +177,7 @@ def bench_top() -> Figures:
     seen = []
     for _ in range(5):
         watch = Watch(TABLES)
-        top = Top(Identity("collector"), watch)
+        top = Top(DaemonIdentity("collector"), watch)
         watch.look()
         start = time.thread_time()
         for batches in taken:

@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from web_nodes import Cluster
 
-from colmet.collector.health import Health
+from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.web_launcher import Web
@@ -99,7 +99,7 @@ def bench_feed() -> Figures:
         for round_ in range(3):
             receiver, journal = Receiver(), Journal(f"{folder}/{round_}", 8 << 30)
             journal.start(receiver.account)
-            health = Health(errands, receiver, journal, [], {})
+            health = CollectorHealth(errands, receiver, journal, [], {})
             took = sent = 0.0
             for messages in ticks:
                 for message in messages:

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from colmet.collector.health import Health as CollectorHealth
+from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.commands.status import describe
 from colmet.common.errors import Refused
 from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime.control import Errands
-from colmet.common.runtime.health import Recent
+from colmet.common.runtime.daemon_health import RecentGrowth
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.delivery.uplink import Route, State, Times
-from colmet.node.selfmetrics.health import Health as NodeHealth
+from colmet.node.selfmetrics.node_health import NodeHealth
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
 
@@ -37,7 +37,7 @@ class Clock:
 
 def test_what_went_wrong_more_than_an_hour_ago_is_no_news():
     clock = Clock()
-    recent = Recent({"lost": 5}, clock)
+    recent = RecentGrowth({"lost": 5}, clock)
     assert recent.growth() == {"lost": 0}
     recent.note({"lost": 8})
     assert recent.growth() == {"lost": 3}
@@ -196,7 +196,7 @@ def test_clocks_that_are_ahead_and_nodes_without_acknowledgements_are_in_the_sta
     senders = health.status({})["senders"]
     assert senders["ahead"] == {"n1": 600.0, "n3": 2.0}
     assert senders["without_acknowledgements"] == 0, "they may be about to ask"
-    monkeypatch.setattr("colmet.collector.health.ACQUAINTED_S", -1.0)
+    monkeypatch.setattr("colmet.collector.collector_health.ACQUAINTED_S", -1.0)
     assert health.status({})["senders"]["without_acknowledgements"] == 1
     health._parts.pop("link")  # none are given
     assert health.status({})["senders"]["without_acknowledgements"] == 0

@@ -13,7 +13,7 @@ from colmet.node.delivery.link import Link
 from colmet.node.delivery.outbox import Entry, Held
 from colmet.node.delivery.requests import MAX_WAITING, Requests
 from colmet.node.delivery.uplink import Route, State, Times, by_preference
-from colmet.node.selfmetrics.health import Health
+from colmet.node.selfmetrics.node_health import NodeHealth
 
 EPOCH = 100
 TIMES = Times()
@@ -336,7 +336,7 @@ def test_one_that_answers_and_takes_no_data_is_left_for_another():
 
 
 def test_one_that_answers_and_takes_no_data_is_told_of(world, caplog):
-    health = Health({}, world.routes, monotonic=world.clock)
+    health = NodeHealth({}, world.routes, monotonic=world.clock)
 
     def told():
         health.note([], {}, 1, 10.0)

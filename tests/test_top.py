@@ -21,7 +21,7 @@ from colmet.common.live.summary import (
 )
 from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.runtime.cli import load
-from colmet.common.runtime.health import Identity
+from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.backends import NAMES
@@ -51,7 +51,7 @@ class Bed:
         self.watch = Watch(TABLES, lambda: self.now)
         heard_now = None if heard is None else lambda: self.heard
         now_ns = lambda: int((self.now + 500) * NS)  # noqa: E731
-        self.top = Top(Identity("collector"), self.watch, heard_now, now_ns, lambda: self.now)
+        self.top = Top(DaemonIdentity("collector"), self.watch, heard_now, now_ns, lambda: self.now)
         self.watch.look()
 
     def take(self, host, at, cgroup=(), jobs="all", **tables):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from colmet.collector import web_launcher
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
-from colmet.collector.health import ACQUAINTED_S, Health
+from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
 from colmet.collector.ingest import rate_limit
 from colmet.collector.ingest.fanout import Rounds, handler
 from colmet.collector.ingest.link import Durable, Link
@@ -31,7 +31,7 @@ from colmet.collector.web_launcher import Web
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime import cli, control, metrics_http
-from colmet.common.runtime.health import NOTE_S
+from colmet.common.runtime.daemon_health import NOTE_S
 from colmet.common.runtime.readable import readable
 from colmet.common.runtime.reload import Prepare, Settings, at_once
 from colmet.common.runtime.systemd import Service
@@ -189,7 +189,7 @@ class Collector:
         parts = {**parts, **({} if link is None else {"link": link.counters})}
         if interface is not None:
             parts["http"] = interface.counters
-        self.health = Health(errands, self._receiver, journal, outlets, parts, latest)
+        self.health = CollectorHealth(errands, self._receiver, journal, outlets, parts, latest)
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
         self._paused = 0

@@ -25,8 +25,8 @@ from colmet.node.jobs.jobs import NODE_JOB, Job, JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account, Meter
 from colmet.node.selfmetrics.completeness import FAILED, LATE, Ledger
-from colmet.node.selfmetrics.health import Health
 from colmet.node.selfmetrics.mapping import Names
+from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system.placement import Placement
 from colmet.node.system.processes import Processes
 
@@ -287,7 +287,7 @@ class Agent:
         placement: Placement | None = None,
         account: Account | None = None,
         mapping: Names | None = None,
-        health: Health | None = None,
+        health: NodeHealth | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self._host_name = host_name

@@ -35,7 +35,7 @@ from colmet.node.delivery.uplink import Route, Times
 from colmet.node.jobs.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
-from colmet.node.selfmetrics.health import Health
+from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system import placement, privileges
 from colmet.node.system.host import Host
 
@@ -303,7 +303,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             rust = rust_configuration.RustPort(options.enable_rust_configuration, asked)
             stack.callback(rust.close)
             parts["rust_configuration"] = rust.counters
-        health = Health(parts, routes, Latest() if options.metrics_jobs else None)
+        health = NodeHealth(parts, routes, Latest() if options.metrics_jobs else None)
         agent = Agent(
             *(host_name, source, backends, spool, schedule, place),
             account=None if options.disable_agent_stats else agent_stats.Account(host, options.agent_stats_period),

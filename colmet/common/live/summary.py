@@ -19,7 +19,7 @@ from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, 
 from colmet.common.live.namesakes import counted_once, is_namesake, repeated
 from colmet.common.live.recent_pairs import LEAST_S, Kept, Pair, Watch
 from colmet.common.measures import MEMORY, MEMORY_ANON, TASKS
-from colmet.common.runtime.health import Identity
+from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
 
 MAX_ROWS = 5000  # of one answer
@@ -158,7 +158,7 @@ class Top:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: DaemonIdentity,
         watch: Watch,
         heard: Callable[[], Mapping[str, Heard]] | None = None,
         now_ns: Callable[[], int] = time.time_ns,

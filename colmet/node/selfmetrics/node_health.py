@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import TABLES, Top
-from colmet.common.runtime.health import Identity, Recent, families_of, single
+from colmet.common.runtime.daemon_health import DaemonIdentity, RecentGrowth, families_of, single
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.prometheus_text import Family, in_base_unit, labels, named
 from colmet.common.schema import Batch
@@ -43,7 +43,7 @@ class Watched(Accounted, Protocol):
     sampled_ns: int
 
 
-class Health:
+class NodeHealth:
     """Answers how the agent is, in any thread.
 
     Args:
@@ -70,10 +70,10 @@ class Health:
         self._routes = routes
         self._monotonic = monotonic
         self._latest = latest
-        self._identity = Identity("node")
+        self._identity = DaemonIdentity("node")
         self.top = Top(self._identity, self._watch)
         self._now_ns = now_ns
-        self._recent = Recent()
+        self._recent = RecentGrowth()
         self.sampling = False
         self._ticked_ns = 0
         self._picture: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from colmet.common.live.namesakes import is_namesake
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
-from colmet.common.runtime.health import NOTE_S, Backlog, Identity, Recent, families_of, single
+from colmet.common.runtime.daemon_health import NOTE_S, Backlog, DaemonIdentity, RecentGrowth, families_of, single
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.prometheus_text import Family, labels, named
 from colmet.common.schema import Batch
@@ -63,7 +63,7 @@ COUNTS = tuple(_RECEIVED)
 _BAD = ("rejects", "foreign", "limited", "left_out", "conflicts")
 
 
-class Health:
+class CollectorHealth:
     """Answers how the collector is.
 
     What belongs to the main thread is read by it, as an errand, so an answer says that this thread works, too.
@@ -103,16 +103,16 @@ class Health:
         self._latest = latest
         self._now_ns = now_ns
         self._monotonic = monotonic
-        self._identity = Identity("collector")
+        self._identity = DaemonIdentity("collector")
         self.top = Top(self._identity, self._watch, receiver.heard)
         self.link_failed = ""
-        self._recent = Recent()
+        self._recent = RecentGrowth()
         self._note_at = 0.0
         self._backlog = Backlog(monotonic)
 
     def start(self) -> None:
         """For the main thread, once the account of the senders is restored: what is wrong by now is not recent."""
-        self._recent = Recent(self._wrong())
+        self._recent = RecentGrowth(self._wrong())
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:
         """For the main thread: what has come from a sender."""

@@ -1,4 +1,4 @@
-"""What both daemons tell of themselves: who they are, and what has gone wrong lately."""
+"""What both daemons report of themselves: identity, counters that grew in the last hour, age of what waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEP_S = 60.0
 NOTE_S = 10.0
 
 
-class Recent:
+class RecentGrowth:
     """How much counters have grown within the last hour: what went wrong long ago is no news.
 
     Args:
@@ -72,7 +72,7 @@ class Backlog:
         return 0.0 if then is None else round(self._monotonic() - then, 1)
 
 
-class Identity:
+class DaemonIdentity:
     """Which daemon this is, and since when."""
 
     def __init__(self, daemon: str) -> None:
