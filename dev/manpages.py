@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from colmet import __version__
-from colmet.commands.programs import COMMANDS, PROGRAMS, Program
+from colmet.commands.programs import COMMANDS, PROGRAMS, ProgramEntry
 from colmet.common.runtime.cli import Parser, form_of, name_of
 from colmet.node.kernel.perfevents import NAMES_06
 
@@ -26,7 +26,7 @@ OF_COMMAND = r".\" OPTIONS colmet extract"  # beside those of colmet-extract, in
 SHARED = {"colmet extract": "colmet-extract"}
 
 
-def pages() -> Mapping[str, Program]:
+def pages() -> Mapping[str, ProgramEntry]:
     """Return the program or command of each page, by the page's name, such as ``colmet-report.1``."""
     found = {name: program for name, program in {**PROGRAMS, **COMMANDS}.items() if name not in SHARED}
     return {f"{name.replace(' ', '-')}.{program.section}": program for name, program in found.items()}
@@ -67,7 +67,7 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield escape(" ".join(paragraph.split()))
 
 
-def _without_template(title: str, program: Program) -> Iterator[str]:
+def _without_template(title: str, program: ProgramEntry) -> Iterator[str]:
     """A page that the parser alone makes. Parts of the epilog that begin with a title and a colon are sections."""
     parser = program.build()
     yield HEAD
@@ -93,7 +93,7 @@ def _without_template(title: str, program: Program) -> Iterator[str]:
     yield r".BR colmet (1)"
 
 
-def page(name: str, program: Program, templates: Path) -> str:
+def page(name: str, program: ProgramEntry, templates: Path) -> str:
     """Return the page of this name, such as ``colmet-node.8``.
 
     Args:

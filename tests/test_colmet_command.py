@@ -99,7 +99,7 @@ def test_an_absent_daemon_is_one_line_and_status_1(capsys, monkeypatch, tmp_path
 
 
 def test_a_command_whose_library_is_not_installed_is_one_line(capsys):
-    commands = {"lacking": colmet.Command("no_such_library", "what a node cannot do")}
+    commands = {"lacking": colmet.Subcommand("no_such_library", "what a node cannot do")}
     assert colmet.main(["lacking"], commands) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and err.startswith("colmet lacking: it requires the Python module no_such_library")
@@ -136,7 +136,7 @@ def ended(body, tmp_path, out, **variables):
     (tmp_path / "probe.py").write_text(f"import os, signal\n\ndef add_options(parser): pass\n\n{body}\n")
     program = (
         "import sys; from colmet.commands import colmet; "
-        "sys.exit(colmet.main(sys.argv[1:], {'probe': colmet.Command('probe', 'tells something')}))"
+        "sys.exit(colmet.main(sys.argv[1:], {'probe': colmet.Subcommand('probe', 'tells something')}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONUNBUFFERED": ""}
     environment.update(variables)

@@ -31,7 +31,7 @@ from colmet.commands import colmet, doctor
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
 from colmet.commands.doctor.findings import Level, Unchecked, bounded, examine, fail, good, quiet, warn
 from colmet.commands.doctor.table import CHECKS, Check
-from colmet.commands.doctor.target import Patient, User, arguments, find_sides
+from colmet.commands.doctor.target import Target, User, arguments, find_sides
 from colmet.common.runtime import control
 from colmet.common.runtime.control import Control, listen
 from colmet.common.runtime.keys import write_pair
@@ -82,7 +82,7 @@ def as_root(monkeypatch):
 
 @pytest.fixture
 def machine(fake):
-    """A fake root in which all is well; `patient` examines a daemon there."""
+    """A fake root in which all is well; `target` examines a daemon there."""
     for path, text in HEALTHY.items():
         fake.write(path, text)
     fake.link("/proc/self/ns/user", "user:[4026531837]")
@@ -91,26 +91,26 @@ def machine(fake):
     fake.mkdir("/run/colmet").chmod(0o700)
     fake.mkdir("/var/lib/colmet")
 
-    def patient(side="node", *argv, status=None, user=None, **known):
-        made = Patient(side, fake.host, argv)
+    def target(side="node", *argv, status=None, user=None, **known):
+        made = Target(side, fake.host, argv)
         made.status = status
         made.__dict__.update(known)
         if user is not None:
             made.__dict__["user"] = user
         return made
 
-    fake.patient = patient
+    fake.target = target
     return fake
 
 
-def find(check, patient):
+def find(check, target):
     with quiet():
-        return examine(lambda: check(patient))
+        return examine(lambda: check(target))
 
 
-def problem(check, patient):
+def problem(check, target):
     """The one finding that is no PASS."""
-    wrong = [finding for finding in find(check, patient) if finding.level != PASS]
+    wrong = [finding for finding in find(check, target) if finding.level != PASS]
     assert len(wrong) == 1, wrong
     return wrong[0]
 
@@ -130,7 +130,7 @@ OF_FILES = [
 
 @pytest.mark.parametrize("check", OF_FILES, ids=lambda one: one.name)
 def test_nothing_is_wrong_on_a_machine_where_all_is_well(machine, check):
-    found = find(check.function, machine.patient("node", "--spool-dir", "/var/spool/colmet"))
+    found = find(check.function, machine.target("node", "--spool-dir", "/var/spool/colmet"))
     assert found and {finding.level for finding in found} == {PASS}, found
 
 
@@ -354,7 +354,7 @@ def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(mach
         else:
             machine.write(path, text)
     machine.mkdir("/sys/fs/cgroup/memory/oar/bob_3")
-    (told,) = find(kernel.check_controllers, machine.patient())
+    (told,) = find(kernel.check_controllers, machine.target())
     assert told.level == PASS
     assert "bob_3 are held by cpu, cpuacct, memory, and jobs such as" in told.found
     assert "have no blkio, pids controller" in told.found
@@ -362,7 +362,7 @@ def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(mach
 
 def test_without_a_job_the_controllers_are_named_as_the_machine_s_cgroups_name_them(machine):
     shutil.rmtree(machine.path / "sys/fs/cgroup/oar.slice")
-    (told,) = find(kernel.check_controllers, machine.patient())
+    (told,) = find(kernel.check_controllers, machine.target())
     assert told == good("cpu, memory, io, pids are there, and no job that they could hold")
 
 
@@ -383,14 +383,14 @@ def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
     monkeypatch.setenv(
         "LIB_RAPL_PATH", str(machine.path / "opt/colmet06") if "/opt/colmet06/lib_rapl.so" in files else ""
     )
-    told = problem(check, machine.patient("node", *argv))
+    told = problem(check, machine.target("node", *argv))
     assert told.level == level and found in told.found and remedy in told.remedy, told
 
 
 def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):
     machine.write("/proc/sys/kernel/osrelease", OLD_KERNEL["/proc/sys/kernel/osrelease"])
     os.unlink(machine.host.path("/proc/sys/kernel/task_delayacct"))
-    (told,) = find(kernel.check_delays, machine.patient())
+    (told,) = find(kernel.check_delays, machine.target())
     assert told.level == PASS
 
 
@@ -402,7 +402,7 @@ def pretend(fake, monkeypatch, text, status=0):
 
 def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_consequence(machine, monkeypatch):
     pretend(machine, monkeypatch, '{"waits": 4, "waited_s": 1331.88, "age_s": 0.0958}')
-    told = problem(kernel.check_waits, machine.patient())
+    told = problem(kernel.check_waits, machine.target())
     assert told.level == WARN and "0.10 s is charged with a wait of 1331.88 s" in told.found
     assert "dropped" in told.found and "io_pressure_some" in told.remedy
 
@@ -412,20 +412,20 @@ def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_conseque
 )
 def test_waits_that_can_be_are_no_warning(machine, monkeypatch, waits, said):
     pretend(machine, monkeypatch, f'{{"waits": {waits}, "waited_s": null, "age_s": null}}')
-    (told,) = find(kernel.check_waits, machine.patient())
+    (told,) = find(kernel.check_waits, machine.target())
     assert told.level == PASS and said in told.found
 
 
 def test_waits_are_not_looked_at_where_they_are_not_counted(machine, monkeypatch):
     pretend(machine, monkeypatch, "{}", 1)
     machine.write("/proc/sys/kernel/task_delayacct", "0\n")
-    (told,) = find(kernel.check_waits, machine.patient())
+    (told,) = find(kernel.check_waits, machine.target())
     assert told.level == PASS and "task_delayacct is 0" in told.found
 
 
 def test_waits_that_cannot_be_tested_are_said_to_be_unchecked(machine, monkeypatch):
     pretend(machine, monkeypatch, "{}", 1)
-    told = problem(kernel.check_waits, machine.patient())
+    told = problem(kernel.check_waits, machine.target())
     assert told.level == WARN and "could not be checked" in told.found
 
 
@@ -442,14 +442,14 @@ def test_live_processes_wait_for_the_disk_for_a_bounded_time_and_leave_nothing(t
 
 def test_rights_that_are_missing_are_named(machine, root):
     machine.write("/proc/7/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000080004\n")  # PTRACE and DAC_READ_SEARCH
-    told = problem(kernel.check_rights, machine.patient("node", status={**NODE, "pid": 7}))
+    told = problem(kernel.check_rights, machine.target("node", status={**NODE, "pid": 7}))
     assert told.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in told.found
     assert "CapabilityBoundingSet=" in told.remedy and "--cap-add NET_ADMIN" in told.remedy
 
 
 def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
     machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
-    (told,) = find(kernel.check_rights, machine.patient("node", "--enable-perfhw"))
+    (told,) = find(kernel.check_rights, machine.target("node", "--enable-perfhw"))
     assert told.level == PASS and "CAP_PERFMON" not in told.found, told
 
 
@@ -461,7 +461,7 @@ LITTLE = SimpleNamespace(f_flag=0, f_bavail=10, f_frsize=4096, f_blocks=1 << 20,
 
 def test_a_spool_that_others_may_write_to_is_told_with_the_command(machine, root):
     (machine.path / "var/spool/colmet").chmod(0o777)
-    told = problem(storage.check_disk, machine.patient())
+    told = problem(storage.check_disk, machine.target())
     assert told == fail(
         "--spool-dir /var/spool/colmet: others may write in it; it is not used",
         "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`",
@@ -471,23 +471,23 @@ def test_a_spool_that_others_may_write_to_is_told_with_the_command(machine, root
 def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machine, root):
     machine.path.chmod(0o755)
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
     assert told.level == FAIL and "runs as somebody, who cannot write there" in told.found
     assert told.remedy == "`chown somebody /var/lib/colmet`"
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib")
-    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
     assert told.remedy.startswith(
         "others have files there: `install -d -o somebody /var/lib/colmet`, and choose a place"
     )
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
     (machine.path / "var/lib/colmet/of-root").touch()
-    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
     assert told.remedy == "`chown -R somebody /var/lib/colmet`"
     os.chown(machine.path / "var/lib/colmet", 0, 12345)
     (machine.path / "var/lib/colmet").chmod(0o770)
-    assert find(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))[0].level == PASS
+    assert find(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))[0].level == PASS
     (machine.path / "var").chmod(0o700)
-    told = problem(storage.check_disk, machine.patient("collector", *argv, user=SOMEBODY))
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
     assert "/var does not let it" in told.found and "`chmod o+x /var`" in told.remedy
 
 
@@ -503,7 +503,7 @@ def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machin
 def test_a_file_system_without_room_is_told(machine, monkeypatch, system, found, remedy, root):
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**vars(LITTLE), **system}))
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet/journal", "--journal-size", "1M")
-    told = problem(storage.check_disk, machine.patient("collector", *argv))
+    told = problem(storage.check_disk, machine.target("collector", *argv))
     assert found in told.found and remedy in told.remedy
 
 
@@ -515,9 +515,9 @@ def test_a_journal_that_another_collector_uses_is_told_with_its_process(machine,
         "/proc/locks", f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE 77 {place} 0 EOF\n"
     )
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    told = problem(storage.check_disk, machine.patient("collector", *argv))
+    told = problem(storage.check_disk, machine.target("collector", *argv))
     assert told.level == FAIL and "process 77 uses it" in told.found and "`ps -fp 77`" in told.remedy
-    running = machine.patient("collector", *argv, status={**COLLECTOR, "pid": 77})
+    running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
     assert not [one for one in find(storage.check_disk, running) if one.level != PASS]
 
 
@@ -527,9 +527,9 @@ def test_a_file_that_another_collector_writes_to_is_told(machine, root):
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     machine.write("/proc/locks", f"1: OFDLCK ADVISORY  WRITE -1 {place} 0 EOF\n")
     argv = ("--hdf5-filepath", "/var/lib/colmet/one.hdf5", "--journal-dir", "/var/lib/colmet/journal")
-    told = [one for one in find(storage.check_disk, machine.patient("collector", *argv)) if "one.hdf5" in one.found]
+    told = [one for one in find(storage.check_disk, machine.target("collector", *argv)) if "one.hdf5" in one.found]
     assert [one.level for one in told] == [FAIL] and "another process writes to it" in told[0].found
-    running = machine.patient("collector", *argv, status={**COLLECTOR, "pid": 77})
+    running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
     assert not [one for one in find(storage.check_disk, running) if one.level == FAIL]
 
 
@@ -541,14 +541,14 @@ def test_the_version_on_the_socket_is_compared(machine, tmp_path):
     control = Control({"status": lambda request: {**NODE, "version": "0.9.1", "pid": os.getpid()}})
     listen(place, "node", control)
     try:
-        patient = Patient("node", machine.host, ["--control-socket", place])
-        patient.ask()
-        supposed = Patient("node", machine.host, ["--control-socket", place], supposed=True)
+        target = Target("node", machine.host, ["--control-socket", place])
+        target.ask()
+        supposed = Target("node", machine.host, ["--control-socket", place], supposed=True)
         supposed.ask()
     finally:
         control.close()
     assert supposed.status is None and "not asked" in find(daemon.check_running, supposed)[0].found
-    told = find(daemon.check_versions, patient)
+    told = find(daemon.check_versions, target)
     assert told[0] == warn(
         f"colmet-node runs as 0.9.1, and what is installed here is {__version__}", "`systemctl restart colmet-node`"
     )
@@ -568,21 +568,21 @@ def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_pa
     control, place = Control({"status": status}), str(tmp_path / "control.sock")
     listen(place, "collector", control)
     try:
-        patient = Patient("collector", machine.host, control_socket=place)
-        patient.ask()
+        target = Target("collector", machine.host, control_socket=place)
+        target.ask()
     finally:
         control.close()
-    monkeypatch.setattr(clock, "read_clock", lambda: clock.Clock(True, 0.001))
-    assert "last by 30.0 s" in problem(clock.check_clock, patient).found
-    told = problem(daemon.check_versions, patient).found
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.001))
+    assert "last by 30.0 s" in problem(clock.check_clock, target).found
+    told = problem(daemon.check_versions, target).found
     assert "last has 0.9" in told and "gone" not in told
 
 
 @pytest.mark.parametrize("place", ["", "tcp://127.0.0.1:5560"])
 def test_a_daemon_without_a_path_to_ask_it_at_is_told(machine, place):
-    patient = Patient("node", machine.host, ["--control-socket", place])
-    patient.ask()
-    told = problem(daemon.check_running, patient)
+    target = Target("node", machine.host, ["--control-socket", place])
+    target.ask()
+    told = problem(daemon.check_running, target)
     assert told.level == WARN and f"--control-socket is '{place}'" in told.found
 
 
@@ -598,8 +598,8 @@ def test_a_daemon_without_a_path_to_ask_it_at_is_told(machine, place):
     ],
 )
 def test_the_unit_is_told(machine, unit, level, remedy):
-    patient = machine.patient("node", has_systemd=True, unit={"LoadState": "loaded", **unit})
-    (told,) = find(daemon.check_unit, patient)
+    target = machine.target("node", has_systemd=True, unit={"LoadState": "loaded", **unit})
+    (told,) = find(daemon.check_unit, target)
     assert told.level == level and remedy in told.remedy
 
 
@@ -607,11 +607,11 @@ def test_directories_of_a_unit_with_a_user_of_its_own_are_looked_at(machine, roo
     """Those that the unit's user has, the agent uses by default; one that systemd makes may be missing."""
     unit = {"LoadState": "loaded", "RuntimeDirectory": "colmet/node"}
     os.chown(machine.path / "var/spool/colmet", 12345, 12345)
-    patient = machine.patient("node", unit=unit, user=SOMEBODY)
-    assert [place.path for place in storage.places(patient)] == ["/var/spool/colmet"]
+    target = machine.target("node", unit=unit, user=SOMEBODY)
+    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet"]
     machine.mkdir("/run/colmet/node")
-    assert [place.path for place in storage.places(patient)] == ["/var/spool/colmet", "/run/colmet/node"]
-    assert "/run/colmet" in [place.path for place in storage.places(machine.patient("node", user=SOMEBODY))]
+    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet", "/run/colmet/node"]
+    assert "/run/colmet" in [place.path for place in storage.places(machine.target("node", user=SOMEBODY))]
 
 
 def test_rights_of_the_agents_unit_count_for_what_it_reads(machine, tmp_path):
@@ -620,27 +620,27 @@ def test_rights_of_the_agents_unit_count_for_what_it_reads(machine, tmp_path):
     status = "Name:\tcolmet-node\nUid:\t12345\t12345\t12345\t12345\nCapEff:\t%016x\n"
     for held, missing in ((0, str(secret)), (1 << 2, "")):
         machine.write("/proc/9/status", status % held)
-        user = machine.patient("node", status={"pid": 9}).user
+        user = machine.target("node", status={"pid": 9}).user
         assert user.uid == 12345 and storage.missing_right(str(secret), user, os.R_OK, str(tmp_path)) == missing
         assert storage.missing_right(str(secret), user, os.W_OK, str(tmp_path)) == str(secret)
 
 
 def test_a_backend_that_is_off_and_an_output_that_is_away_are_told(machine):
     off = changed(changed(NODE, "backends.0.on", False), "backends.0.why", "no right")
-    told = find(daemon.check_health, machine.patient("node", status=off))
+    told = find(daemon.check_health, machine.target("node", status=off))
     assert [finding.level for finding in told] == [WARN, WARN] and told[1].found == "taskstats is off: no right"
     away = changed(changed(COLLECTOR, "outputs.0.available", False), "outputs.0.away_s", 500.0)
-    (told,) = find(daemon.check_health, machine.patient("collector", status=away))
+    (told,) = find(daemon.check_health, machine.target("collector", status=away))
     assert told.level == FAIL and "hdf5 away" in told.found and "`colmet status collector`" in told.remedy
 
 
 def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_told(machine, monkeypatch):
-    monkeypatch.setattr(clock, "read_clock", lambda: clock.Clock(False, 16.0))
-    told = problem(clock.check_clock, machine.patient())
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(False, 16.0))
+    told = problem(clock.check_clock, machine.target())
     assert "not synchronised" in told.found and "`timedatectl set-ntp true`" in told.remedy
-    monkeypatch.setattr(clock, "read_clock", lambda: clock.Clock(True, 0.01))
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.01))
     ahead = changed(COLLECTOR, "senders.worst.0.lag_s", -7.25)
-    told = problem(clock.check_clock, machine.patient("collector", status=ahead))
+    told = problem(clock.check_clock, machine.target("collector", status=ahead))
     assert "node-1 by 7.2 s" in told.found and "`chronyc makestep`" in told.remedy
 
 
@@ -653,7 +653,7 @@ def test_the_clock_of_this_machine_is_read():
 
 def test_a_collector_that_may_open_few_files_is_told(machine):
     machine.write("/proc/9/limits", "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n")
-    told = problem(daemon.check_open_files, machine.patient("collector", status={**COLLECTOR, "pid": 9}))
+    told = problem(daemon.check_open_files, machine.target("collector", status={**COLLECTOR, "pid": 9}))
     assert "1024 files" in told.found and "LimitNOFILE=65536" in told.remedy
 
 
@@ -674,9 +674,9 @@ def test_a_collector_that_may_open_few_files_is_told(machine):
 def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, found):
     path = machine.write(f"/etc/colmet/{side}.toml", f"# comment\n{line}\n")
     path.chmod(0o644)
-    patient = Patient(side, machine.host)
-    told = problem(daemon.check_configuration, patient)
-    assert told.level == FAIL and found in told.found and patient.argv == ["--config", str(path)]
+    target = Target(side, machine.host)
+    told = problem(daemon.check_configuration, target)
+    assert told.level == FAIL and found in told.found and target.argv == ["--config", str(path)]
     assert find_sides(machine.host) == [side]
 
 
@@ -685,10 +685,10 @@ def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, publi
     config = public / "collector.toml"
     config.write_text("enable-stdout-backend = true\n")
     config.chmod(0o600)
-    told = problem(daemon.check_configuration, machine.patient("collector", "--config", str(config), user=nobody))
+    told = problem(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
     assert told.level == FAIL and "user nobody cannot read it: chgrp" in told.found
     config.chmod(0o644)
-    (told,) = find(daemon.check_configuration, machine.patient("collector", "--config", str(config), user=nobody))
+    (told,) = find(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
     assert told == good(f"{config}: in order, as user nobody")
 
 
@@ -699,9 +699,9 @@ def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_
         (tmp_path / "root's").mkdir(0o700)
         os.chdir(tmp_path / "root's")
         os.setuid(65534)
-        patient = machine.patient("node", status={**NODE, "pid": os.getpid()})
-        patient.is_told = False
-        with doctor._in_folder_of(patient):
+        target = machine.target("node", status={**NODE, "pid": os.getpid()})
+        target.is_given = False
+        with doctor._in_folder_of(target):
             pass
         return 0
 
@@ -712,21 +712,21 @@ def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypa
     machine.write("/etc/colmet/node.toml", "")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    patient = machine.patient("node")
-    patient.is_told = False
-    monkeypatch.setattr(Patient, "problem", f"{patient.config}: Permission denied")
-    told = problem(daemon.check_configuration, patient)
-    assert told == warn(f"could not be checked: {patient.config}: Permission denied", "`sudo colmet doctor --node`")
+    target = machine.target("node")
+    target.is_given = False
+    monkeypatch.setattr(Target, "problem", f"{target.config}: Permission denied")
+    told = problem(daemon.check_configuration, target)
+    assert told == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
 
 
 def test_what_the_options_need_is_not_checked_without_them(machine):
-    (told,) = find(kernel.check_forks, machine.patient("node", "--nonsense"))
+    (told,) = find(kernel.check_forks, machine.target("node", "--nonsense"))
     assert told == warn("could not be checked: its configuration cannot be used", "")
 
 
 def test_options_of_the_units_environment_file_count(machine):
     machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
-    assert Patient("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
+    assert Target("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
 
 
 # -- other daemons of the machine --
@@ -750,7 +750,7 @@ URI = ("--zeromq-uri", "tcp://head:5556")
 
 
 def leftovers(machine, side="node", *argv):
-    return find(daemon.check_leftovers, machine.patient(side, *(argv or URI), status={**NODE, "pid": 12}))
+    return find(daemon.check_leftovers, machine.target(side, *(argv or URI), status={**NODE, "pid": 12}))
 
 
 def test_a_second_node_of_this_machine_is_told_without_a_kill(machine, others):
@@ -786,7 +786,7 @@ def test_several_collectors_of_one_machine_are_in_order(machine, others):
 
 def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
     others(81, "/user.slice/x", *URI)
-    assert find(daemon.check_leftovers, machine.patient("node", *URI)) == [good("nothing")]
+    assert find(daemon.check_leftovers, machine.target("node", *URI)) == [good("nothing")]
 
 
 @pytest.mark.parametrize(
@@ -799,15 +799,15 @@ def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
 )
 def test_a_start_script_beside_the_unit_is_told(machine, script, unit, level):
     machine.write(f"/etc/init.d/{script}", "#!/bin/sh\n")
-    (told,) = find(daemon.check_leftovers, machine.patient("node", unit={"LoadState": "loaded", **unit}))
+    (told,) = find(daemon.check_leftovers, machine.target("node", unit={"LoadState": "loaded", **unit}))
     assert told.level == level and ("update-rc.d colmet-node-06 disable" in told.remedy or level == PASS)
 
 
 def test_the_command_line_of_a_running_daemon_counts(machine):
     machine.write("/proc/31/cmdline", "/usr/bin/python3\0/usr/bin/colmet-node\0-s\x001\0")
-    patient = Patient("node", machine.host)
-    patient.status = {**NODE, "pid": 31}
-    assert patient.argv == ["-s", "1"] and patient.options.sample_period == 1
+    target = Target("node", machine.host)
+    target.status = {**NODE, "pid": 31}
+    assert target.argv == ["-s", "1"] and target.options.sample_period == 1
 
 
 @pytest.mark.parametrize(
@@ -839,19 +839,19 @@ def test_what_only_names_a_daemon_is_none(machine, command, options):
 
 def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    patient = machine.patient()
-    patient.denied, patient.unreachable = True, "/run/colmet/node.sock: permission denied"
-    told = problem(daemon.check_running, patient)
-    assert told.level == WARN and "`sudo colmet doctor --node`" in told.remedy and patient.user.uid == 0
+    target = machine.target()
+    target.denied, target.unreachable = True, "/run/colmet/node.sock: permission denied"
+    told = problem(daemon.check_running, target)
+    assert told.level == WARN and "`sudo colmet doctor --node`" in told.remedy and target.user.uid == 0
     for check in (daemon.check_health, daemon.check_versions, daemon.check_open_files):
-        told = problem(check, patient)
+        told = problem(check, target)
         assert told.level == WARN and "could not be checked: this user may not ask it" in told.found
     machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
-    told = problem(kernel.check_perf, machine.patient("node", "--enable-perfhw"))
+    told = problem(kernel.check_perf, machine.target("node", "--enable-perfhw"))
     assert told.level == WARN, "root may be able to"
     told = problem(
         software.check_backends,
-        machine.patient("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats"),
+        machine.target("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats"),
     )
     assert told.level == WARN, "root may be able to"
 
@@ -863,7 +863,7 @@ def test_a_module_that_is_missing_or_too_old_is_told_with_the_command(machine, m
     versions = {"pyzmq": None, "msgpack": "0.9.9"}
     real = software.version_of
     monkeypatch.setattr(software, "version_of", lambda name: versions[name] if name in versions else real(name))
-    told = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.patient())}
+    told = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.target())}
     assert {finding.level for finding in told.values()} == {FAIL}
     texts = [finding.found for finding in told.values()]
     assert "the Python module pyzmq is not installed" in texts and "msgpack 0.9.9 is older than >=1.0.3" in texts
@@ -886,7 +886,7 @@ def test_a_library_that_is_there_and_cannot_be_loaded_is_told(machine, monkeypat
     monkeypatch.setattr(importlib, "import_module", refuse)
     monkeypatch.setitem(sys.modules, broken, None)  # as it is for `import`
     results = doctor.examine_all(
-        machine.patient(), [check for check in CHECKS if check.group in ("libraries", "daemon")]
+        machine.target(), [check for check in CHECKS if check.group in ("libraries", "daemon")]
     )
     by_check = {result.check.name: result.finding for result in results}
     if broken == "colmet.node.main":
@@ -941,7 +941,7 @@ def listener(answer):
 
 def reach(machine, port, *argv):
     argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", "", *argv)
-    (found,) = find(network.check_collectors, machine.patient("node", *argv))
+    (found,) = find(network.check_collectors, machine.target("node", *argv))
     return found
 
 
@@ -985,7 +985,7 @@ def test_who_listens_at_the_collectors_port(machine, answer, argv, level, found,
 def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
     with listener(zmtp.greeting()) as port:
         argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
-        told = problem(network.check_collectors, machine.patient("node", *argv))
+        told = problem(network.check_collectors, machine.target("node", *argv))
     assert told.level == WARN and "acknowledgements" in told.found and "open that port, too" in told.remedy
 
 
@@ -995,39 +995,39 @@ def test_a_port_that_the_service_manager_holds_is_the_collectors(machine, monkey
         uri = f"tcp://127.0.0.1:{held.getsockname()[1]}"
         argv = ("--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
         monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init"), (4711, "colmet-collector -v")])
-        (told,) = find(network.check_ports, machine.patient("collector", *argv))
+        (told,) = find(network.check_ports, machine.target("collector", *argv))
         assert told.level == PASS and "process 4711, colmet-collector" in told.found
         monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init")])
-        (told,) = find(network.check_ports, machine.patient("collector", *argv))
+        (told,) = find(network.check_ports, machine.target("collector", *argv))
         assert told.level == PASS and "held by the service manager until" in told.found
 
 
 def test_a_port_that_somebody_else_has_is_told_with_who_it_is(machine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         uri = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        patient = Patient("collector", doctor.Host(), ["--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", ""])
-        told = problem(network.check_ports, patient)
+        target = Target("collector", doctor.Host(), ["--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", ""])
+        told = problem(network.check_ports, target)
     assert told.level == FAIL and f"taken by process {os.getpid()}" in told.found and "`ss -ltnp" in told.remedy
 
 
 def test_a_control_socket_over_tcp_is_listened_on_too(machine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = problem(network.check_ports, machine.patient("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
+        told = problem(network.check_ports, machine.target("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
     assert told.level == FAIL and told.found.startswith(f"--control-socket tcp://127.0.0.1:{port}: taken by ")
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on(machine):
     uri = "tcp://192.0.2.7:5556"
     told = problem(
-        network.check_ports, machine.patient("collector", "--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
+        network.check_ports, machine.target("collector", "--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
     )
     assert told.level == FAIL and "no address of this machine" in told.found and "`ip -brief address`" in told.remedy
 
 
 def test_a_database_that_is_away_is_told(machine):
     url = f"http://127.0.0.1:{free_port()}"
-    told = problem(network.check_databases, machine.patient("collector", "--elastic-host", url))
+    told = problem(network.check_databases, machine.target("collector", "--elastic-host", url))
     assert told.level == FAIL and "refused" in told.found and "waits in the journal" in told.remedy
 
 
@@ -1055,19 +1055,19 @@ def keys(tmp_path):
 
 @pytest.mark.parametrize("side", ["node", "collector"])
 def test_keys_of_which_all_is_well(machine, keys, side):
-    assert {one.level for one in find(network.check_keys, machine.patient(side, *getattr(keys, side)))} == {PASS}
+    assert {one.level for one in find(network.check_keys, machine.target(side, *getattr(keys, side)))} == {PASS}
 
 
 @pytest.mark.parametrize("side", ["node", "collector"])
 def test_a_secret_that_others_can_read_is_told_with_the_command(machine, keys, side, as_root):
     keys.secrets[side].chmod(0o644)
-    told = problem(network.check_keys, machine.patient(side, *getattr(keys, side)))
+    told = problem(network.check_keys, machine.target(side, *getattr(keys, side)))
     assert told.level == FAIL and "others can read it" in told.found
     assert f"chmod 600 {keys.secrets[side]}" in f"{told.found} {told.remedy}"
 
 
 def test_a_secret_that_the_daemons_user_cannot_read_is_told(machine, keys, root):
-    told = problem(network.check_keys, machine.patient("collector", *keys.collector, user=SOMEBODY))
+    told = problem(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
     assert told.level == FAIL and "runs as somebody, who cannot read" in told.found
     assert f"`chown somebody {keys.secrets['collector']}" in told.remedy
 
@@ -1078,35 +1078,35 @@ def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, k
         if path.owner() == "root" and path.stat().st_mode & 0o001 == 0 and path.parts[1:2] == ("tmp",):
             path.chmod(path.stat().st_mode | 0o011)
     os.chown(keys.secrets["collector"], SOMEBODY.uid, -1)
-    found = find(network.check_keys, machine.patient("collector", *keys.collector, user=SOMEBODY))
+    found = find(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
     assert [one.level for one in found] == [PASS, PASS], found
     told = problem(
-        network.check_keys, machine.patient("collector", *keys.collector, user=User("other", 12346, 12346, frozenset()))
+        network.check_keys, machine.target("collector", *keys.collector, user=User("other", 12346, 12346, frozenset()))
     )
     assert told.level == FAIL and f"belongs to another user (uid {SOMEBODY.uid})" in told.found
     assert "chown it to the daemon's user" in f"{told.found} {told.remedy}"
 
 
 def test_a_node_that_no_collector_is_named_to(machine):
-    told = problem(network.check_collectors, machine.patient("node", "--zeromq-uri", ""))
+    told = problem(network.check_collectors, machine.target("node", "--zeromq-uri", ""))
     assert told.level == FAIL and "no collector is named" in told.found and "`colmet enrol " in told.remedy
 
 
 def test_keys_that_do_not_fit_together(machine, keys):
     text = keys.secrets["node"].read_text()
     keys.secrets["node"].write_text(re.sub(r'public-key = "[^"]*"', f'public-key = "{new_pair().public}"', text))
-    told = problem(network.check_keys, machine.patient("node", *keys.node))
+    told = problem(network.check_keys, machine.target("node", *keys.node))
     assert told.level == (WARN if os.geteuid() else FAIL)
     assert "does not belong" in told.found and "make a new pair" in told.remedy
 
 
 def test_a_key_of_a_node_that_is_damaged_and_a_folder_without_keys(machine, keys):
     (keys.folder / "node-2.key").write_text("damaged\n")
-    told = problem(network.check_keys, machine.patient("collector", *keys.collector))
+    told = problem(network.check_keys, machine.target("collector", *keys.collector))
     assert told.level == WARN and "node-2.key" in told.found and "`colmet enrol --replace NAME`" in told.remedy
     for path in keys.folder.iterdir():
         path.unlink()
-    told = problem(network.check_keys, machine.patient("collector", *keys.collector))
+    told = problem(network.check_keys, machine.target("collector", *keys.collector))
     assert told.level == FAIL and "no node is let in" in told.found and "`colmet enrol NAME...`" in told.remedy
 
 
@@ -1114,7 +1114,7 @@ def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
     with listener(zmtp.greeting(b"CURVE")) as port:
         status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.state", "away")
         told = problem(
-            network.check_keys, machine.patient("node", *keys.node, status=status, user=User.of(os.geteuid()))
+            network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
         )
     assert told.level == FAIL and "does not let this node in" in told.found
     assert f"`colmet enrol --replace {socket.gethostname()}`" in told.remedy
@@ -1125,14 +1125,14 @@ def test_a_node_that_is_about_to_be_let_in_is_said_to_wait(machine, keys):
         status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.since_s", 5.0)
         status = changed(status, "collectors.0.state", "not heard of yet")
         told = problem(
-            network.check_keys, machine.patient("node", *keys.node, status=status, user=User.of(os.geteuid()))
+            network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
         )
     assert told.level == WARN and "has not let this node in yet" in told.found and "in a minute" in told.remedy
 
 
 def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
-    told = problem(network.check_keys, machine.patient("node", *keys.node))
+    told = problem(network.check_keys, machine.target("node", *keys.node))
     assert told.level == FAIL and f"was made for {keys.host}, and this host is node-7" in told.found
     assert "`colmet enrol node-7`" in told.remedy
 
@@ -1147,13 +1147,13 @@ def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys,
     ],
 )
 def test_what_the_collector_knows_of_its_nodes_is_told_with_the_remedy(machine, path, value, found, remedy):
-    told = problem(network.check_senders, machine.patient("collector", status=changed(COLLECTOR, path, value)))
+    told = problem(network.check_senders, machine.target("collector", status=changed(COLLECTOR, path, value)))
     assert told.level == WARN and found in told.found and remedy in told.remedy
 
 
 def test_a_collector_of_whose_nodes_all_is_well(machine):
     status = changed(COLLECTOR, "connections", {"handshake_failed": 2})  # of a doctor on a node
-    assert find(network.check_senders, machine.patient("collector", status=status)) == [
+    assert find(network.check_senders, machine.target("collector", status=status)) == [
         good("nothing is wrong with them")
     ]
 
@@ -1171,12 +1171,12 @@ def test_the_remedy_of_an_output_that_is_away_is_by_what_it_says(machine, why, r
     status = COLLECTOR
     for path, value in (("available", False), ("away_s", 500.0), ("why", why)):
         status = changed(status, f"outputs.0.{path}", value)
-    told = problem(daemon.check_health, machine.patient("collector", status=status))
+    told = problem(daemon.check_health, machine.target("collector", status=status))
     assert told.level == FAIL and remedy in told.remedy
 
 
 def test_half_of_the_keys(machine, keys, as_root):
-    told = problem(network.check_keys, machine.patient("node", *keys.node[:2]))
+    told = problem(network.check_keys, machine.target("node", *keys.node[:2]))
     assert told.level == FAIL and "--zeromq-curve-collector is missing" in told.found
 
 
@@ -1203,13 +1203,13 @@ def test_a_check_that_hangs_is_left_alone(monkeypatch):
     ],
 )
 def test_a_check_with_a_defect_stops_no_other(machine, err, found):
-    def broken(patient):
+    def broken(target):
         raise err
         yield
 
-    checks = [Check("a", "one", ("node",), broken), Check("a", "two", ("node",), lambda patient: iter([good("fine")]))]
+    checks = [Check("a", "one", ("node",), broken), Check("a", "two", ("node",), lambda target: iter([good("fine")]))]
     with quiet():
-        results = doctor.examine_all(machine.patient(), checks)
+        results = doctor.examine_all(machine.target(), checks)
     assert [(result.finding.level, result.finding.found) for result in results] == [(WARN, found), (PASS, "fine")]
 
 
@@ -1244,7 +1244,7 @@ def test_a_backend_that_hangs_is_told_and_the_others_go_on(machine, monkeypatch,
             pass
 
     monkeypatch.setattr(software, "BACKEND_S", 0.2)
-    stuck, fast = find(software.check_backends, machine.patient(backends=[Backend("stuck", 3), Backend("fast", 0)]))
+    stuck, fast = find(software.check_backends, machine.target(backends=[Backend("stuck", 3), Backend("fast", 0)]))
     assert stuck.level == FAIL and "stuck: no answer" in stuck.found and "start without --enable-x" in stuck.remedy
     assert fast == good("fast: can measure")
 
@@ -1288,7 +1288,7 @@ def run(capsys, *argv):
 @pytest.fixture
 def few(monkeypatch):
     """Only these checks."""
-    monkeypatch.setattr(doctor, "examine_all", lambda patient: RESULTS)
+    monkeypatch.setattr(doctor, "examine_all", lambda target: RESULTS)
 
 
 def test_json_has_every_finding(few, capsys):
@@ -1303,7 +1303,7 @@ def test_json_has_every_finding(few, capsys):
 
 @pytest.mark.parametrize(("results", "status"), [(RESULTS[:1], 0), ([RESULTS[0]._replace(finding=warn("a", "b"))], 1)])
 def test_the_exit_status_is_the_worst_level(monkeypatch, capsys, results, status):
-    monkeypatch.setattr(doctor, "examine_all", lambda patient: results)
+    monkeypatch.setattr(doctor, "examine_all", lambda target: results)
     assert run(capsys, "--collector", "-q")[0] == status
 
 
@@ -1325,14 +1325,14 @@ def test_a_reader_that_goes_away_ends_it_in_silence(few, monkeypatch, tmp_path):
 def test_ctrl_c_ends_the_programs_that_were_asked(monkeypatch):
     main, ended = threading.main_thread().ident, threading.Event()
 
-    def ask(patient):
+    def ask(target):
         threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
         try:
-            patient.host.command(["sleep", "50"], 60.0).run()
+            target.host.command(["sleep", "50"], 60.0).run()
         finally:
             ended.set()
 
-    monkeypatch.setattr(doctor, "examine_all", lambda patient: bounded(lambda: ask(patient), 60.0))
+    monkeypatch.setattr(doctor, "examine_all", lambda target: bounded(lambda: ask(target), 60.0))
     assert colmet.main(["doctor", "--node"]) == 130
     assert ended.wait(30), "it goes on"
 

@@ -24,33 +24,35 @@ from colmet.common.runtime.suggestions import did_you_mean
 INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell tells of SIGINT and SIGPIPE
 
 
-class Command(NamedTuple):
+class Subcommand(NamedTuple):
     """A subcommand: the module that has it, which is loaded when it is used, and a line for the list of all."""
 
     module: str
     help: str
 
 
-COMMANDS: Mapping[str, Command] = {
-    "keygen": Command("colmet.commands.keygen", "make keys for the collector and the nodes"),
-    "enrol": Command("colmet.commands.enrol", "add nodes to a cluster with keys"),
-    "completeness": Command(
+COMMANDS: Mapping[str, Subcommand] = {
+    "keygen": Subcommand("colmet.commands.keygen", "make keys for the collector and the nodes"),
+    "enrol": Subcommand("colmet.commands.enrol", "add nodes to a cluster with keys"),
+    "completeness": Subcommand(
         "colmet.commands.completeness", "count samples that are stored and missing, with the reasons"
     ),
-    "extract": Command("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
-    "plot": Command("colmet.commands.plot", "draw a job's metrics over time"),
-    "report": Command("colmet.commands.report.command", "report what a job used, and what it could do better"),
-    "status": Command("colmet.commands.status", "print or check the state of a running daemon"),
-    "top": Command("colmet.commands.top.command", "show live what jobs and nodes use"),
-    "mem": Command("colmet.gridengine.command", "show memory used and reserved, by host and job"),
-    "access": Command("colmet.commands.access", "manage the users of the JSON interface and the page"),
-    "doctor": Command("colmet.commands.doctor", "diagnose a node or a collector, and suggest remedies"),
-    "configure": Command("colmet.commands.configure", "change the sample period or perf events of running nodes"),
-    "completion": Command("colmet.commands.completion", "print the completion of these commands for bash, zsh or fish"),
+    "extract": Subcommand("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
+    "plot": Subcommand("colmet.commands.plot", "draw a job's metrics over time"),
+    "report": Subcommand("colmet.commands.report.command", "report what a job used, and what it could do better"),
+    "status": Subcommand("colmet.commands.status", "print or check the state of a running daemon"),
+    "top": Subcommand("colmet.commands.top.command", "show live what jobs and nodes use"),
+    "mem": Subcommand("colmet.gridengine.command", "show memory used and reserved, by host and job"),
+    "access": Subcommand("colmet.commands.access", "manage the users of the JSON interface and the page"),
+    "doctor": Subcommand("colmet.commands.doctor", "diagnose a node or a collector, and suggest remedies"),
+    "configure": Subcommand("colmet.commands.configure", "change the sample period or perf events of running nodes"),
+    "completion": Subcommand(
+        "colmet.commands.completion", "print the completion of these commands for bash, zsh or fish"
+    ),
 }
 
 
-def build_parser(commands: Mapping[str, Command]) -> cli.Parser:
+def build_parser(commands: Mapping[str, Subcommand]) -> cli.Parser:
     """The command line up to the name of the subcommand."""
     width = max(map(len, commands))
     parser = cli.Parser(
@@ -69,7 +71,7 @@ def build_parser(commands: Mapping[str, Command]) -> cli.Parser:
     return parser
 
 
-def build_command_parser(name: str, command: Command, module: Any) -> cli.Parser:
+def build_command_parser(name: str, command: Subcommand, module: Any) -> cli.Parser:
     """Return the command line of a subcommand.
 
     Args:
@@ -82,7 +84,7 @@ def build_command_parser(name: str, command: Command, module: Any) -> cli.Parser
     return parser
 
 
-def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Subcommand] = COMMANDS) -> int:
     """Entry point of ``colmet``; the exit status: 2 where the command line is wrong."""
     return ended("colmet", lambda: _run(argv, commands))
 
@@ -115,7 +117,7 @@ def ended(program: str, work: Callable[[], int]) -> int:
     return status
 
 
-def _run(argv: Sequence[str] | None, commands: Mapping[str, Command]) -> int:
+def _run(argv: Sequence[str] | None, commands: Mapping[str, Subcommand]) -> int:
     top = build_parser(commands)
     chosen = top.parse_args(argv)
     command = commands.get(chosen.command)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from colmet.common.runtime.cli import Parser
 
 if TYPE_CHECKING:
-    from colmet.commands.programs import Program
+    from colmet.commands.programs import ProgramEntry
 
 # What a value is, by its metavar; all others are completed by nothing.
 _KINDS = {"FILE": "file", "PATH": "file", "DIR": "directory", "HOST": "host", "USER": "user"}
 _REPEATED = ("_AppendAction", "_CountAction")
 
 
-class Word(NamedTuple):
+class CompletionWord(NamedTuple):
     """An option or an argument, as shells need it.
 
     Attributes:
@@ -44,10 +44,10 @@ class Word(NamedTuple):
     help: str
 
 
-def words_of(parser: Parser) -> list[Word]:
+def words_of(parser: Parser) -> list[CompletionWord]:
     """Return the options and arguments of a parser."""
     return [
-        Word(
+        CompletionWord(
             action.option_strings,
             action.nargs != 0,
             [str(one) for one in action.choices or ()],
@@ -62,7 +62,7 @@ def words_of(parser: Parser) -> list[Word]:
     ]
 
 
-Tree = Mapping[str, "Program"]  # a program by its name, and its commands as ``program command``
+Tree = Mapping[str, "ProgramEntry"]  # a program by its name, and its commands as ``program command``
 
 
 def _function(name: str) -> str:
@@ -120,7 +120,7 @@ def _bash_function(full: str, parser: Parser, commands: Sequence[str]) -> Iterat
     yield "}"
 
 
-def _bash_value(word: Word) -> str:
+def _bash_value(word: CompletionWord) -> str:
     if word.choices:
         return f"COMPREPLY=($(compgen -W '{' '.join(word.choices)}' -- \"$cur\"))"
     return _BASH_VALUE[word.kind]
@@ -157,7 +157,7 @@ def zsh(name: str, tree: Tree) -> Iterator[str]:
         yield "}"
 
 
-def _zsh_specs(word: Word) -> Iterator[str]:
+def _zsh_specs(word: CompletionWord) -> Iterator[str]:
     said = _zsh_escape(word.help)
     value = f"({' '.join(word.choices)})" if word.choices else _ZSH_VALUE[word.kind]
     metavar = _zsh_escape(word.metavar)
@@ -206,7 +206,7 @@ def fish(name: str, tree: Tree) -> Iterator[str]:
             yield from _fish_lines(f"complete -c {name}{when}", word, bool(commands) and full == name)
 
 
-def _fish_lines(head: str, word: Word, has_commands: bool) -> Iterator[str]:
+def _fish_lines(head: str, word: CompletionWord, has_commands: bool) -> Iterator[str]:
     value = f" -a '{' '.join(word.choices)}'" if word.choices else _FISH_VALUE[word.kind]
     if not word.names:
         if value and not has_commands:
@@ -237,7 +237,7 @@ def trees() -> Mapping[str, Tree]:
     return found
 
 
-def _is_installed(program: Program) -> bool:
+def _is_installed(program: ProgramEntry) -> bool:
     try:
         program.build()
     except ModuleNotFoundError:

@@ -11,7 +11,7 @@ from colmet.commands import colmet
 from colmet.common.runtime import cli
 
 
-class Program(NamedTuple):
+class ProgramEntry(NamedTuple):
     """A program, or a command of ``colmet``.
 
     Attributes:
@@ -46,24 +46,27 @@ def _build_facility(module: str) -> cli.Parser:
     return parser
 
 
-PROGRAMS: Mapping[str, Program] = {
-    "colmet": Program(lambda: colmet.build_parser(colmet.COMMANDS), "query and manage Colmet"),
-    "colmet-node": Program(partial(_build_daemon, "node"), "measure what each job on a compute node uses", 8),
-    "colmet-collector": Program(partial(_build_daemon, "collector"), "receive what nodes measure, and write it", 8),
-    "colmet-extract": Program(
+PROGRAMS: Mapping[str, ProgramEntry] = {
+    "colmet": ProgramEntry(lambda: colmet.build_parser(colmet.COMMANDS), "query and manage Colmet"),
+    "colmet-node": ProgramEntry(partial(_build_daemon, "node"), "measure what each job on a compute node uses", 8),
+    "colmet-collector": ProgramEntry(
+        partial(_build_daemon, "collector"), "receive what nodes measure, and write it", 8
+    ),
+    "colmet-extract": ProgramEntry(
         lambda: _load("commands.extract").build_parser(), "extract a job's rows, for OAR's REST API"
     ),
-    "colmet-facility": Program(
+    "colmet-facility": ProgramEntry(
         partial(_build_facility, "command"), "send logins, queues, Jupyter users and hosts as documents"
     ),
-    "afmetrics_collector": Program(
+    "afmetrics_collector": ProgramEntry(
         partial(_build_facility, "afmetrics"), "colmet-facility with the options of afmetrics_collector"
     ),
-    "colmet-web": Program(lambda: cli.Parser("colmet-web"), "serve the collector's JSON interface and page", 8),
-    "qmemview": Program(
+    "colmet-web": ProgramEntry(lambda: cli.Parser("colmet-web"), "serve the collector's JSON interface and page", 8),
+    "qmemview": ProgramEntry(
         lambda: _load("gridengine.qmemview").build_parser(), "show memory used and reserved, as QmemTools' viewer"
     ),
 }
-COMMANDS: Mapping[str, Program] = {
-    f"colmet {name}": Program(partial(_build_command, name), command.help) for name, command in colmet.COMMANDS.items()
+COMMANDS: Mapping[str, ProgramEntry] = {
+    f"colmet {name}": ProgramEntry(partial(_build_command, name), command.help)
+    for name, command in colmet.COMMANDS.items()
 }

@@ -67,7 +67,7 @@ exit status: 0; 1 where a daemon does not answer; 2 where the command line is wr
     )
 
 
-Answer = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
+StatusOrError = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     return int(any(isinstance(answer, ColmetError) for answer in answers.values()))
 
 
-def _ask(options: argparse.Namespace) -> dict[str, Answer]:
+def _ask(options: argparse.Namespace) -> dict[str, StatusOrError]:
     """Return the answers of the daemons that are asked for; of those that run or are set up here where none is.
 
     Raises:
@@ -103,7 +103,7 @@ def _ask(options: argparse.Namespace) -> dict[str, Answer]:
     """
     request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
     sides = [options.daemon] if options.daemon else SIDES[:1] if options.control_socket else SIDES
-    answers: dict[str, Answer] = {}
+    answers: dict[str, StatusOrError] = {}
     for side in sides:
         try:
             answer = ask(options.control_socket, side, request, client=client_of(options))
@@ -118,7 +118,7 @@ def _ask(options: argparse.Namespace) -> dict[str, Answer]:
     return here or answers
 
 
-def _is_here(side: str, answer: Answer) -> bool:
+def _is_here(side: str, answer: StatusOrError) -> bool:
     absent = isinstance(answer, Unreachable) and answer.why == "absent"
     return not absent or os.path.exists(os.path.join(CONFIGURATION, f"{side}.toml"))
 
@@ -126,7 +126,7 @@ def _is_here(side: str, answer: Answer) -> bool:
 # -- text --
 
 
-def describe(status: Answer, is_well: bool = True, counters: bool = False) -> list[str]:
+def describe(status: StatusOrError, is_well: bool = True, counters: bool = False) -> list[str]:
     """The status for people, line by line.
 
     Args:
@@ -359,7 +359,7 @@ class Verdict(NamedTuple):
         return f"COLMET {daemon.upper()} {LEVELS[self.level]} - {text}{' | ' * bool(figures)}{figures}"
 
 
-def judge(status: Answer, max_age_s: float, max_behind_s: float) -> Verdict:
+def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Verdict:
     """How bad it is.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from colmet import __version__
 from colmet.commands.doctor.findings import Finding, Level, examine, quiet
 from colmet.commands.doctor.table import CHECKS, Check
-from colmet.commands.doctor.target import SIDES, Patient, find_sides
+from colmet.commands.doctor.target import SIDES, Target, find_sides
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.node.system.host import Host
@@ -81,15 +81,15 @@ def run(options: argparse.Namespace) -> int:
         argv = [*(["--config", options.config] if options.config is not None else []), *options.options]
     if len(sides) != 1 and (argv is not None or options.control_socket is not None):
         raise ConfigError("say --node or --collector: whose configuration or socket is it?")
-    patients = [
-        Patient(side, host, argv, options.control_socket, bool(options.options))
+    targets = [
+        Target(side, host, argv, options.control_socket, bool(options.options))
         for side in sides or find_sides(host) or list(SIDES[:1])
     ]
     results: list[Result] = []
     try:
         with quiet():
-            for patient in patients:
-                results += examine_all(patient)
+            for target in targets:
+                results += examine_all(target)
     finally:  # also with Ctrl-C, which programs in sessions of their own do not get
         host.stop_commands()
     worst = max([result.finding.level for result in results])
@@ -98,20 +98,20 @@ def run(options: argparse.Namespace) -> int:
     return int(worst)
 
 
-def examine_all(patient: Patient, checks: Sequence[Check] = CHECKS) -> list[Result]:
+def examine_all(target: Target, checks: Sequence[Check] = CHECKS) -> list[Result]:
     """All that the checks of a side find."""
-    patient.ask()
+    target.ask()
     results = []
-    with _in_folder_of(patient):
+    with _in_folder_of(target):
         for check in checks:
-            if patient.side in check.sides:
-                found = examine(lambda check=check: check.function(patient), check.bound_s)  # type: ignore[misc]
-                results += [Result(patient.side, check, finding) for finding in found]
+            if target.side in check.sides:
+                found = examine(lambda check=check: check.function(target), check.bound_s)  # type: ignore[misc]
+                results += [Result(target.side, check, finding) for finding in found]
     return results
 
 
 @contextlib.contextmanager
-def _in_folder_of(patient: Patient) -> Iterator[None]:
+def _in_folder_of(target: Target) -> Iterator[None]:
     """Meanwhile in the working directory of the running daemon, which its relative paths begin at."""
     with contextlib.ExitStack() as stack:
         # another user's, be it the daemon's or that of this command: absolute paths, as the units have them, are right
@@ -120,8 +120,8 @@ def _in_folder_of(patient: Patient) -> Iterator[None]:
             before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, before)
             os.fchdir(before)  # whether it can be come back to
-            if patient.pid and not patient.is_told:
-                os.chdir(f"/proc/{patient.pid}/cwd")
+            if target.pid and not target.is_given:
+                os.chdir(f"/proc/{target.pid}/cwd")
                 stack.callback(os.fchdir, before)
         yield
 

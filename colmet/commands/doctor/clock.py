@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from colmet.commands.doctor.findings import Finding, good, warn
-from colmet.commands.doctor.target import Patient
+from colmet.commands.doctor.target import Target
 
 MAX_AHEAD_S = 1.0
-MAX_TOLD = 5
+MAX_NAMED = 5
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC, include/uapi/linux/timex.h
 
 
-class Clock(NamedTuple):
+class KernelClock(NamedTuple):
     """What the kernel knows of its clock.
 
     Attributes:
@@ -41,7 +41,7 @@ class _Timex(ctypes.Structure):
     )
 
 
-def read_clock() -> Clock:
+def read_clock() -> KernelClock:
     """What adjtimex(2) tells; it changes nothing.
 
     Raises:
@@ -52,10 +52,10 @@ def read_clock() -> Clock:
     if libc.adjtimex(ctypes.byref(timex)) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), "adjtimex")
-    return Clock(not timex.status & _UNSYNCHRONISED, timex.maxerror / 1e6)
+    return KernelClock(not timex.status & _UNSYNCHRONISED, timex.maxerror / 1e6)
 
 
-def check_clock(patient: Patient) -> Iterator[Finding]:
+def check_clock(target: Target) -> Iterator[Finding]:
     """Whether something keeps the clock right, and, on a collector, whether a node's is ahead of it."""
     clock = read_clock()
     if clock.synchronised:
@@ -66,14 +66,14 @@ def check_clock(patient: Patient) -> Iterator[Finding]:
             "`timedatectl set-ntp true`, or install chrony and see `chronyc tracking`; the host of a virtual machine "
             "may keep it right in its place",
         )
-    if patient.side == "collector" and patient.status is not None:
+    if target.side == "collector" and target.status is not None:
         ahead = {
             one["name"]: -one["lag_s"]
-            for one in patient.senders
+            for one in target.senders
             if one["batches"] and one["lag_s"] is not None and one["lag_s"] < -MAX_AHEAD_S
         }
         if ahead:
-            told = [f"{name} by {seconds:.1f} s" for name, seconds in list(ahead.items())[:MAX_TOLD]]
+            told = [f"{name} by {seconds:.1f} s" for name, seconds in list(ahead.items())[:MAX_NAMED]]
             yield warn(
                 f"clocks of nodes are ahead of this one: {', '.join(told)}",
                 "on these nodes, or here, whichever is wrong: `chronyc makestep` or `timedatectl set-ntp true`",

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.commands.doctor.findings import Finding, Level, Unchecked, fail, good, warn
-from colmet.commands.doctor.target import Patient, arguments
+from colmet.commands.doctor.target import Target, arguments
 from colmet.common.errors import ColmetError
 from colmet.node.system.host import Host
 
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
-MAX_TOLD = 5
+MAX_NAMED = 5
 # what an output says while it is away, and what to do then
 _REMEDIES = (
     (
@@ -35,92 +35,92 @@ _REMEDIES = (
 MIN_OPEN_FILES = 4096  # below it the collector warns at its start
 
 
-def check_configuration(patient: Patient) -> Iterator[Finding]:
+def check_configuration(target: Target) -> Iterator[Finding]:
     """All that a start checks before it opens anything (--check-config), as the daemon's own user."""
-    path = patient.config
-    if patient.damage:
-        yield warn(f"could not be checked: {patient.problem}", "see under libraries")
+    path = target.config
+    if target.damage:
+        yield warn(f"could not be checked: {target.problem}", "see under libraries")
         return
-    if patient.problem and os.geteuid() != 0 and os.path.exists(path) and not os.access(path, os.R_OK):
-        yield warn(f"could not be checked: {patient.problem}", f"`sudo colmet doctor --{patient.side}`")
+    if target.problem and os.geteuid() != 0 and os.path.exists(path) and not os.access(path, os.R_OK):
+        yield warn(f"could not be checked: {target.problem}", f"`sudo colmet doctor --{target.side}`")
         return
-    problem = patient.problem or patient.refusal()
+    problem = target.problem or target.refusal()
     if problem:
-        command = f"{patient.program} --check-config{f' --config {path}' if path else ''}"
-        mine = os.geteuid() in (0, patient.user.uid)
-        yield (fail if mine or patient.problem else warn)(problem, f"correct it; `{command}` checks it again")
+        command = f"{target.program} --check-config{f' --config {path}' if path else ''}"
+        mine = os.geteuid() in (0, target.user.uid)
+        yield (fail if mine or target.problem else warn)(problem, f"correct it; `{command}` checks it again")
         return
-    yield good(f"{path or 'options, without a file'}: in order, as user {patient.user.name}")
+    yield good(f"{path or 'options, without a file'}: in order, as user {target.user.name}")
 
 
-def check_running(patient: Patient) -> Iterator[Finding]:
+def check_running(target: Target) -> Iterator[Finding]:
     """Whether it answers on its control socket."""
-    status = patient.status
+    status = target.status
     if status is not None:
-        yield good(f"{patient.program} {status['version']}, process {status['pid']}")
-    elif patient.supposed:
+        yield good(f"{target.program} {status['version']}, process {status['pid']}")
+    elif target.supposed:
         yield good("not asked: it has other options than those given here")
-    elif patient.denied:
-        yield warn(patient.unreachable, f"ask as root: `sudo colmet doctor --{patient.side}`")
-    elif patient.unit.get("ActiveState") == "active":
+    elif target.denied:
+        yield warn(target.unreachable, f"ask as root: `sudo colmet doctor --{target.side}`")
+    elif target.unit.get("ActiveState") == "active":
         yield fail(
-            f"its unit is active, but: {patient.unreachable}",
-            f"`journalctl -u {patient.program} -n 50` shows why; then `systemctl restart {patient.program}`",
+            f"its unit is active, but: {target.unreachable}",
+            f"`journalctl -u {target.program} -n 50` shows why; then `systemctl restart {target.program}`",
         )
     else:
-        remedy = "see under libraries" if patient.damage else f"`systemctl start {patient.program}`"
-        yield warn(f"does not run, or cannot be asked: {patient.unreachable}", remedy)
+        remedy = "see under libraries" if target.damage else f"`systemctl start {target.program}`"
+        yield warn(f"does not run, or cannot be asked: {target.unreachable}", remedy)
 
 
-def _silent(patient: Patient) -> Finding:
+def _silent(target: Target) -> Finding:
     """Of what only a daemon that answers tells; why it does not is told by `check_running`."""
-    if patient.denied:
+    if target.denied:
         return warn("could not be checked: this user may not ask it", "see under running")
-    return good("not asked" if patient.supposed else "it does not answer, there is nothing to ask")
+    return good("not asked" if target.supposed else "it does not answer, there is nothing to ask")
 
 
-def check_health(patient: Patient) -> Iterator[Finding]:
+def check_health(target: Target) -> Iterator[Finding]:
     """What `colmet status --check` says of it."""
-    if patient.status is None:
-        yield _silent(patient)
+    if target.status is None:
+        yield _silent(target)
         return
     from colmet.commands.status import CRITICAL, OK, judge
 
-    verdict = judge(patient.status, MAX_AGE_S, MAX_BEHIND_S)
+    verdict = judge(target.status, MAX_AGE_S, MAX_BEHIND_S)
     if verdict.level == OK:
         yield good("; ".join(verdict.texts))
         return
     found = "; ".join(verdict.texts)
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), "") or (
-        f"`colmet status {patient.side}` and `journalctl -u {patient.program} -n 50` show more"
+        f"`colmet status {target.side}` and `journalctl -u {target.program} -n 50` show more"
     )
     yield Finding(Level.FAIL if verdict.level == CRITICAL else Level.WARN, found, remedy)
-    for backend in patient.status.get("backends", ()):
+    for backend in target.status.get("backends", ()):
         if backend["why"]:
             yield warn(f"{backend['name']} is off: {backend['why']}", "see under measured here")
 
 
-def check_versions(patient: Patient) -> Iterator[Finding]:
+def check_versions(target: Target) -> Iterator[Finding]:
     """This command, the running daemon and the other side, as far as they tell."""
-    if patient.status is None:
-        silent = _silent(patient)
+    if target.status is None:
+        silent = _silent(target)
         yield silent._replace(found=f"this is {__version__}; {silent.found}")
         return
-    running = patient.status["version"]
+    running = target.status["version"]
     if running != __version__:
         yield warn(
-            f"{patient.program} runs as {running}, and what is installed here is {__version__}",
-            f"`systemctl restart {patient.program}`",
+            f"{target.program} runs as {running}, and what is installed here is {__version__}",
+            f"`systemctl restart {target.program}`",
         )
-    if patient.side == "node":
-        others = [(one["uri"], one["version"]) for one in patient.collectors]
+    if target.side == "node":
+        others = [(one["uri"], one["version"]) for one in target.collectors]
     else:
-        others = [(one["name"], one["version"]) for one in patient.senders]
+        others = [(one["name"], one["version"]) for one in target.senders]
     different = [f"{name} has {version}" for name, version in others if version and version != running]
     if different:
-        more = f", and {len(different) - MAX_TOLD} more" if len(different) > MAX_TOLD else ""
+        more = f", and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
         yield warn(
-            f"it is {running}, and {', '.join(different[:MAX_TOLD])}{more}",
+            f"it is {running}, and {', '.join(different[:MAX_NAMED])}{more}",
             "they understand each other; upgrade the older side when it suits (docs/operations.md)",
         )
     if running == __version__ and not different:
@@ -128,60 +128,60 @@ def check_versions(patient: Patient) -> Iterator[Finding]:
         yield good(f"{running}; {same}")
 
 
-def check_unit(patient: Patient) -> Iterator[Finding]:
+def check_unit(target: Target) -> Iterator[Finding]:
     """What systemd says of its unit."""
-    if not patient.has_systemd:
+    if not target.has_systemd:
         yield good("no systemd runs this machine")
         return
-    unit, name = patient.unit, patient.program
+    unit, name = target.unit, target.program
     active, enabled = unit.get("ActiveState", ""), unit.get("UnitFileState", "")
     if unit.get("LoadState") != "loaded":
-        text = f"{patient.unit_name} is not installed"
-        if patient.pid:
+        text = f"{target.unit_name} is not installed"
+        if target.pid:
             yield warn(f"{text}: it does not start with the machine", f"install the package {name}")
         else:
             yield warn(text, f"install the package {name}, or the unit by hand (docs/operations.md)")
     elif active == "failed":
         yield fail(
-            f"{patient.unit_name} failed: {unit.get('Result')}",
+            f"{target.unit_name} failed: {unit.get('Result')}",
             f"`journalctl -u {name} -n 50` shows why; then `systemctl restart {name}`",
         )
     elif enabled.startswith("enabled") and active not in ("active", "reloading", "activating"):
-        yield fail(f"{patient.unit_name} is enabled, and {active}", f"`systemctl start {name}`")
+        yield fail(f"{target.unit_name} is enabled, and {active}", f"`systemctl start {name}`")
     elif active == "active" and not enabled.startswith("enabled"):
-        yield warn(f"{patient.unit_name} does not start with the machine ({enabled})", f"`systemctl enable {name}`")
+        yield warn(f"{target.unit_name} does not start with the machine ({enabled})", f"`systemctl enable {name}`")
     elif unit.get("NRestarts", "0") != "0":
         yield warn(
-            f"{patient.unit_name} was restarted {unit['NRestarts']} times after it had failed",
+            f"{target.unit_name} was restarted {unit['NRestarts']} times after it had failed",
             f"`journalctl -u {name} -p warning` shows why",
         )
     else:
-        yield good(f"{patient.unit_name}: {active}, {enabled}")
+        yield good(f"{target.unit_name}: {active}, {enabled}")
 
 
-def check_leftovers(patient: Patient) -> Iterator[Finding]:
+def check_leftovers(target: Target) -> Iterator[Finding]:
     """What Colmet 0.6, or another Colmet, has left here: start scripts, and daemons that still run."""
     fine = True
     try:
-        scripts = [name for name in patient.host.names("/etc/init.d") if name.startswith("colmet")]
+        scripts = [name for name in target.host.names("/etc/init.d") if name.startswith("colmet")]
     except OSError:
         scripts = []
     for script in scripts:
         # one of the unit's own name is none to systemd, and without a unit it is what starts the daemon
-        if patient.unit.get("UnitFileState", "").startswith("enabled") and script != patient.program:
+        if target.unit.get("UnitFileState", "").startswith("enabled") and script != target.program:
             fine = False
             yield warn(
-                f"/etc/init.d/{script} starts another Colmet beside {patient.unit_name}",
+                f"/etc/init.d/{script} starts another Colmet beside {target.unit_name}",
                 f"`/etc/init.d/{script} stop; update-rc.d {script} disable`",
             )
-    for other in _others(patient):
+    for other in _others(target):
         fine = False
-        yield _judge_other(patient, other)
+        yield _judge_other(target, other)
     if fine:
         yield good("nothing")
 
 
-class Other(NamedTuple):
+class OtherDaemon(NamedTuple):
     """Another daemon of the same side on this machine.
 
     Attributes:
@@ -197,23 +197,23 @@ class Other(NamedTuple):
     places: frozenset[str]
 
 
-def _others(patient: Patient) -> list[Other]:
-    host, found = patient.host, []
+def _others(target: Target) -> list[OtherDaemon]:
+    host, found = target.host, []
     numbers = [int(name) for name in host.names("/proc") if name.isdigit()]
-    lines = {pid: argv for pid in numbers if (argv := arguments(host, pid, patient.side)) is not None}
+    lines = {pid: argv for pid in numbers if (argv := arguments(host, pid, target.side)) is not None}
     for pid, argv in sorted(lines.items()):
         unit = _unit_of(host, pid)
-        if pid != patient.pid and unit != patient.unit_name and _parent(host, pid) not in lines:
-            found.append(Other(pid, unit, _is_contained(host, pid), _places(Patient(patient.side, host, argv))))
+        if pid != target.pid and unit != target.unit_name and _parent(host, pid) not in lines:
+            found.append(OtherDaemon(pid, unit, _is_contained(host, pid), _places(Target(target.side, host, argv))))
     # the only one may be the one that cannot be asked
-    return found if patient.pid or len(found) > 1 or patient.unit.get("ActiveState") == "active" else []
+    return found if target.pid or len(found) > 1 or target.unit.get("ActiveState") == "active" else []
 
 
-def _judge_other(patient: Patient, other: Other) -> Finding:
+def _judge_other(target: Target, other: OtherDaemon) -> Finding:
     where = "in a container" if other.is_contained else f"of {other.unit}" if other.unit else "started by hand"
-    text = f"another {patient.program} runs: process {other.pid}, {where}"
-    mine = _places(patient)
-    if patient.side == "collector":
+    text = f"another {target.program} runs: process {other.pid}, {where}"
+    mine = _places(target)
+    if target.side == "collector":
         return good(f"{text}, on {', '.join(other.places)}" if other.places else text)
     if other.is_contained or (mine and other.places and not mine & other.places):
         return good(f"{text}, with another host name or another collector")
@@ -225,7 +225,7 @@ def _judge_other(patient: Patient, other: Other) -> Finding:
     )
 
 
-def _places(daemon: Patient) -> frozenset[str]:
+def _places(daemon: Target) -> frozenset[str]:
     """Where a node sends, or a collector listens."""
     try:
         if daemon.side == "collector":
@@ -265,13 +265,13 @@ def _is_contained(host: Host, pid: int) -> bool:
         return False
 
 
-def check_open_files(patient: Patient) -> Iterator[Finding]:
+def check_open_files(target: Target) -> Iterator[Finding]:
     """How many files and connections the running collector may have."""
-    if not patient.pid:
-        yield _silent(patient)
+    if not target.pid:
+        yield _silent(target)
         return
     limit = 0
-    for line in patient.host.read(f"/proc/{patient.pid}/limits").decode("ascii", "replace").splitlines():
+    for line in target.host.read(f"/proc/{target.pid}/limits").decode("ascii", "replace").splitlines():
         if line.startswith("Max open files"):
             words = line.split()
             limit = int(words[3]) if words[3].isdigit() else 1 << 30

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from colmet.commands.doctor import waits
 from colmet.commands.doctor.findings import Finding, Unchecked, fail, good, severe, warn
-from colmet.commands.doctor.target import Patient
+from colmet.commands.doctor.target import Target
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.plural import counted
 from colmet.node.system.command import Command
@@ -43,7 +43,7 @@ def _text(host: Host, path: str) -> str:
 # -- netlink: the kernel itself is asked, there is no other --
 
 
-def check_taskstats(patient: Patient) -> Iterator[Finding]:
+def check_taskstats(target: Target) -> Iterator[Finding]:
     """The kernel's answer for one task, in a form that is known."""
     import numpy as np
 
@@ -58,44 +58,44 @@ def check_taskstats(patient: Patient) -> Iterator[Finding]:
     except BackendUnavailable as err:
         yield fail(str(err), "a kernel with CONFIG_TASKSTATS=y, CONFIG_TASK_XACCT=y and CONFIG_TASK_IO_ACCOUNTING=y")
     except PermissionError:
-        yield severe("reading taskstats needs CAP_NET_ADMIN", _as_root(patient))
+        yield severe("reading taskstats needs CAP_NET_ADMIN", _as_root(target))
     except ParseError as err:
         yield fail(f"the kernel answers in a form that is not known: {err}", "a newer colmet, or a kernel since 3.10")
     else:
         yield good("the kernel answers")
 
 
-def _as_root(patient: Patient) -> str:
+def _as_root(target: Target) -> str:
     if os.geteuid() != 0:
-        return f"`sudo colmet doctor --{patient.side}`; colmet-node, too, has to be started as root"
+        return f"`sudo colmet doctor --{target.side}`; colmet-node, too, has to be started as root"
     return "give the container, or the unit, CAP_NET_ADMIN and the network namespace of the machine"
 
 
-def check_ends(patient: Patient) -> Iterator[Finding]:
+def check_ends(target: Target) -> Iterator[Finding]:
     """Whether the kernel tells of tasks that end: without, short ones are not counted."""
     from colmet.node.kernel.netlink import Inbox
     from colmet.node.kernel.taskstats import ExitRecords
 
     try:
-        ExitRecords(patient.host, Inbox(1, 1024)).close()
+        ExitRecords(target.host, Inbox(1, 1024)).close()
     except BackendUnavailable as err:
         if "container" in str(err):
             remedy = (
                 "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
             )
         else:
-            remedy = _as_root(patient)
+            remedy = _as_root(target)
         yield warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
     else:
         yield good("the kernel sends exit records")
 
 
-def check_forks(patient: Patient) -> Iterator[Finding]:
+def check_forks(target: Target) -> Iterator[Finding]:
     """Whether the kernel reports forks, which say whose an ended task was."""
     from colmet.node.kernel.forks import ForkEvents
     from colmet.node.kernel.netlink import Inbox
 
-    if patient.options.no_fork_events:
+    if target.options.no_fork_events:
         yield good("not asked for (--no-fork-events)")
         return
     try:
@@ -112,23 +112,23 @@ def check_forks(patient: Patient) -> Iterator[Finding]:
 # -- settings of the kernel --
 
 
-def check_delays(patient: Patient) -> Iterator[Finding]:
+def check_delays(target: Target) -> Iterator[Finding]:
     """kernel.task_delayacct, now and after the next boot."""
     try:
-        value = _text(patient.host, DELAYACCT)
+        value = _text(target.host, DELAYACCT)
     except FileNotFoundError:
-        if _release(patient.host) >= (5, 14):
+        if _release(target.host) >= (5, 14):
             yield warn(f"there is no {DELAYACCT}: delays are not counted", "a kernel with CONFIG_TASK_DELAY_ACCT=y")
-        elif "nodelayacct" in _text(patient.host, "/proc/cmdline").split():
+        elif "nodelayacct" in _text(target.host, "/proc/cmdline").split():
             yield warn("delays are not counted", "remove nodelayacct from the kernel's command line, and boot")
         else:
             yield good("before Linux 5.14 delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
         return
-    kept, against = _is_kept(patient.host)
+    kept, against = _is_kept(target.host)
     keep = f"remove it from {against}, and {_KEEP}" if against else _KEEP
     if value == "0":
         what = "kernel.task_delayacct is 0: what tasks wait for block I/O, swap and reclaim is not counted"
-        yield warn(what, "`systemctl restart systemd-sysctl`" if kept and patient.has_systemd else keep)
+        yield warn(what, "`systemctl restart systemd-sysctl`" if kept and target.has_systemd else keep)
     elif not kept:
         what = f"{against} sets it to 0" if against else "nothing sets it"
         yield warn(f"kernel.task_delayacct is 1, but {what} at the next boot", keep)
@@ -136,10 +136,10 @@ def check_delays(patient: Patient) -> Iterator[Finding]:
         yield good("kernel.task_delayacct is 1, and kept over a boot")
 
 
-def check_waits(patient: Patient) -> Iterator[Finding]:
+def check_waits(target: Target) -> Iterator[Finding]:
     """Whether a wait for a disk is counted as no longer than the task lived: short tasks write to /var/tmp."""
     try:
-        if _text(patient.host, DELAYACCT) == "0":
+        if _text(target.host, DELAYACCT) == "0":
             yield good("not looked at: kernel.task_delayacct is 0")
             return
     except FileNotFoundError:
@@ -192,9 +192,9 @@ def _is_kept(host: Host) -> tuple[bool, str]:
         return False, ""
 
 
-def check_perf(patient: Patient) -> Iterator[Finding]:
+def check_perf(target: Target) -> Iterator[Finding]:
     """perf_event: whether the kernel has it, who may use it, and which hierarchy counts."""
-    host, wanted = patient.host, patient.options.enable_perfhw
+    host, wanted = target.host, target.options.enable_perfhw
     say = fail if wanted else warn
     try:
         level = _text(host, PARANOID)
@@ -202,7 +202,7 @@ def check_perf(patient: Patient) -> Iterator[Finding]:
         yield say("this kernel has no perf events", "a kernel with CONFIG_PERF_EVENTS=y and CONFIG_CGROUP_PERF=y")
         return
     fine = True
-    held = _held(patient.pid if wanted else 0, host)
+    held = _held(target.pid if wanted else 0, host)
     if not held & {"CAP_PERFMON", "CAP_SYS_ADMIN"} and level not in ("-1", "0"):
         fine = False
         yield (severe if wanted else warn)(
@@ -270,13 +270,13 @@ def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
 # -- cgroups --
 
 
-def check_jobs(patient: Patient) -> Iterator[Finding]:
+def check_jobs(target: Target) -> Iterator[Finding]:
     """Where jobs' cgroups are looked for, and what is there now."""
     from colmet.node.jobs.jobs import ABSENT, DEFAULT_PATTERN, NODE_JOB
     from colmet.node.main import find_jobs
 
     try:
-        source = find_jobs(patient.options, patient.host)
+        source = find_jobs(target.options, target.host)
     except OSError as err:
         yield fail(f"inotify: {err}", "`sysctl -w fs.inotify.max_user_instances=512`, and in /etc/sysctl.d")
         return
@@ -286,10 +286,10 @@ def check_jobs(patient: Patient) -> Iterator[Finding]:
     finally:
         source.close()
     here = [state for state in states if state.state != ABSENT and state.name != "none"]
-    links = patient.host.path(_OAR_LINKS)
+    links = target.host.path(_OAR_LINKS)
     if not any(state.name != "none" for state in states):
         yield fail("no cgroup is mounted", "`mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with systemd")
-    elif not here and patient.options.cpuset_rootpath:
+    elif not here and target.options.cpuset_rootpath:
         missing = ", ".join(state.path for state in states)
         yield warn(
             f"--cpuset_rootpath {missing} does not exist; it is waited for",
@@ -321,20 +321,20 @@ def check_jobs(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def check_controllers(patient: Patient) -> Iterator[Finding]:
+def check_controllers(target: Target) -> Iterator[Finding]:
     """Whether the cgroup controllers that count hold the jobs; where none is, the directories in which jobs come."""
     from colmet.node.jobs.controllers import held_now
     from colmet.node.main import find_jobs
 
-    host = patient.host
-    source = find_jobs(patient.options, host)
+    host = target.host
+    source = find_jobs(target.options, host)
     try:
         found = held_now(host, source.scan(), source.describe())
     finally:
         source.close()
     if not found:
         yield from _check_machine(host)
-    stands_in = not patient.options.disable_jobproc
+    stands_in = not target.options.disable_jobproc
     for one in found:
         lacks, fine = [], True
         for name in one.lacks:
@@ -414,10 +414,10 @@ def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
     return _stranded(host, legacy)
 
 
-def check_pressure(patient: Patient) -> Iterator[Finding]:
+def check_pressure(target: Target) -> Iterator[Finding]:
     """PSI: whether the kernel tells what tasks stalled for."""
     try:
-        _text(patient.host, "/proc/pressure/cpu")
+        _text(target.host, "/proc/pressure/cpu")
     except OSError as err:
         if err.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
             raise
@@ -430,11 +430,11 @@ def check_pressure(patient: Patient) -> Iterator[Finding]:
         yield good("the kernel has pressure stall information (PSI)")
 
 
-def check_inotify(patient: Patient) -> Iterator[Finding]:
+def check_inotify(target: Target) -> Iterator[Finding]:
     """Limits on what a user may watch."""
     fine = True
     for name, least in (("max_user_watches", _MIN_WATCHES), ("max_user_instances", _MIN_INSTANCES)):
-        value = int(_text(patient.host, f"/proc/sys/fs/inotify/{name}"))
+        value = int(_text(target.host, f"/proc/sys/fs/inotify/{name}"))
         if value < least:
             fine = False
             yield warn(
@@ -449,22 +449,22 @@ def check_inotify(patient: Patient) -> Iterator[Finding]:
 # -- rights --
 
 
-def check_rights(patient: Patient) -> Iterator[Finding]:
+def check_rights(target: Target) -> Iterator[Finding]:
     """The rights of root's that what is measured here takes."""
     from colmet.node.system.privileges import CORE
 
-    wanted = set(CORE).union(*[backend.capabilities for backend in patient.backends])
-    held = _held(patient.pid, patient.host)
+    wanted = set(CORE).union(*[backend.capabilities for backend in target.backends])
+    held = _held(target.pid, target.host)
     missing = sorted(wanted - held)
     if "CAP_SYS_ADMIN" in held and "CAP_PERFMON" in missing:  # before Linux 5.8 it is a part of this one
         missing.remove("CAP_PERFMON")
-    who = f"process {patient.pid}" if patient.pid else "this command"
+    who = f"process {target.pid}" if target.pid else "this command"
     if not missing:
         yield good(f"{who} has {', '.join(sorted(wanted & held))}")
-    elif os.geteuid() != 0 and not patient.pid:
+    elif os.geteuid() != 0 and not target.pid:
         yield warn(
             f"this command runs as user {os.geteuid()}: what root may do here is not known",
-            f"`sudo colmet doctor --{patient.side}`",
+            f"`sudo colmet doctor --{target.side}`",
         )
     else:
         yield fail(
@@ -475,18 +475,18 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def check_container(patient: Patient) -> Iterator[Finding]:
+def check_container(target: Target) -> Iterator[Finding]:
     """Whether this is the machine itself: a container has other processes and rights."""
     fine = True
     for name, number in (("user", 0xEFFFFFFD), ("pid", 0xEFFFFFFC)):  # include/linux/proc_ns.h
-        if patient.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":
+        if target.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":
             fine = False
             yield fail(
                 f"this is a container: its {name} namespace is not the machine's",
                 "start colmet-node on the machine itself, or its container with "
                 f"--{name}{'ns' * (name == 'user')}=host",
             )
-    status = _text(patient.host, "/proc/self/status")
+    status = _text(target.host, "/proc/self/status")
     if re.search(r"^Seccomp:\s*[12]$", status, re.MULTILINE):
         fine = False
         yield warn(

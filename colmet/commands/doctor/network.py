@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from colmet.commands.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.commands.doctor.storage import missing_right
-from colmet.commands.doctor.target import Patient
+from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.node.system.host import Host
@@ -33,22 +33,22 @@ _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _GREETING_BYTES = 64
 
 
-class Address(NamedTuple):
+class TcpAddress(NamedTuple):
     """Where to connect or listen over TCP."""
 
     host: str
     port: int
 
 
-def address_of(uri: str) -> Address | None:
+def address_of(uri: str) -> TcpAddress | None:
     """Of a URI of ZeroMQ; None where it is none of TCP."""
     match = _ADDRESS.fullmatch(uri)
     if match is None:
         return None
-    return Address(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
+    return TcpAddress(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
 
 
-def greet(address: Address) -> str:
+def greet(address: TcpAddress) -> str:
     """The security mechanism, such as NULL or CURVE, of who listens; "" where that does not speak ZeroMQ.
 
     It sends the start of a greeting and hangs up: whoever listens counts a handshake that was not finished.
@@ -77,12 +77,12 @@ def greet(address: Address) -> str:
 # -- the node's way to its collectors --
 
 
-def check_collectors(patient: Patient) -> Iterator[Finding]:
+def check_collectors(target: Target) -> Iterator[Finding]:
     """Each --zeromq-uri and the port of its acknowledgements: name, connection, what listens, with keys or without."""
     from colmet.common.transport.uris import check_target, link_uri
     from colmet.node.delivery.link import collectors
 
-    options = patient.options
+    options = target.options
     try:
         uris = collectors(options)
         links = options.zeromq_link_uri or [link_uri(check_target(uri, "--zeromq-uri")) for uri in uris]
@@ -160,13 +160,13 @@ def _reach(uri: str, locked: bool) -> Finding:
 # -- what is listened on --
 
 
-def check_ports(patient: Patient) -> Iterator[Finding]:
+def check_ports(target: Target) -> Iterator[Finding]:
     """Each address that the daemon listens on: of this machine, and free or the daemon's own."""
     from colmet.common.transport.uris import check_uri, link_uri
 
-    options = patient.options
-    wanted: list[tuple[str, Address | None, str]] = []
-    if patient.side == "collector":
+    options = target.options
+    wanted: list[tuple[str, TcpAddress | None, str]] = []
+    if target.side == "collector":
         try:
             bind = check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
             link = options.zeromq_link_bind_uri
@@ -180,31 +180,31 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
             return
         wanted += [(option, address_of(uri), uri) for option, uri in uris]
     if options.metrics_listen:
-        listen = Address(*options.metrics_listen)
+        listen = TcpAddress(*options.metrics_listen)
         wanted.append(("--metrics-listen", listen, f"{listen.host}:{listen.port}"))
     if (options.control_socket or "").startswith("tcp:"):
         wanted.append(("--control-socket", address_of(options.control_socket), options.control_socket))
     for option, address, text in wanted:
-        yield _check_port(patient, option, address, text)
+        yield _check_port(target, option, address, text)
     if not wanted:
         yield good("none is listened on")
 
 
-def _check_port(patient: Patient, option: str, address: Address | None, text: str) -> Finding:
+def _check_port(target: Target, option: str, address: TcpAddress | None, text: str) -> Finding:
     if address is None or not address.port:
         return good(f"{option} {text}: no port, or any that is free")
     problem = _try_to_bind(address)
     if problem is None:
         return good(f"{option} {text}: free")
     if problem == errno.EADDRINUSE:
-        holders = _holders(patient.host, address.port)
+        holders = _holders(target.host, address.port)
         for pid, name in holders:
-            if pid == patient.pid or (not patient.pid and patient.program in name):
-                return good(f"{option} {text}: process {pid}, {patient.program}")
-        if patient.pid and not holders:
+            if pid == target.pid or (not target.pid and target.program in name):
+                return good(f"{option} {text}: process {pid}, {target.program}")
+        if target.pid and not holders:
             return good(f"{option} {text}: taken, as it should be; by whom this user cannot see")
-        if not patient.pid and INIT in [pid for pid, _ in holders]:
-            return good(f"{option} {text}: held by the service manager until {patient.program} runs")
+        if not target.pid and INIT in [pid for pid, _ in holders]:
+            return good(f"{option} {text}: held by the service manager until {target.program} runs")
         pid, name = holders[0] if holders else (0, "")
         who = f"process {pid}, {name}" if pid else "another process"
         return fail(
@@ -221,7 +221,7 @@ def _check_port(patient: Patient, option: str, address: Address | None, text: st
     return fail(f"{option} {text}: {os.strerror(problem)}", "give an address of this machine")
 
 
-def _try_to_bind(address: Address) -> int | None:
+def _try_to_bind(address: TcpAddress) -> int | None:
     """The error number of a try, or None. It does not listen: no node connects meanwhile, and loses what it sends."""
     host = "0.0.0.0" if address.host == "*" else address.host
     if host in [name for _, name in socket.if_nameindex()]:
@@ -265,14 +265,14 @@ def _holders(host: Host, port: int) -> list[tuple[int, str]]:
     return found
 
 
-def check_databases(patient: Patient) -> Iterator[Finding]:
+def check_databases(target: Target) -> Iterator[Finding]:
     """Each --elastic-host: name and connection."""
     from colmet.collector.backends.elasticsearch.client import checked_url
 
-    urls = patient.options.elastic_host or []
+    urls = target.options.elastic_host or []
     for url in map(checked_url, urls):
         parts = urlsplit(url)
-        address = Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        address = TcpAddress(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         try:
             socket.create_connection(address, CONNECT_S).close()
         except OSError as err:
@@ -290,18 +290,18 @@ def check_databases(patient: Patient) -> Iterator[Finding]:
 # -- keys --
 
 
-def check_keys(patient: Patient) -> Iterator[Finding]:
+def check_keys(target: Target) -> Iterator[Finding]:
     """The key files: there, whole, the daemon's alone to read; and whether the other side knows this one's."""
     from colmet.common.runtime import control
     from colmet.common.transport import authenticator, curve
 
-    options, uid = patient.options, patient.user.uid
+    options, uid = target.options, target.user.uid
     try:
         control.read_keys(options, uid)
     except ConfigError as err:
         yield severe(str(err), "`colmet keygen` makes keys; see --control-curve-keys")
     try:
-        found = curve.files(options) if patient.side == "node" else authenticator.files(options)
+        found = curve.files(options) if target.side == "node" else authenticator.files(options)
         if found is None:
             yield warn(
                 "keys are off: what is sent is in clear text, and any host that reaches the collector can send",
@@ -314,26 +314,26 @@ def check_keys(patient: Patient) -> Iterator[Finding]:
             curve.from_options(options, uid)
     except ConfigError as err:
         text, _, remedy = str(err).rpartition("; ")
-        yield severe(text or remedy, remedy if text else f"see /etc/colmet/{patient.side}.toml")
+        yield severe(text or remedy, remedy if text else f"see /etc/colmet/{target.side}.toml")
         return
     secret = found.secret
     for path in found:
-        blocked = missing_right(path, patient.user, os.R_OK)
+        blocked = missing_right(path, target.user, os.R_OK)
         if blocked:
             yield fail(
-                f"{patient.program} runs as {patient.user.name}, who cannot read {path}: {blocked} does not let it",
-                f"`chown {patient.user.name} {secret}; chmod 600 {secret}`, and see the directories above",
+                f"{target.program} runs as {target.user.name}, who cannot read {path}: {blocked} does not let it",
+                f"`chown {target.user.name} {secret}; chmod 600 {secret}`, and see the directories above",
             )
             return
     yield good(f"the pair in {secret} fits")
-    name = made_for(secret) if patient.side == "node" else ""
+    name = made_for(secret) if target.side == "node" else ""
     if name not in ("", socket.gethostname()):
         yield fail(
             f"{secret} was made for {name}, and this host is {socket.gethostname()}: the collector refuses its data",
             f"`colmet enrol {socket.gethostname()}` on the collector's machine makes its own, which belong in "
             "/etc/colmet/keys here",
         )
-    for one in patient.collectors:
+    for one in target.collectors:
         waits = one["state"] in ("away", "not heard of yet") and one["since_s"] > WAITED_S
         if waits and _is_locked(one["uri"]):
             settled = one["state"] == "away" and one["since_s"] > SETTLED_S
@@ -356,24 +356,24 @@ def made_for(secret: str) -> str:
     return match[1].decode("ascii", "replace") if match else ""
 
 
-def check_senders(patient: Patient) -> Iterator[Finding]:
+def check_senders(target: Target) -> Iterator[Finding]:
     """What the running collector knows of its nodes: two of one name, keys of other hosts, refused connections."""
-    if patient.status is None:
+    if target.status is None:
         yield good("it does not answer, there is nothing to ask")
         return
-    wrong = list(_judge_senders(patient, patient.status))
+    wrong = list(_judge_senders(target, target.status))
     yield from wrong or [good("nothing is wrong with them")]
 
 
-def _judge_senders(patient: Patient, status: Mapping[str, Any]) -> Iterator[Finding]:
-    log = f"journalctl -u {patient.program} -g"
+def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Finding]:
+    log = f"journalctl -u {target.program} -g"
     for host, names in status["senders"].get("shared_names", {}).items():
         yield warn(
             f"several agents send as {host}: they are stored as {', '.join(names)}",
             "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
             f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both",
         )
-    for one in patient.senders:
+    for one in target.senders:
         if one["foreign"]:
             yield warn(
                 f"{counted(one['foreign'], 'messages')} with the key of {one['name']} refused: data of another host",

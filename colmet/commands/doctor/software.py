@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from colmet.commands.doctor.findings import Finding, Late, bounded, fail, good, severe, take_warnings, warn
-from colmet.commands.doctor.target import Patient
+from colmet.commands.doctor.target import Target
 from colmet.common.errors import BackendUnavailable, ColmetError
 from colmet.common.runtime.dependencies import how_to_install
 
@@ -100,13 +100,13 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def check_modules(patient: Patient) -> Iterator[Finding]:
+def check_modules(target: Target) -> Iterator[Finding]:
     """Python, and the modules that the daemon imports, with their versions."""
     fine = [f"Python {'.'.join(map(str, sys.version_info[:3]))}"]
     wrong = False
     known = requirements()
     for one in known:
-        if one.extra or _ONE_SIDED.get(one.name, patient.side) != patient.side:
+        if one.extra or _ONE_SIDED.get(one.name, target.side) != target.side:
             continue
         version = version_of(one.name)
         remedy = f"`{sys.executable} -m pip install '{one.name}{one.text}'`; of Debian's packages: `apt-get install -f`"
@@ -118,10 +118,10 @@ def check_modules(patient: Patient) -> Iterator[Finding]:
             yield fail(f"{one.name} {version} is older than {one.text}", remedy)
         else:
             fine.append(f"{one.name} {version}")
-    if patient.damage:
+    if target.damage:
         if not wrong:
             yield fail(
-                f"{patient.program} cannot be loaded: {patient.damage}",
+                f"{target.program} cannot be loaded: {target.damage}",
                 "reinstall what that names, or colmet with its dependencies",
             )
         return
@@ -149,14 +149,14 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def check_libraries(patient: Patient) -> Iterator[Finding]:
+def check_libraries(target: Target) -> Iterator[Finding]:
     """The C libraries: whether they are built, and of this Colmet; what LIB_..._PATH names."""
     from colmet.node.system import clib
 
-    asked = {"--enable-perfhw": patient.options.enable_perfhw, "--enable-RAPL": patient.options.enable_RAPL}
+    asked = {"--enable-perfhw": target.options.enable_perfhw, "--enable-RAPL": target.options.enable_RAPL}
     for folder, variable, module, switch in _LIBRARIES:
         try:
-            with _environment(variable, patient.environment(variable)):
+            with _environment(variable, target.environment(variable)):
                 clib.load(folder, import_module(module).ABI, variable)
         except BackendUnavailable as err:
             text, _, remedy = str(err).rpartition("; ")
@@ -170,9 +170,9 @@ def check_libraries(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def check_backends(patient: Patient) -> Iterator[Finding]:
+def check_backends(target: Target) -> Iterator[Finding]:
     """Each backend that is asked for, opened as the daemon does: devices, files, drivers, programs that answer."""
-    for backend in patient.backends:
+    for backend in target.backends:
         on, off = type(backend).switches()
         without = f"start with {off}" if off else f"start without {on}" if on else "see docs/inputs"
         try:

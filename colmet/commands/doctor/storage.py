@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from colmet.commands.doctor.findings import Finding, Unchecked, fail, good, warn
-from colmet.commands.doctor.target import Patient, User
+from colmet.commands.doctor.target import Target, User
 from colmet.commands.units import size
 from colmet.node.system.host import Host
 
@@ -19,7 +19,7 @@ LOCK_FILE = "lock"  # of the journal and of the spool
 MAX_FILES = 100_000
 
 
-class Place(NamedTuple):
+class WritableDirectory(NamedTuple):
     """A directory that is written to.
 
     Attributes:
@@ -66,70 +66,70 @@ def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
     return ""
 
 
-def places(patient: Patient) -> list[Place]:
+def places(target: Target) -> list[WritableDirectory]:
     """The directories that the options of a daemon name."""
-    options = patient.options
+    options = target.options
     found = []
-    if patient.side == "node":
+    if target.side == "node":
         from colmet.node.delivery import link
         from colmet.node.system import state
 
         spool, kept = options.spool_dir, options.state_dir
         if spool is None:
-            spool = link.default_directory(patient.host, patient.user.uid)
+            spool = link.default_directory(target.host, target.user.uid)
         if kept is None:
-            kept = state.default_directory(patient.runtime_directory)
-        found.append(Place("--spool-dir", spool, options.spool_size, private=True))
-        if kept != patient.runtime_directory or patient.host.is_directory(kept):  # else systemd makes it at the start
-            found.append(Place("--state-dir", kept, 0, private=True, lasting=False))
+            kept = state.default_directory(target.runtime_directory)
+        found.append(WritableDirectory("--spool-dir", spool, options.spool_size, private=True))
+        if kept != target.runtime_directory or target.host.is_directory(kept):  # else systemd makes it at the start
+            found.append(WritableDirectory("--state-dir", kept, 0, private=True, lasting=False))
     else:
         journal = options.journal_dir
         if journal is None:
-            journal = next((place for output in patient.backends if (place := output.journal_dir())), "")
-        found.append(Place("--journal-dir", journal, options.journal_size, parents=True))
+            journal = next((place for output in target.backends if (place := output.journal_dir())), "")
+        found.append(WritableDirectory("--journal-dir", journal, options.journal_size, parents=True))
         if options.hdf5_filepath:
             folder = os.path.dirname(os.path.abspath(options.hdf5_filepath))
-            found.append(Place("--hdf5-filepath", folder, 0, parents=True))
+            found.append(WritableDirectory("--hdf5-filepath", folder, 0, parents=True))
         if options.elastic_reject_file:
             folder = os.path.dirname(os.path.abspath(options.elastic_reject_file))
-            found.append(Place("--elastic-reject-file", folder, 0, made=False))
+            found.append(WritableDirectory("--elastic-reject-file", folder, 0, made=False))
     return [place._replace(path=os.path.abspath(place.path)) for place in found if place.path]
 
 
-def check_disk(patient: Patient) -> Iterator[Finding]:
+def check_disk(target: Target) -> Iterator[Finding]:
     """Each directory: there or to be made, the daemon's alone to write to, on a disk with room for what it may take."""
-    named = places(patient)
-    if patient.side == "node" and not any(place.option == "--spool-dir" for place in named):
+    named = places(target)
+    if target.side == "node" and not any(place.option == "--spool-dir" for place in named):
         yield warn(
             "no --spool-dir: what no collector has acknowledged is lost when colmet-node ends",
             'spool-dir = "/var/spool/colmet" in /etc/colmet/node.toml',
         )
-    if patient.side == "collector" and not any(place.option == "--journal-dir" for place in named):
+    if target.side == "collector" and not any(place.option == "--journal-dir" for place in named):
         yield warn(
             "no --journal-dir: what waits for an output is in memory only, and lost with the collector",
             'journal-dir = "/var/lib/colmet/journal" in /etc/colmet/collector.toml',
         )
-    file = os.path.abspath(patient.options.hdf5_filepath or "") if patient.side == "collector" else ""
-    if file.endswith(".hdf5") and not patient.pid and _locked_by(patient.host, file):
+    file = os.path.abspath(target.options.hdf5_filepath or "") if target.side == "collector" else ""
+    if file.endswith(".hdf5") and not target.pid and _locked_by(target.host, file):
         yield fail(
             f"--hdf5-filepath {file}: another process writes to it, it does not start",
             "see which: `pgrep -af colmet-collector`; two collectors need files of their own: choose another one with "
             "--hdf5-filepath",
         )
     for place in named:
-        holder = 0 if patient.pid else _locked_by(patient.host, os.path.join(place.path, LOCK_FILE))
+        holder = 0 if target.pid else _locked_by(target.host, os.path.join(place.path, LOCK_FILE))
         if holder:
-            so = "it does not start" if patient.side == "collector" else "it keeps batches in memory only"
+            so = "it does not start" if target.side == "collector" else "it keeps batches in memory only"
             yield fail(
                 f"{place.option} {place.path}: process {holder} uses it, {so}",
                 f"see what it is: `ps -fp {holder}`; two daemons of one machine need directories of their own: choose "
                 f"another one with {place.option}",
             )
             continue
-        problems = list(_check(patient, place))
+        problems = list(_check(target, place))
         yield from problems
         if not problems:
-            room = _system(patient.host, place.path)
+            room = _system(target.host, place.path)
             yield good(f"{place.option} {place.path}: writable, {size(room.f_bavail * room.f_frsize)} free")
 
 
@@ -150,8 +150,8 @@ def _locked_by(host: Host, path: str) -> int:
     return 0
 
 
-def _check(patient: Patient, place: Place) -> Iterator[Finding]:
-    host, user, (option, path) = patient.host, patient.user, place[:2]
+def _check(target: Target, place: WritableDirectory) -> Iterator[Finding]:
+    host, user, (option, path) = target.host, target.user, place[:2]
     try:
         is_directory = stat.S_ISDIR(host.mode(path))
     except FileNotFoundError:
@@ -170,8 +170,7 @@ def _check(patient: Patient, place: Place) -> Iterator[Finding]:
     blocked = _blocked(host, path, user)
     if blocked:
         yield fail(
-            f"{option} {path}: {patient.program} runs as {user.name}, who cannot write there: {blocked} does not "
-            "let it",
+            f"{option} {path}: {target.program} runs as {user.name}, who cannot write there: {blocked} does not let it",
             _give(host, path, user, option)
             if blocked == path
             else f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)",
@@ -206,7 +205,7 @@ def _blocked(host: Host, path: str, user: User) -> str:
     return path if blocked == host.path(path) else blocked[len(host.root) :]
 
 
-def _check_room(host: Host, place: Place) -> Iterator[Finding]:
+def _check_room(host: Host, place: WritableDirectory) -> Iterator[Finding]:
     """The file system that a directory is, or will be, in."""
     option, path = place[:2]
     kind, point = _mount(host, path)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
 from colmet.commands.doctor.findings import BOUND_S, Finding
-from colmet.commands.doctor.target import SIDES, Patient
+from colmet.commands.doctor.target import SIDES, Target
 
 _NODE, _COLLECTOR = SIDES[:1], SIDES[1:]
 
@@ -26,7 +26,7 @@ class Check(NamedTuple):
     group: str
     name: str
     sides: tuple[str, ...]
-    function: Callable[[Patient], Iterator[Finding]]
+    function: Callable[[Target], Iterator[Finding]]
     bound_s: float = BOUND_S
 
     @property

@@ -79,7 +79,7 @@ class User(NamedTuple):
         )
 
 
-class Patient:
+class Target:
     """One daemon, and its machine.
 
     Args:
@@ -93,7 +93,7 @@ class Patient:
         status: what it says of itself; None where it does not.
         unreachable: why it does not.
         denied: whether that is for want of rights.
-        is_told: whether its command line was given, rather than found.
+        is_given: whether its command line was given, rather than found.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Patient:
         self.status: dict[str, Any] | None = None
         self.unreachable = ""
         self.denied = False
-        self.is_told = argv is not None
+        self.is_given = argv is not None
         self._argv = list(argv or ())
         self._socket = control_socket
         self.supposed = supposed
@@ -123,7 +123,7 @@ class Patient:
         """
         if self._socket is None and self.supposed:
             return
-        if not self.is_told:
+        if not self.is_given:
             self._ask(self._socket)
         if self.status is None:
             place = self._socket or getattr(self._parsed[0], "control_socket", None)
@@ -167,7 +167,7 @@ class Patient:
     @cached_property
     def argv(self) -> list[str]:
         """The command line: the one that was given, that of the running daemon, or what its unit would give it."""
-        if self.is_told:
+        if self.is_given:
             return self._argv
         if self.pid:
             running = arguments(self.host, self.pid, self.side)
