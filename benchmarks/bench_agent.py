@@ -18,8 +18,8 @@ from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.backends.taskstats import TaskstatsBackend
-from colmet.node.delivery.outbox import Held
-from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
@@ -158,8 +158,8 @@ def bench_growth(ticks: int = TICKS) -> Figures:
         host = Host()
         backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-        spool = Spool(v1.encode, Held(time.time_ns()))
-        agent = Agent("bench", source, backends, spool, Schedule(1), account=Account(host))
+        queue = SendQueue(v1.encode, Outbox(time.time_ns()))
+        agent = Agent("bench", source, backends, queue, Schedule(1), account=Account(host))
         tasks = ShortTasks(root.job("bob_1"))
         sizes = []
         for number in range(ticks):
@@ -167,8 +167,8 @@ def bench_growth(ticks: int = TICKS) -> Figures:
                 job = root.job(f"eve_{number + 2}")
                 job.start(["/bin/sleep", "60"])
             tasks.run(2)
-            spool.put(agent.tick())
-            spool.take()
+            queue.put(agent.tick())
+            queue.take()
             if number % 3 == 2:
                 root.end(job)
             if number in (ticks // 10, ticks - 1):

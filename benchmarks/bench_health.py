@@ -30,8 +30,8 @@ from colmet.common.wire import v1
 from colmet.common.wire.control import encode
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.delivery.outbox import Held
-from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
@@ -83,8 +83,8 @@ def bench_node() -> Figures:
         backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
         health = NodeHealth({}, latest=Latest())
-        spool = Spool(v1.encode, Held(time.time_ns()))
-        agent = Agent("bench", source, backends, spool, Schedule(PERIOD_S), health=health)
+        queue = SendQueue(v1.encode, Outbox(time.time_ns()))
+        agent = Agent("bench", source, backends, queue, Schedule(PERIOD_S), health=health)
         stack.callback(agent.close)
         endpoint = Endpoint(Listen("127.0.0.1", 0), health.families, health.pause)
         stack.callback(endpoint.close)

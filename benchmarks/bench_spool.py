@@ -19,11 +19,11 @@ from pathlib import Path
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import colmet06, v1
-from colmet.node.delivery.link import Link
-from colmet.node.delivery.outbox import Held
-from colmet.node.delivery.send_queue import Spool
-from colmet.node.delivery.spool import LOCK, SpoolFiles
-from colmet.node.delivery.uplink import Route, Times
+from colmet.node.delivery.link import NodeLink
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.spool import LOCK, Spool
+from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.system.host import Host
 
 Figures = list[tuple[str, float, str, str]]
@@ -74,12 +74,12 @@ class Node:
         directory = Host().private_directory(str(folder / "spool"))
         directory.lock(LOCK)
         epoch = time.time_ns()
-        self.held = Held(epoch, SpoolFiles(directory, "bench", epoch, 1 << 30, 86400))
-        self.spool = Spool(v1.encode, self.held)
+        self.outbox = Outbox(epoch, Spool(directory, "bench", epoch, 1 << 30, 86400))
+        self.queue = SendQueue(v1.encode, self.outbox)
         uri = f"ipc://{folder}/collector"
         times = Times().faster(FACTOR)
-        self.route = Route(uri, Push(uri, 1000, 0), LinkClient(f"{uri}.link"), times, time.monotonic())
-        self.link = Link("bench", self.held, [self.route], self.spool.take, self.spool.fd, times=times)
+        self.uplink = Uplink(uri, Push(uri, 1000, 0), LinkClient(f"{uri}.link"), times, time.monotonic())
+        self.link = NodeLink("bench", self.outbox, [self.uplink], self.queue.take, self.queue.fd, times=times)
         self._seq = 0
         self.link.start()
 
@@ -92,17 +92,17 @@ class Node:
             time.sleep(max(0.0, due - time.monotonic()))
             late.append(time.monotonic() - due)
             self._seq += 1
-            one = batch(self.held.epoch, self._seq)
+            one = batch(self.outbox.epoch, self._seq)
             start = time.perf_counter()
-            self.spool.put(one)
+            self.queue.put(one)
             took.append(time.perf_counter() - start)
         return late, took
 
     def close(self) -> None:
         """End it."""
-        self.link.stop(self.spool.wake)
-        self.route.close()
-        self.held.close()
+        self.link.stop(self.queue.wake)
+        self.uplink.close()
+        self.outbox.close()
 
 
 def p99(values: list[float]) -> float:
@@ -139,7 +139,7 @@ def run() -> Figures:
                     one, other = node.tick(PHASE_S)
                     late[what] += one
                     took[what] += other
-                while len(node.held):
+                while len(node.outbox):
                     node.tick(0.5)
         finally:
             collector.kill()

@@ -19,11 +19,11 @@ from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
-from colmet.node.delivery.link import Link
-from colmet.node.delivery.outbox import Held
-from colmet.node.delivery.send_queue import Spool
-from colmet.node.delivery.spool import LOCK, SpoolFiles
-from colmet.node.delivery.uplink import Route, Times, by_preference
+from colmet.node.delivery.link import NodeLink
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.spool import LOCK, Spool
+from colmet.node.delivery.uplink import Times, Uplink, by_preference
 from colmet.node.schedule import Schedule
 from colmet.node.system.host import Host
 from colmet.node.system.processes import Processes
@@ -83,7 +83,7 @@ class NoJobs:
         pass
 
 
-class Noting(Held):
+class Noting(Outbox):
     """Writes down what is in the files."""
 
     notes = -1
@@ -100,30 +100,30 @@ def main(host_name, directory, notes, spool_bytes, factor, *uris):
     times = Times().faster(float(factor))._replace(farewell_s=5.0)
     private = Host().private_directory(directory)
     private.lock(LOCK)
-    epoch = max(time.time_ns(), SpoolFiles.last_epoch(private) + 1)
+    epoch = max(time.time_ns(), Spool.last_epoch(private) + 1)
     room = int(spool_bytes)
-    files = SpoolFiles(private, host_name, epoch, room, 86400, segment_bytes=min(SEGMENT_BYTES, room // 8))
-    held = Noting(epoch, files)
-    held.notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    spool = Spool(v1.encode, held)
+    files = Spool(private, host_name, epoch, room, 86400, segment_bytes=min(SEGMENT_BYTES, room // 8))
+    outbox = Noting(epoch, files)
+    outbox.notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    queue = SendQueue(v1.encode, outbox)
     now = time.monotonic()
     uris = by_preference(host_name, uris)
-    routes = [Route(uri, Push(uri, 1000, 0), LinkClient(link_uri(uri)), times, now) for uri in uris]
-    link = Link(host_name, held, routes, spool.take, spool.fd, 1000, 200.0, times)
-    agent = Agent(host_name, NoJobs(), [MadeUp(epoch)], spool, Schedule(PERIOD_S))
+    uplinks = [Uplink(uri, Push(uri, 1000, 0), LinkClient(link_uri(uri)), times, now) for uri in uris]
+    link = NodeLink(host_name, outbox, uplinks, queue.take, queue.fd, 1000, 200.0, times)
+    agent = Agent(host_name, NoJobs(), [MadeUp(epoch)], queue, Schedule(PERIOD_S))
     with cli.Signals((signal.SIGTERM,)) as signals:
         link.start()
         agent.run(signals)
     until = time.monotonic() + AT_MOST_S
-    while (spool.waiting or len(held)) and time.monotonic() < until:
+    while (queue.waiting or len(outbox)) and time.monotonic() < until:
         time.sleep(0.02)
-    assert link.stop(spool.wake)
-    for dropped in spool.dropped_ranges():
-        os.write(held.notes, f"dropped {dropped.epoch} {dropped.first} {dropped.last}\n".encode())
-    print(spool.counters(), link.resent, file=sys.stderr)
-    for route in routes:
-        route.close()
-    held.close()
+    assert link.stop(queue.wake)
+    for dropped in queue.dropped_ranges():
+        os.write(outbox.notes, f"dropped {dropped.epoch} {dropped.first} {dropped.last}\n".encode())
+    print(queue.counters(), link.resent, file=sys.stderr)
+    for uplink in uplinks:
+        uplink.close()
+    outbox.close()
     return 0
 
 

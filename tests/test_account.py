@@ -155,7 +155,7 @@ def test_failures_overruns_and_what_is_off_are_told(fake):
 def test_a_full_queue_shows(fake):
     agent = agent_of(fake, send=lambda message: False)
     for _ in range(3):
-        agent._spool.put(agent.tick())
+        agent._queue.put(agent.tick())
     rows = own_rows(agent.tick())
     agent.close()
     assert (rows["agent"]["batches_sent"], rows["agent"]["batches_dropped"]) == (0, 3)
@@ -235,7 +235,7 @@ def batches(fake):
     sent = []
     agent = agent_of(fake, Fake("one", counters={"exits_known": 3}), send=lambda m: sent.append(m) or True)
     for _ in range(3):
-        agent._spool.put(agent.tick())
+        agent._queue.put(agent.tick())
     agent.close()
     decoder = Decoder()
     return [decoder.decode(message).batches[0] for message in sent]

@@ -165,7 +165,7 @@ def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector
     one = output("--deadline", "300")
     one.put(DOCUMENTS, TIME_NS)
     assert one.finish() == Delivery(1, 0, 0)
-    one._spool.overflowed += 2  # as where its disk is full
+    one._queue.overflowed += 2  # as where its disk is full
     assert one.finish() == Delivery(0, 0, 2)
     assert one.finish() == Delivery(0, 0, 0), "what one run lost is not counted for each that follows"
     one.close()

@@ -27,7 +27,7 @@ from endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, Ha
 from colmet.common.errors import ConfigError
 from colmet.facility import sender as module
 from colmet.facility.sender import Outcome, Sender, parse_retry_after
-from colmet.facility.spool import Spool
+from colmet.facility.spool import DocumentSpool
 
 NS = 10**9
 TOKEN = "s3cret-t0ken"
@@ -77,7 +77,7 @@ def make(endpoint, clock, tmp_path):
 
     def run(spooled=True, url=None, token=TOKEN, **options):
         options = {"timeout_s": 5.0, "rate": 1e6, "jitter": lambda: 0.5, **options}
-        spool = Spool(str(tmp_path / "spool"), now_ns=clock.now_ns) if spooled else None
+        spool = DocumentSpool(str(tmp_path / "spool"), now_ns=clock.now_ns) if spooled else None
         times = {"now_ns": clock.now_ns, "monotonic": clock.monotonic, "sleep": clock.sleep}
         made.append(Sender(url or endpoint.url, token, spool, **{**times, **options}))
         return made[-1]
@@ -160,7 +160,7 @@ def test_an_hour_without_the_endpoint_loses_nothing(endpoint, make, clock, monke
 
 def test_beyond_the_bounds_of_the_spool_the_oldest_are_lost_and_counted(endpoint, clock, tmp_path, make):
     endpoint.stop()
-    spool = Spool(str(tmp_path / "spool"), max_age_s=3600, now_ns=clock.now_ns)
+    spool = DocumentSpool(str(tmp_path / "spool"), max_age_s=3600, now_ns=clock.now_ns)
     one = Sender(endpoint.url, None, spool, now_ns=clock.now_ns, monotonic=clock.monotonic, sleep=clock.sleep)
     assert one.send(documents(1, 2)).kept == 2
     clock.now_s += 3601
@@ -316,7 +316,7 @@ def test_what_is_no_json_is_refused_and_the_others_are_sent(endpoint, make, what
 @pytest.mark.parametrize("text", [b"", b"[]", b'["token"]', b"nonsense", b"[" * 100_000])
 def test_what_is_no_document_in_the_spool_is_left_to_the_endpoint(endpoint, make, tmp_path, text):
     endpoint.script = [400]
-    spool = Spool(str(tmp_path / "spool"))
+    spool = DocumentSpool(str(tmp_path / "spool"))
     assert spool.put([text]) == 1
     spool.close()
     assert make().send([]) == Outcome(0, 0, 1, 0)
@@ -596,9 +596,9 @@ def test_a_file_of_certificates_that_holds_none_is_an_error_of_the_command_line(
 RUN = """
 import sys
 from colmet.facility.sender import Sender
-from colmet.facility.spool import Spool
+from colmet.facility.spool import DocumentSpool
 url, directory, notes, first, count = sys.argv[1:]
-sender = Sender(url, None, Spool(directory), timeout_s=5, rate=1e5)
+sender = Sender(url, None, DocumentSpool(directory), timeout_s=5, rate=1e5)
 documents = [{"token": None, "kind": "ssh", "n": n} for n in range(int(first), int(first) + int(count))]
 put = sender._spool.put
 def noting(texts):

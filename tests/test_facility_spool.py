@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.facility.spool import MAX_REFUSED_BYTES, Spool, pack, unpack
+from colmet.facility.spool import MAX_REFUSED_BYTES, DocumentSpool, pack, unpack
 
 NS = 10**9
 HOUR_NS = 3600 * NS
@@ -38,7 +38,7 @@ def open_spool(tmp_path, clock):
     opened = []
 
     def run(**options):
-        opened.append(Spool(str(tmp_path / "state/spool"), now_ns=clock, **options))
+        opened.append(DocumentSpool(str(tmp_path / "state/spool"), now_ns=clock, **options))
         return opened[-1]
 
     yield run
@@ -160,7 +160,7 @@ def test_a_file_cut_at_any_byte_gives_the_documents_before_it():
 )
 def test_whatever_is_in_the_files_is_read_or_counted(documents, done):
     with tempfile.TemporaryDirectory() as folder:
-        spool = Spool(folder)
+        spool = DocumentSpool(folder)
         stem = Path(folder, f"{time.time_ns():020d}-{'0' * 16}")
         stem.with_suffix(".documents").write_bytes(documents)
         stem.with_suffix(".done").write_bytes(done)
@@ -229,10 +229,10 @@ def test_a_directory_of_somebody_else_or_a_link_is_not_used(tmp_path):
     (tmp_path / "open").mkdir(mode=0o777)
     os.chmod(tmp_path / "open", 0o777)
     with pytest.raises(PermissionError):
-        Spool(str(tmp_path / "open"))
+        DocumentSpool(str(tmp_path / "open"))
     (tmp_path / "link").symlink_to(tmp_path / "open")
     with pytest.raises(OSError, match="link"):
-        Spool(str(tmp_path / "link"))
+        DocumentSpool(str(tmp_path / "link"))
 
 
 def test_a_disk_without_room_is_told_and_nothing_is_there_in_part(tmp_path, root):
@@ -246,7 +246,7 @@ def test_a_disk_without_room_is_told_and_nothing_is_there_in_part(tmp_path, root
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         cannot_run("no tmpfs can be mounted")
     try:
-        spool = Spool(str(point / "spool"), max_bytes=1 << 20)
+        spool = DocumentSpool(str(point / "spool"), max_bytes=1 << 20)
         (point / "filler").write_bytes(b"x" * 40_000)
         assert spool.put(texts_of(1, 2)) == 2
         assert spool.put(texts_of(*range(3, 3000))) == 0

@@ -18,7 +18,7 @@ from colmet.common.runtime.daemon_health import RecentGrowth
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
-from colmet.node.delivery.uplink import Route, State, Times
+from colmet.node.delivery.uplink import Times, Uplink, UplinkState
 from colmet.node.selfmetrics.node_health import NodeHealth
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
@@ -88,7 +88,7 @@ def test_the_nodes_status_has_the_ages_of_the_moment_at_which_it_is_asked():
 
 
 def test_the_nodes_line_tells_what_is_off_and_what_went_wrong():
-    health = NodeHealth({}, [Route("tcp://head:5556", None, None, Times(), 0.0), away()])
+    health = NodeHealth({}, [Uplink("tcp://head:5556", None, None, Times(), 0.0), away()])
     totals = {"jobs": 2, "overruns": 1, "batches_dropped": 4}
     health.note([runner("a"), runner("b", is_open=False)], totals, 12_000_000, 5.0)
     assert health.line() == (
@@ -97,9 +97,9 @@ def test_the_nodes_line_tells_what_is_off_and_what_went_wrong():
 
 
 def away():
-    route = Route("tcp://two:5556", None, None, Times(), 0.0)
-    route.state = State.AWAY
-    return route
+    uplink = Uplink("tcp://two:5556", None, None, Times(), 0.0)
+    uplink.state = UplinkState.AWAY
+    return uplink
 
 
 def test_the_nodes_status_tells_of_collectors_and_of_what_waits_for_them():

@@ -15,9 +15,9 @@ from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import ENCODERS, Decoder
 from colmet.node import main
-from colmet.node.delivery.outbox import Held
-from colmet.node.delivery.send_queue import Spool
-from colmet.node.delivery.spool import SpoolFiles
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.spool import Spool
 from colmet.node.selfmetrics import completeness
 from colmet.node.system.host import Host
 
@@ -203,27 +203,25 @@ def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     directory = str(tmp_path / "spool")
 
     def opened(epoch):
-        held = Held(
-            epoch, SpoolFiles(Host().private_directory(directory), "node-1", epoch, 1 << 20, 9e9), max_age_s=9e9
-        )
-        held.load()
-        return Spool(lambda batch: b"message", held)
+        outbox = Outbox(epoch, Spool(Host().private_directory(directory), "node-1", epoch, 1 << 20, 9e9), max_age_s=9e9)
+        outbox.load()
+        return SendQueue(lambda batch: b"message", outbox)
 
     earlier = opened(1)
     for seq in range(5):
         earlier.put(Batch("node-1", 1, seq, 10**18, (), ()))
-    earlier.held.add(earlier.take())
-    earlier.held.close()
-    spool = opened(2)
-    spool.put(Batch("node-1", 2, 0, 10**18, (), ()))
-    spool.held.add(spool.take())
-    spool.held.acknowledge(1, 0, 3)
-    spool.held.drop(1, 4, 4, 0, 0, "age")
-    spool.held.sent((2, 0))
-    kept = main.open_ledger(argparse.Namespace(disable_ledger=False, ledger_period=60.0), spool, [])
+    earlier.outbox.add(earlier.take())
+    earlier.outbox.close()
+    queue = opened(2)
+    queue.put(Batch("node-1", 2, 0, 10**18, (), ()))
+    queue.outbox.add(queue.take())
+    queue.outbox.acknowledge(1, 0, 3)
+    queue.outbox.drop(1, 4, 4, 0, 0, "age")
+    queue.outbox.sent((2, 0))
+    kept = main.open_ledger(argparse.Namespace(disable_ledger=False, ledger_period=60.0), queue, [])
     fate = kept._fate()
-    assert spool.acknowledged == 4 and spool.dropped == 1, "all, for the log"
+    assert queue.acknowledged == 4 and queue.dropped == 1, "all, for the log"
     assert dict(fate.batches) == {"taken": 1, "sent": 1, "acknowledged": 0, "dropped": 0}
     earlier.close()
-    spool.held.close()
-    spool.close()
+    queue.outbox.close()
+    queue.close()

@@ -9,10 +9,11 @@ import threading
 import pytest
 
 from colmet.common.wire import link as wire
-from colmet.node.delivery.link import Link
-from colmet.node.delivery.outbox import Entry, Held
+from colmet.node.delivery.link import NodeLink
+from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.requests import MAX_WAITING, Requests
-from colmet.node.delivery.uplink import Route, State, Times, by_preference
+from colmet.node.delivery.spool import EncodedBatch
+from colmet.node.delivery.uplink import Times, Uplink, UplinkState, by_preference
 from colmet.node.selfmetrics.node_health import NodeHealth
 
 EPOCH = 100
@@ -72,14 +73,14 @@ class World:
     def __init__(self, count=1, linked=True, wire="v1", **options):
         self.clock = Clock()
         self.new = []
-        self.held = Held(EPOCH, max_age_s=9e9)
+        self.outbox = Outbox(EPOCH, max_age_s=9e9)
         self.pushes = [FakePush() for _ in range(count)]
         self.links = [FakeLink() if linked else None for _ in range(count)]
-        self.routes = [
-            Route(f"uri-{n}", push, link, TIMES, self.clock.now, wire)
+        self.uplinks = [
+            Uplink(f"uri-{n}", push, link, TIMES, self.clock.now, wire)
             for n, (push, link) in enumerate(zip(self.pushes, self.links))
         ]
-        self.link = Link("node-1", self.held, self.routes, self._take, -1, monotonic=self.clock, **options)
+        self.link = NodeLink("node-1", self.outbox, self.uplinks, self._take, -1, monotonic=self.clock, **options)
         self._number = 0
         self.answering = set(range(count))
         self.started = dict.fromkeys(range(count), 1)
@@ -91,7 +92,7 @@ class World:
     def put(self, count=1):
         for _ in range(count):
             self._number += 1
-            self.new.append(Entry(EPOCH, self._number, 10**18, b"%d" % self._number))
+            self.new.append(EncodedBatch(EPOCH, self._number, 10**18, b"%d" % self._number))
 
     def ack(self, *ranges, n=0):
         ack = wire.Ack("1.0", self.started[n], True, 0, tuple([wire.Range(EPOCH, *one) for one in ranges]))
@@ -118,17 +119,17 @@ class World:
 def world():
     made = World()
     made.run(0.3)
-    assert made.routes[0].state is State.THERE
+    assert made.uplinks[0].state is UplinkState.THERE
     return made
 
 
 def test_what_is_new_is_sent_at_once_and_held_until_it_is_acknowledged(world):
     world.put(3)
     world.link.step()
-    assert world.push.take() == [1, 2, 3] and len(world.held) == 3
+    assert world.push.take() == [1, 2, 3] and len(world.outbox) == 3
     world.ack((1, 2))
     world.link.step()
-    assert len(world.held) == 1 and world.link.outstanding == 1
+    assert len(world.outbox) == 1 and world.link.outstanding == 1
     world.run(3)
     assert world.hellos[-1] == wire.Hello("node-1", EPOCH, 4, world.hellos[-1].version, (wire.Range(EPOCH, 3, 3),))
     world.ack((3, 3))
@@ -140,7 +141,7 @@ def test_what_is_sent_before_the_collector_has_answered_is_not_sent_twice():
     world = World()
     world.put(3)
     world.run(5)
-    assert world.routes[0].state is State.THERE and world.push.take() == [1, 2, 3]
+    assert world.uplinks[0].state is UplinkState.THERE and world.push.take() == [1, 2, 3]
 
 
 def test_what_is_not_acknowledged_is_sent_again_ever_more_seldom(world):
@@ -164,7 +165,7 @@ def test_what_is_acknowledged_late_is_not_remembered_for_ever():
         world.run(15.9)  # and set back
         world.ack((10 * n + 1, 10 * n + 10))
         world.run(1)
-        assert len(world.held) == 0
+        assert len(world.outbox) == 0
     assert len(world.link._tries) <= 20
 
 
@@ -174,7 +175,7 @@ def test_while_the_collector_is_away_all_is_held_and_goes_in_order_when_it_is_ba
     world.push.take()
     world.answering.clear()
     world.run(14)
-    assert world.routes[0].state is State.AWAY and world.push.reopened == 1
+    assert world.uplinks[0].state is UplinkState.AWAY and world.push.reopened == 1
     world.put(400)
     world.run(5)
     assert world.push.take() == [], "nothing goes to a collector that does not answer"
@@ -240,26 +241,26 @@ def test_a_collector_that_takes_data_and_has_no_link_gets_them_without_acknowled
     world.links[0].connected = False
     world.put(2)
     world.run(10)
-    assert world.push.take() == [1, 2] and len(world.held) == 2, "one that has just begun to listen gets a moment"
+    assert world.push.take() == [1, 2] and len(world.outbox) == 2, "one that has just begun to listen gets a moment"
     world.run(10)
-    assert world.routes[0].state is State.MUTE and len(world.held) == 0
+    assert world.uplinks[0].state is UplinkState.MUTE and len(world.outbox) == 0
     assert caplog.text.count("does not acknowledge") == 1
     world.put(3)
     world.run(40)
-    assert sorted(set(world.push.take())) == [3, 4, 5] and len(world.held) == 0
+    assert sorted(set(world.push.take())) == [3, 4, 5] and len(world.outbox) == 0
     world.push.connected = False
     world.put(3)
     world.run(100)
-    assert len(world.held) == 3, "held while it is away"
+    assert len(world.outbox) == 3, "held while it is away"
     world.push.connected = True
     world.run(5)
     assert world.push.take() == [6, 7, 8]
     world.links[0].connected = True  # updated
     world.run(3)
-    assert world.routes[0].state is State.THERE
+    assert world.uplinks[0].state is UplinkState.THERE
     world.put()
     world.run(1)
-    assert len(world.held) == 1
+    assert len(world.outbox) == 1
 
 
 def test_a_collector_that_hangs_is_not_taken_for_one_that_does_not_acknowledge(world):
@@ -267,7 +268,7 @@ def test_a_collector_that_hangs_is_not_taken_for_one_that_does_not_acknowledge(w
     world.link.step()
     world.answering.clear()
     world.run(1000)
-    assert world.routes[0].state is State.AWAY and len(world.held) == 1
+    assert world.uplinks[0].state is UplinkState.AWAY and len(world.outbox) == 1
 
 
 def test_a_network_that_is_cut_is_not_taken_for_a_collector_that_does_not_acknowledge(world):
@@ -279,12 +280,12 @@ def test_a_network_that_is_cut_is_not_taken_for_a_collector_that_does_not_acknow
     world.push.connected = False
     world.put()
     world.run(600)
-    assert world.routes[0].state is State.AWAY and len(world.held) == 2
+    assert world.uplinks[0].state is UplinkState.AWAY and len(world.outbox) == 2
     world.push.connected = True  # this one first
     world.run(8)
     world.links[0].connected = True
     world.run(3)
-    assert world.routes[0].state is State.THERE and world.push.take()[-2:] == [1, 2] and len(world.held) == 2
+    assert world.uplinks[0].state is UplinkState.THERE and world.push.take()[-2:] == [1, 2] and len(world.outbox) == 2
 
 
 def test_a_dialect_without_numbers_is_sent_and_forgotten_and_held_while_the_collector_is_away():
@@ -292,10 +293,10 @@ def test_a_dialect_without_numbers_is_sent_and_forgotten_and_held_while_the_coll
     world.push.connected = False
     world.put(3)
     world.run(100)
-    assert len(world.held) == 3
+    assert len(world.outbox) == 3
     world.push.connected = True
     world.run(1)
-    assert world.push.take() == [1, 2, 3] and len(world.held) == 0
+    assert world.push.take() == [1, 2, 3] and len(world.outbox) == 0
 
 
 def test_another_collector_takes_over_and_gives_back():
@@ -331,12 +332,12 @@ def test_one_that_answers_and_takes_no_data_is_left_for_another():
     world.pushes[0].connected = False
     world.put(2)
     world.run(TIMES.away_s + 1)
-    assert world.routes[0].state is State.THERE
+    assert world.uplinks[0].state is UplinkState.THERE
     assert [push.take() for push in world.pushes] == [[], [1, 2]]
 
 
 def test_one_that_answers_and_takes_no_data_is_told_of(world, caplog):
-    health = NodeHealth({}, world.routes, monotonic=world.clock)
+    health = NodeHealth({}, world.uplinks, monotonic=world.clock)
 
     def told():
         health.note([], {}, 1, 10.0)
@@ -348,7 +349,7 @@ def test_one_that_answers_and_takes_no_data_is_told_of(world, caplog):
     world.run(TIMES.away_s - 1)
     assert told()[:2] == (True, "there") and "takes no data" not in caplog.text
     world.run(3)
-    assert world.routes[0].state is State.THERE and world.push.take() == []
+    assert world.uplinks[0].state is UplinkState.THERE and world.push.take() == []
     there, state, since_s = told()
     assert (there, state) == (False, "takes no data") and since_s < 3
     assert caplog.text.count("collector receives no data") == 1
@@ -373,17 +374,17 @@ def test_duplicates_are_those_of_this_start_and_survive_the_collectors(world):
     def told(started, duplicates):
         world.links[0].inbox.append(wire.encode(wire.Ack("1.0", started, True, duplicates, ())))
         world.link.step()
-        return world.routes[0].duplicates
+        return world.uplinks[0].duplicates
 
     assert [told(2, 5), told(2, 7), told(3, 1), told(3, 4)] == [5, 7, 8, 11]
-    world.routes[0]._collector = 0  # this node is started again
+    world.uplinks[0]._collector = 0  # this node is started again
     assert [told(3, 4), told(3, 6)] == [11, 13]
 
 
 def test_messages_that_make_no_sense_are_counted(world, caplog):
     world.links[0].inbox += [b"garbage", wire.encode(wire.Hello("x", 1, 1, "1", ())), wire.encode(wire.Answer(1, b""))]
     world.link.step()
-    assert world.routes[0].bad_messages == 3 and "refused" in caplog.text
+    assert world.uplinks[0].bad_messages == 3 and "refused" in caplog.text
 
 
 def test_a_collector_that_keeps_nothing_on_disk_is_told_of_once(world, caplog):
@@ -414,7 +415,7 @@ def test_a_request_whose_answer_fails_is_counted_and_the_next_one_is_answered(ca
     requests = Requests(lambda content: b"%d" % (1 // int(content)))
     world = World(requests=requests)
     for content in (b"0", b"1"):
-        requests.ask(int(content), content, world.routes[0])
+        requests.ask(int(content), content, world.uplinks[0])
     assert select.select([requests.fd], [], [], 20)[0]
     assert [answer for _, answer, _ in requests.answers()] == [b"1"]
     assert world.link.counters()["defects"] == 1 and "failures=1" in caplog.text
@@ -454,10 +455,10 @@ def test_at_its_end_it_waits_a_moment_for_a_collector_that_is_there_and_takes_no
     world = World()
     world.push.connected = False
     world.run(0.3)
-    assert world.routes[0].state is State.THERE
+    assert world.uplinks[0].state is UplinkState.THERE
     world.put(2)
     assert 0.5 < finish(world, monkeypatch, connects_after_s=0.5) < 0.7
-    assert len(world.held) == 0
+    assert len(world.outbox) == 0
 
 
 @pytest.mark.parametrize("was_there", [True, False])
@@ -470,7 +471,7 @@ def test_at_its_end_it_does_not_wait_for_one_that_has_gone_or_never_came(was_the
     world.push.connected = world.links[0].connected = False
     world.put(2)
     assert finish(world, monkeypatch, connects_after_s=1) < 0.1
-    assert len(world.held) == 2
+    assert len(world.outbox) == 2
 
 
 def test_a_defect_in_between_leaves_no_batch_behind(world, monkeypatch):
@@ -479,7 +480,7 @@ def test_a_defect_in_between_leaves_no_batch_behind(world, monkeypatch):
 
     world.put(2)
     with monkeypatch.context() as patch:
-        patch.setattr(Route, "receive", broken)
+        patch.setattr(Uplink, "receive", broken)
         with pytest.raises(RuntimeError):
             world.link.step()
     assert world.push.take() == []
@@ -504,14 +505,14 @@ def test_a_request_comes_in_and_its_answer_goes_out():
 def test_acknowledgements_of_what_was_not_sent_are_refused(caplog):
     """Whoever has the collector's port acknowledges all that the Hello names, and more."""
     world = World()
-    world.held.add([Entry(1, n, 10**18, b"%d" % n) for n in range(20)])  # of an earlier start, as the spool gives it
+    world.outbox.add([EncodedBatch(1, n, 10**18, b"%d" % n) for n in range(20)])  # of an earlier start
     world.push.connected = False
     world.put(5)
     world.link.step()
     ranges = (wire.Range(1, 0, 19), wire.Range(EPOCH, 0, 1000))
     world.links[0].inbox.append(wire.encode(wire.Ack("1.0", 7, True, 0, ranges)))
     world.link.step()
-    assert len(world.held) == 25, "nothing of it was sent"
+    assert len(world.outbox) == 25, "nothing of it was sent"
     assert world.link.counters()["acknowledgements_false"] == 5
     assert world.link.counters()["acknowledgements_doubted"] == 25
     assert caplog.text.count("acknowledges batches that were never sent") == 1
@@ -524,16 +525,16 @@ def test_what_was_sent_to_a_former_process_is_not_acknowledged_by_another_one(wo
     world.started[0] = 2
     world.ack((1, 5))
     world.link.step()
-    assert len(world.held) == 2
+    assert len(world.outbox) == 2
     assert world.link.counters()["acknowledgements_false"] == 0, "that may be: its journal has it"
     assert world.link.counters()["acknowledgements_doubted"] == 2
 
 
 def test_what_an_earlier_start_left_is_acknowledged_once_this_one_has_sent_it():
     world = World()
-    world.held.add([Entry(1, n, 10**18, b"%d" % n) for n in range(3)])
+    world.outbox.add([EncodedBatch(1, n, 10**18, b"%d" % n) for n in range(3)])
     world.run(1)
     assert world.push.take() == [0, 1, 2]
     world.links[0].inbox.append(wire.encode(wire.Ack("1.0", 1, True, 0, (wire.Range(1, 0, 2),))))
     world.run(0.3)
-    assert not len(world.held)
+    assert not len(world.outbox)

@@ -10,9 +10,9 @@ from test_link_node import EPOCH, TIMES, World
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import Client, new_pair
 from colmet.common.wire import Decoder, colmet06, dialect_of, v1
-from colmet.node.delivery.link import open_routes
-from colmet.node.delivery.outbox import Entry
-from colmet.node.delivery.uplink import State
+from colmet.node.delivery.link import open_uplinks
+from colmet.node.delivery.spool import EncodedBatch
+from colmet.node.delivery.uplink import UplinkState
 
 FIRST_S = 1_700_000_000
 OLD = EPOCH - 1
@@ -40,7 +40,7 @@ class Upgrading(World):
     def put(self, count=1):
         for _ in range(count):
             self._number += 1
-            self.new.append(Entry(EPOCH, self._number, 10**18, v1.encode(batch(self._number))))
+            self.new.append(EncodedBatch(EPOCH, self._number, 10**18, v1.encode(batch(self._number))))
 
     def take(self, n=0):
         """What came to a collector: dialect, number."""
@@ -72,7 +72,7 @@ def numbers(taken):
 def world():
     made = Upgrading()
     made.run(0.3)
-    assert made.routes[0].state is State.THERE
+    assert made.uplinks[0].state is UplinkState.THERE
     return made
 
 
@@ -81,7 +81,7 @@ def old():
     made = Upgrading()
     made.links[0].connected = False
     made.run(TIMES.mute_s + 1)
-    assert made.routes[0].state is State.MUTE
+    assert made.uplinks[0].state is UplinkState.MUTE
     return made
 
 
@@ -90,7 +90,7 @@ def test_no_v1_goes_before_the_collector_has_answered():
     world.answering.clear()
     world.put(3)
     world.run(9)
-    assert world.take() == [] and len(world.held) == 3
+    assert world.take() == [] and len(world.outbox) == 3
     world.answering.add(0)
     world.run(3)
     assert world.take() == [("v1", 1), ("v1", 2), ("v1", 3)]
@@ -101,7 +101,7 @@ def test_a_collector_that_hangs_is_sent_nothing_in_any_format():
     world.answering.clear()
     world.put(3)
     world.run(600)
-    assert world.take() == [] and len(world.held) == 3 and world.routes[0].state is State.AWAY
+    assert world.take() == [] and len(world.outbox) == 3 and world.uplinks[0].state is UplinkState.AWAY
 
 
 def test_one_that_takes_data_and_has_no_link_is_sent_the_old_format(caplog):
@@ -114,10 +114,10 @@ def test_one_that_takes_data_and_has_no_link_is_sent_the_old_format(caplog):
     world.put()
     world.run(1)
     taken = world.take()
-    assert dialects(taken) == {"colmet06"} and sorted(numbers(taken)) == [1, 2, 3, 4] and len(world.held) == 0
+    assert dialects(taken) == {"colmet06"} and sorted(numbers(taken)) == [1, 2, 3, 4] and len(world.outbox) == 0
     assert "it is sent the format of Colmet 0.6" in caplog.text
     assert "link=link-uri: connections are refused" in caplog.text
-    assert world.link.resent == 3 and world.held.sent_batches == 4
+    assert world.link.resent == 3 and world.outbox.sent_batches == 4
 
 
 def test_what_goes_in_the_old_format_is_what_colmet_06_would_have_sent_without_gpus(old):
@@ -136,23 +136,23 @@ def test_gpus_go_in_the_old_format_where_that_is_asked_for():
 
 
 def test_a_batch_of_new_tables_alone_is_not_sent_in_the_old_format(old):
-    old.new.append(Entry(EPOCH, 1, 1, v1.encode(batch(1)._replace(tables=(NEW_TABLE,)))))
+    old.new.append(EncodedBatch(EPOCH, 1, 1, v1.encode(batch(1)._replace(tables=(NEW_TABLE,)))))
     old.put()
     old.run(1)
-    assert old.push.sent and b"" not in old.push.sent and len(old.held) == 0
+    assert old.push.sent and b"" not in old.push.sent and len(old.outbox) == 0
 
 
 def test_what_an_earlier_start_kept_goes_in_the_format_of_the_collector_that_is_there_now(old):
-    old.held.add([Entry(OLD, n, 1, v1.encode(batch(n, OLD))) for n in (1, 2)])
+    old.outbox.add([EncodedBatch(OLD, n, 1, v1.encode(batch(n, OLD))) for n in (1, 2)])
     old.link._set_back((OLD, 1))
     old.run(1)
-    assert old.take() == [("colmet06", 1), ("colmet06", 2)] and len(old.held) == 0
+    assert old.take() == [("colmet06", 1), ("colmet06", 2)] and len(old.outbox) == 0
 
 
 def test_what_cannot_be_read_any_more_is_dropped_and_counted(old, caplog):
-    old.new.append(Entry(EPOCH, 1, 1, b"\x81garbage"))
+    old.new.append(EncodedBatch(EPOCH, 1, 1, b"\x81garbage"))
     old.run(1)
-    assert old.take() == [] and old.held.dropped == 1 and "cause=damage" in caplog.text
+    assert old.take() == [] and old.outbox.dropped == 1 and "cause=damage" in caplog.text
 
 
 def test_when_the_collector_is_upgraded_what_was_kept_meanwhile_goes_as_v1(old, caplog):
@@ -168,7 +168,7 @@ def test_when_the_collector_is_upgraded_what_was_kept_meanwhile_goes_as_v1(old, 
     old.be_old(False)
     old.push.connected = True
     old.run(3)
-    assert old.take() == [("v1", 3), ("v1", 4), ("v1", 5)] and old.routes[0].state is State.THERE
+    assert old.take() == [("v1", 3), ("v1", 4), ("v1", 5)] and old.uplinks[0].state is UplinkState.THERE
     assert "collector acknowledges" in caplog.text and "receives data again" in caplog.text
 
 
@@ -199,14 +199,14 @@ def test_a_data_connection_made_anew_is_sent_v1_once_the_collector_has_answered_
 
 def test_no_v1_goes_where_the_connection_is_another_one_since_the_last_look(world):
     """The look and the sending are one after the other: libzmq may connect in between."""
-    notice = world.routes[0].notice
+    notice = world.uplinks[0].notice
 
     def noticed(now):
         found = notice(now)
         world.pushes[0].connection += 1
         return found
 
-    world.routes[0].notice = noticed
+    world.uplinks[0].notice = noticed
     world.put()
     world.link.step()
     assert world.take() == []
@@ -221,9 +221,9 @@ def test_a_collector_that_was_taken_back_to_06_gets_no_v1_and_nothing_twice(worl
     world.be_old()
     world.put(3)
     world.run(TIMES.mute_known_s + TIMES.away_s + 10)
-    assert world.routes[0].state is State.MUTE
+    assert world.uplinks[0].state is UplinkState.MUTE
     assert world.take() == [("colmet06", 3), ("colmet06", 4), ("colmet06", 5)]
-    assert len(world.held) == 1, "the one that another collector may have, as v1"
+    assert len(world.outbox) == 1, "the one that another collector may have, as v1"
     world.be_old(False)
     world.run(5)
     assert world.take() == [("v1", 2)]
@@ -233,7 +233,7 @@ def test_an_old_collector_that_is_started_again_is_asked_again(old):
     old.be_old()
     old.put(2)
     old.run(TIMES.mute_s - 1)
-    assert old.take() == [] and old.routes[0].state is State.UNKNOWN
+    assert old.take() == [] and old.uplinks[0].state is UplinkState.UNKNOWN
     old.run(3)
     assert old.take() == [("colmet06", 1), ("colmet06", 2)]
 
@@ -269,9 +269,9 @@ def options(**changes):
 )
 def test_what_is_sent_as_long_as_the_collector_has_said_nothing(changes, keys, wire, dialect, said, caplog):
     client = Client(new_pair(), new_pair().public) if keys else None
-    (route,) = open_routes(options(**changes), "node-1", TIMES, client)
+    (uplink,) = open_uplinks(options(**changes), "node-1", TIMES, client)
     try:
-        assert (route.wire, route.dialect) == (wire, dialect)
+        assert (uplink.wire, uplink.dialect) == (wire, dialect)
         assert said in caplog.text if said else not caplog.text
     finally:
-        route.close()
+        uplink.close()

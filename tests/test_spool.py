@@ -10,9 +10,10 @@ import pytest
 
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, v1
-from colmet.node.delivery.link import Link
-from colmet.node.delivery.outbox import Entry, Held
-from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.link import NodeLink
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.spool import EncodedBatch
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 # What may wait for somebody else, of all that Python and its libraries call.
@@ -28,23 +29,23 @@ def batch(seq, epoch=1):
 
 
 @pytest.fixture
-def spool():
-    made = Spool(v1.encode, Held(1, max_age_s=9e9))
+def queue():
+    made = SendQueue(v1.encode, Outbox(1, max_age_s=9e9))
     yield made
     made.close()
 
 
-def test_what_is_put_is_taken_in_order_with_its_number(spool):
+def test_what_is_put_is_taken_in_order_with_its_number(queue):
     for seq in (1, 2, 3):
-        spool.put(batch(seq))
-    entries = spool.take()
+        queue.put(batch(seq))
+    entries = queue.take()
     assert [entry[:3] for entry in entries] == [(1, 1, 1), (1, 2, 1), (1, 3, 1)]
     assert [Decoder().decode(entry.message).batches[0].seq for entry in entries] == [1, 2, 3]
-    assert spool.take() == [] and spool.taken == 3
-    assert spool.held.tally.by_table() == {"t_default": {"taken": 3, "sent": 0, "acknowledged": 0, "dropped": 0}}
+    assert queue.take() == [] and queue.taken == 3
+    assert queue.outbox.stats.by_table() == {"t_default": {"taken": 3, "sent": 0, "acknowledged": 0, "dropped": 0}}
 
 
-def test_putting_calls_nothing_that_could_wait(spool):
+def test_putting_calls_nothing_that_could_wait(queue):
     """Of what is called, from first to last; the only system call is a write to a pipe that does not block."""
     called = set()
 
@@ -52,11 +53,11 @@ def test_putting_calls_nothing_that_could_wait(spool):
         if event == "c_call":
             called.add(argument.__name__)
 
-    spool.put(batch(1))  # what is prepared once
+    queue.put(batch(1))  # what is prepared once
     one = batch(2)
     sys.setprofile(note)
     try:
-        spool.put(one)
+        queue.put(one)
     finally:
         sys.setprofile(None)
     assert "write" in called and not called & WAITING, called & WAITING
@@ -65,32 +66,32 @@ def test_putting_calls_nothing_that_could_wait(spool):
 @pytest.mark.slow
 def test_a_thread_that_hangs_does_not_delay_the_tick_and_what_overflows_is_named(caplog):
     """As on a disk that does not answer: then memory is bounded, and the oldest go."""
-    held = Held(1, max_age_s=9e9)
-    spool = Spool(v1.encode, held, max_bytes=1 << 20)
+    outbox = Outbox(1, max_age_s=9e9)
+    queue = SendQueue(v1.encode, outbox, max_bytes=1 << 20)
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(entries):
         hangs.set()
         go_on.wait(60)
 
-    held.add = hang
-    link = Link("h", held, [NoRoute()], spool.take, spool.fd)
+    outbox.add = hang
+    link = NodeLink("h", outbox, [NoRoute()], queue.take, queue.fd)
     link.start()
-    spool.put(batch(1))
+    queue.put(batch(1))
     assert hangs.wait(20)
     started = time.monotonic()
     for seq in range(2, 100_002):
-        spool.put(batch(seq))
+        queue.put(batch(seq))
     assert time.monotonic() - started < 60
     go_on.set()
-    dropped = {n for one in spool.dropped_ranges() for n in range(one.first, one.last + 1)}
-    kept = [entry.seq for entry in spool.take()]
-    assert link.stop(spool.wake)
-    assert spool.overflowed > 90_000 and spool.dropped == spool.overflowed
+    dropped = {n for one in queue.dropped_ranges() for n in range(one.first, one.last + 1)}
+    kept = [entry.seq for entry in queue.take()]
+    assert link.stop(queue.wake)
+    assert queue.overflowed > 90_000 and queue.dropped == queue.overflowed
     assert len(kept) * 700 < 2 << 20
     assert dropped and max(dropped) < min(kept or [100_002])
     assert caplog.text.count("batch dropped") == 5
-    spool.close()
+    queue.close()
 
 
 class NoRoute:
@@ -118,17 +119,17 @@ class NoRoute:
 
 
 def test_counters_say_what_became_of_all():
-    held = Held(1, max_age_s=9e9)
-    spool = Spool(v1.encode, held)
+    outbox = Outbox(1, max_age_s=9e9)
+    queue = SendQueue(v1.encode, outbox)
     for seq in range(1, 6):
-        spool.put(batch(seq))
-    held.add(spool.take())
+        queue.put(batch(seq))
+    outbox.add(queue.take())
     for seq in range(1, 5):
-        held.sent((1, seq))
-    held.sent((1, 1))
-    held.acknowledge(1, 1, 2)
-    held.drop(1, 5, 5, 1, 1, "size")
-    counters = spool.counters()
+        outbox.sent((1, seq))
+    outbox.sent((1, 1))
+    outbox.acknowledge(1, 1, 2)
+    outbox.drop(1, 5, 5, 1, 1, "size")
+    counters = queue.counters()
     assert {name: counters[name] for name in ("taken", "sent", "acknowledged", "dropped", "held")} == {
         "taken": 5,
         "sent": 4,
@@ -136,7 +137,7 @@ def test_counters_say_what_became_of_all():
         "dropped": 1,
         "held": 2,
     }
-    assert held.tally.by_table()["t_default"] == {"taken": 5, "sent": 4, "acknowledged": 2, "dropped": 1}
-    assert isinstance(held.message((1, 3)), bytes) and held.following((1, 0)) == (1, 3)
-    assert Entry(1, 3, 1, held.message((1, 3)))[:2] in held
-    spool.close()
+    assert outbox.stats.by_table()["t_default"] == {"taken": 5, "sent": 4, "acknowledged": 2, "dropped": 1}
+    assert isinstance(outbox.message((1, 3)), bytes) and outbox.following((1, 0)) == (1, 3)
+    assert EncodedBatch(1, 3, 1, outbox.message((1, 3)))[:2] in outbox
+    queue.close()

@@ -7,10 +7,10 @@ import random
 import pytest
 from test_link_node import FakePush
 
-from colmet.node.delivery.link import Link
-from colmet.node.delivery.outbox import Entry, Held
-from colmet.node.delivery.spool import Lost, SpoolFiles, find_records, pack_record
-from colmet.node.delivery.uplink import Route, Times
+from colmet.node.delivery.link import NodeLink
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.spool import EncodedBatch, Lost, Spool, find_records, pack_record
+from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.system.host import Host, PrivateDirectory
 
 NOW = 10**18
@@ -26,11 +26,11 @@ class Clock:
 
 def open_files(path, epoch, max_bytes=1 << 20, **options):
     options = {"max_age_s": 10**9 * 9, "segment_bytes": 2000, **options}
-    return SpoolFiles(Host().private_directory(str(path)), "node-1", epoch, max_bytes, **options)
+    return Spool(Host().private_directory(str(path)), "node-1", epoch, max_bytes, **options)
 
 
 def entries(epoch, *numbers, size=100):
-    return [Entry(epoch, n, NOW + n, b"%d:%d:" % (epoch, n) + b"x" * size) for n in numbers]
+    return [EncodedBatch(epoch, n, NOW + n, b"%d:%d:" % (epoch, n) + b"x" * size) for n in numbers]
 
 
 def names(path):
@@ -82,7 +82,7 @@ def test_an_epoch_is_above_the_last_one_where_nothing_waits_and_the_clock_was_se
     files.append(entries(5, 1, 2))
     files.remove(5, 1, 2)
     files.close()
-    assert SpoolFiles.last_epoch(Host().private_directory(str(spool))) == 5
+    assert Spool.last_epoch(Host().private_directory(str(spool))) == 5
     again, found = reopened(spool, 6)
     again.append(entries(6, 1))
     assert found == [] and names(spool) == [f"{6:020d}-{1:020d}.spool"], "the former one is not needed any more"
@@ -117,11 +117,11 @@ def test_damage_is_passed_over_counted_and_what_is_around_it_is_read(spool, capl
     again, found = reopened(spool)
     assert [seq for _, seq in found] == [n for n in range(1, 20) if n != 10]
     assert again.damaged == 1
-    held = Held(99, again)
-    held.load()
-    assert held.message((5, 5)) is None and (5, 5) not in held and held.dropped == 1
-    assert held.message((5, 6)) == wanted[5].message
-    (dropped,) = held.dropped_ranges()
+    outbox = Outbox(99, again)
+    outbox.load()
+    assert outbox.message((5, 5)) is None and (5, 5) not in outbox and outbox.dropped == 1
+    assert outbox.message((5, 6)) == wanted[5].message
+    (dropped,) = outbox.dropped_ranges()
     assert dropped[:3] == (5, 5, 5) and dropped.cause == "damage"
     assert "damaged, skipped" in caplog.text
 
@@ -138,7 +138,7 @@ def test_segments_of_another_host_and_other_files_are_left_alone(spool, caplog):
     files = open_files(spool, 5)
     files.append(entries(5, 1))
     (spool / "notes.txt").write_text("x")
-    other = SpoolFiles(Host().private_directory(str(spool)), "node-2", 6, 1 << 20, 1e9)
+    other = Spool(Host().private_directory(str(spool)), "node-2", 6, 1 << 20, 1e9)
     assert other.scan() == []
     assert "of another host" in caplog.text
     assert len(names(spool)) == 1 and (spool / "notes.txt").exists()
@@ -146,33 +146,33 @@ def test_segments_of_another_host_and_other_files_are_left_alone(spool, caplog):
 
 def test_beyond_its_room_the_oldest_go_and_are_named(spool, caplog):
     files = open_files(spool, 5, max_bytes=6000)
-    held = Held(5, files)
+    outbox = Outbox(5, files)
     wanted = entries(5, *range(1, 200))
     for entry in wanted:
-        held.add([entry])
+        outbox.add([entry])
         assert files.size_bytes <= 6000 + 2000
-    dropped = {n for one in held.dropped_ranges() for n in range(one.first, one.last + 1)}
-    (only,) = held.dropped_ranges()
+    dropped = {n for one in outbox.dropped_ranges() for n in range(one.first, one.last + 1)}
+    (only,) = outbox.dropped_ranges()
     assert only.cause == "size" and only.first == 1 and (only.since_ns, only.until_ns) == (NOW + 1, NOW + only.last)
-    kept = {seq for seq in range(1, 200) if (5, seq) in held}
+    kept = {seq for seq in range(1, 200) if (5, seq) in outbox}
     assert kept | dropped == set(range(1, 200)) and not kept & dropped
-    assert held.dropped == len(dropped) > 100
-    assert all(held.message((5, n)) == wanted[n - 1].message for n in kept)
+    assert outbox.dropped == len(dropped) > 100
+    assert all(outbox.message((5, n)) == wanted[n - 1].message for n in kept)
     assert caplog.text.count("batches dropped") == 2
 
 
 def test_what_is_too_old_goes(spool):
     files = open_files(spool, 5, max_age_s=7 * 86400)  # the batches are of 2001
-    held = Held(5, files)
-    held.add(entries(5, 1, 2, 3))
-    assert len(held) == 0 and held.dropped == 3
-    assert [one[:3] + one[5:] for one in held.dropped_ranges()] == [(5, 1, 3, "age")]
+    outbox = Outbox(5, files)
+    outbox.add(entries(5, 1, 2, 3))
+    assert len(outbox) == 0 and outbox.dropped == 3
+    assert [one[:3] + one[5:] for one in outbox.dropped_ranges()] == [(5, 1, 3, "age")]
 
 
 def test_a_full_disk_leaves_batches_in_memory_and_they_go_to_disk_when_there_is_room(spool, monkeypatch, caplog):
     clock = Clock()
     files = open_files(spool, 5, monotonic=clock)
-    held = Held(5, files, max_age_s=9e9)
+    outbox = Outbox(5, files, max_age_s=9e9)
     write, full = os.write, False
 
     def failing(fd, data):
@@ -182,17 +182,17 @@ def test_a_full_disk_leaves_batches_in_memory_and_they_go_to_disk_when_there_is_
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", failing)
-    held.add(entries(5, 1, 2))
+    outbox.add(entries(5, 1, 2))
     full = True
     for n in range(3, 103):
-        held.add(entries(5, n))
+        outbox.add(entries(5, n))
         clock.now += 3
     assert files.failures == 100 and caplog.text.count("cannot be written to") == 3
-    assert held.memory_bytes > 0
-    assert [held.message((5, n)) is not None for n in range(1, 103)] == [True] * 102
+    assert outbox.memory_bytes > 0
+    assert [outbox.message((5, n)) is not None for n in range(1, 103)] == [True] * 102
     full = False
-    held.add(entries(5, 103))
-    assert held.memory_bytes == 0
+    outbox.add(entries(5, 103))
+    assert outbox.memory_bytes == 0
     assert "can be written to again" in caplog.text
     again, found = reopened(spool)
     assert found == [(5, n) for n in range(1, 104)] and again.damaged == again.torn_bytes == 0
@@ -200,10 +200,10 @@ def test_a_full_disk_leaves_batches_in_memory_and_they_go_to_disk_when_there_is_
 
 def test_a_segment_that_cannot_be_read_for_a_moment_is_not_given_up(spool, monkeypatch, caplog):
     open_files(spool, 5).append(entries(5, 1, 2, 3))
-    held = Held(9, open_files(spool, 9), max_age_s=9e9)
-    held.load()
+    outbox = Outbox(9, open_files(spool, 9), max_age_s=9e9)
+    outbox.load()
     clock, push = Clock(), FakePush()
-    link = Link("node-1", held, [Route("uri", push, None, Times(), clock())], list, -1, monotonic=clock)
+    link = NodeLink("node-1", outbox, [Uplink("uri", push, None, Times(), clock())], list, -1, monotonic=clock)
 
     def failing(*args):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -213,45 +213,45 @@ def test_a_segment_that_cannot_be_read_for_a_moment_is_not_given_up(spool, monke
         for _ in range(50):
             clock.now += 0.1
             link.step()
-    assert held.dropped == 0 and len(held) == 3 and push.sent == []
-    assert 2 < held.files.unread < 10 and "cannot be read" in caplog.text, "not as often as it is possible"
+    assert outbox.dropped == 0 and len(outbox) == 3 and push.sent == []
+    assert 2 < outbox.spool.unread < 10 and "cannot be read" in caplog.text, "not as often as it is possible"
     clock.now += 2
     link.step()
     assert push.sent == [entry.message for entry in entries(5, 1, 2, 3)]
 
 
 def test_the_end_tries_the_disk_once_more(spool, monkeypatch):
-    held = Held(5, open_files(spool, 5, monotonic=Clock()), max_age_s=9e9)
+    outbox = Outbox(5, open_files(spool, 5, monotonic=Clock()), max_age_s=9e9)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: 0)
-        held.add(entries(5, 1, 2))
-    held.close()
+        outbox.add(entries(5, 1, 2))
+    outbox.close()
     assert reopened(spool)[1] == [(5, 1), (5, 2)]
 
 
 def test_without_a_disk_memory_is_bounded_and_the_oldest_go():
-    held = Held(5, None, max_memory_bytes=10_000, max_age_s=9e9)
-    held.add(entries(5, *range(1, 101)))
-    assert held.memory_bytes <= 10_000
-    (dropped,) = held.dropped_ranges()
+    outbox = Outbox(5, None, max_memory_bytes=10_000, max_age_s=9e9)
+    outbox.add(entries(5, *range(1, 101)))
+    assert outbox.memory_bytes <= 10_000
+    (dropped,) = outbox.dropped_ranges()
     assert (dropped.first, dropped.cause) == (1, "memory")
-    assert [n for n in range(1, 101) if (5, n) in held] == list(range(dropped.last + 1, 101))
-    held.acknowledge(5, 1, 100)
-    assert held.memory_bytes == 0 and len(held) == 0 and held.acknowledged == 100 - held.dropped
+    assert [n for n in range(1, 101) if (5, n) in outbox] == list(range(dropped.last + 1, 101))
+    outbox.acknowledge(5, 1, 100)
+    assert outbox.memory_bytes == 0 and len(outbox) == 0 and outbox.acknowledged == 100 - outbox.dropped
 
 
 def test_batches_of_earlier_starts_are_held_in_order_and_not_loaded(spool):
     for epoch in (5, 6, 7):
         open_files(spool, epoch).append(entries(epoch, 1, 2, 3))
-    held = Held(99, open_files(spool, 99))
-    held.load()
-    held.add([Entry(99, 1, NOW, b"new")])
-    assert held.ranges() == [(5, 1, 3), (6, 1, 3), (7, 1, 3), (99, 1, 1)]
+    outbox = Outbox(99, open_files(spool, 99))
+    outbox.load()
+    outbox.add([EncodedBatch(99, 1, NOW, b"new")])
+    assert outbox.ranges() == [(5, 1, 3), (6, 1, 3), (7, 1, 3), (99, 1, 1)]
     order, key = [], (0, 0)
-    while (key := held.following(key)) is not None:
+    while (key := outbox.following(key)) is not None:
         order.append(key)
         key = (key[0], key[1] + 1)
     assert order == [(epoch, n) for epoch in (5, 6, 7) for n in (1, 2, 3)] + [(99, 1)]
-    held.acknowledge(6, 1, 2)
-    assert held.ranges() == [(5, 1, 3), (6, 3, 3), (7, 1, 3), (99, 1, 1)]
-    assert SpoolFiles.last_epoch(Host().private_directory(str(spool))) == 99
+    outbox.acknowledge(6, 1, 2)
+    assert outbox.ranges() == [(5, 1, 3), (6, 3, 3), (7, 1, 3), (99, 1, 1)]
+    assert Spool.last_epoch(Host().private_directory(str(spool))) == 99

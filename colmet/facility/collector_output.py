@@ -21,12 +21,12 @@ from colmet.common.wire import ENCODERS
 from colmet.common.wire import control as control_wire
 from colmet.facility.rows import rows_of, tables_of
 from colmet.facility.sender import spool_directory
-from colmet.node.delivery.link import Link, open_routes
-from colmet.node.delivery.outbox import Held
+from colmet.node.delivery.link import NodeLink, open_uplinks
+from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.send_queue import Spool
-from colmet.node.delivery.spool import LOCK, SpoolFiles
-from colmet.node.delivery.uplink import Route, Times
+from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.spool import LOCK, Spool
+from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
@@ -131,21 +131,23 @@ def from_options(
         wire=WIRE,
     )
     with contextlib.ExitStack() as stack:
-        routes = open_routes(wanted, host_name, times, security)
-        for route in routes:
-            stack.callback(route.close)
-        held = open_held(spool_directory(options), host_name, options.spool_size, options.spool_age * 86400.0, stopping)
-        stack.callback(held.close)
-        output = CollectorOutput(host_name, held, routes, options.deadline, times, stopping)
+        uplinks = open_uplinks(wanted, host_name, times, security)
+        for uplink in uplinks:
+            stack.callback(uplink.close)
+        outbox = open_outbox(
+            spool_directory(options), host_name, options.spool_size, options.spool_age * 86400.0, stopping
+        )
+        stack.callback(outbox.close)
+        output = CollectorOutput(host_name, outbox, uplinks, options.deadline, times, stopping)
         stack.pop_all()
     return output
 
 
-class FacilityHeld(Held):
+class FacilityOutbox(Outbox):
     """Also tells another thread when it has found what earlier runs have left, and what it has counted by then."""
 
-    def __init__(self, epoch: int, files: SpoolFiles | None, max_age_s: float) -> None:
-        super().__init__(epoch, files, max_age_s=max_age_s)
+    def __init__(self, epoch: int, spool: Spool | None, max_age_s: float) -> None:
+        super().__init__(epoch, spool, max_age_s=max_age_s)
         self.loaded = threading.Event()
         self._counting = threading.Lock()
 
@@ -167,9 +169,9 @@ class FacilityHeld(Held):
             return len(self)
 
 
-def open_held(
+def open_outbox(
     directory: str, host_name: str, max_bytes: int, max_age_s: float, stopping: Callable[[], bool] = lambda: False
-) -> FacilityHeld:
+) -> FacilityOutbox:
     """What holds batches until they are acknowledged; a directory that cannot be used is told of.
 
     Args:
@@ -180,7 +182,7 @@ def open_held(
         stopping: whether to come to an end soon.
     """
     if not directory:
-        return FacilityHeld(time.time_ns(), None, max_age_s)
+        return FacilityOutbox(time.time_ns(), None, max_age_s)
     private = None
     try:
         os.makedirs(directory, 0o700, exist_ok=True)
@@ -194,7 +196,7 @@ def open_held(
                 if time.monotonic() >= until or stopping():
                     raise
             time.sleep(LOOK_S)
-        epoch = max(time.time_ns(), 1 + SpoolFiles.last_epoch(private))
+        epoch = max(time.time_ns(), 1 + Spool.last_epoch(private))
     except OSError as err:
         if private is not None:
             private.close()
@@ -204,9 +206,9 @@ def open_held(
             directory,
             why,
         )
-        return FacilityHeld(time.time_ns(), None, max_age_s)
-    files = SpoolFiles(private, host_name, epoch, max_bytes, max_age_s)
-    return FacilityHeld(epoch, files, max_age_s)
+        return FacilityOutbox(time.time_ns(), None, max_age_s)
+    spool = Spool(private, host_name, epoch, max_bytes, max_age_s)
+    return FacilityOutbox(epoch, spool, max_age_s)
 
 
 def _nothing_to_configure(_content: bytes) -> bytes:
@@ -232,25 +234,25 @@ class CollectorOutput:
     def __init__(
         self,
         host_name: str,
-        held: FacilityHeld,
-        routes: Sequence[Route],
+        outbox: FacilityOutbox,
+        uplinks: Sequence[Uplink],
         deadline_s: float = 120.0,
         times: Times | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.unknown = 0
         self._host_name = host_name
-        self._held = held
-        self._routes = routes
+        self._outbox = outbox
+        self._uplinks = uplinks
         self._deadline_s = deadline_s
         self._stopping = stopping
         self._seq = 0
         self._told = (0, 0)  # acknowledged and dropped by the end of the run before
         self._is_open = True
-        self._spool = Spool(ENCODERS[WIRE], held)
+        self._queue = SendQueue(ENCODERS[WIRE], outbox)
         requests = Requests(_nothing_to_configure)
-        self._link = Link(
-            host_name, held, routes, self._spool.take, self._spool.fd, HWM, RATE, times, requests=requests
+        self._link = NodeLink(
+            host_name, outbox, uplinks, self._queue.take, self._queue.fd, HWM, RATE, times, requests=requests
         )
         self._link.start()
 
@@ -277,22 +279,22 @@ class CollectorOutput:
     def _put(self, tables: Sequence[Table], time_ns: int) -> None:
         self._seq += 1
         # which jobs are on this machine is not known here
-        self._spool.put(Batch(self._host_name, self._held.epoch, self._seq, time_ns, None, tuple(tables)))
+        self._queue.put(Batch(self._host_name, self._outbox.epoch, self._seq, time_ns, None, tuple(tables)))
 
     @property
     def _untaken(self) -> int:
         """Batches that were put, and that the thread has not looked at yet."""
-        return self._seq - max(0, self._held.coming - 1)
+        return self._seq - max(0, self._outbox.coming - 1)
 
     @property
     def _is_taken(self) -> bool:
         """Whether the thread has all that was put, and what earlier runs have left."""
-        return self._held.loaded.is_set() and not self._untaken
+        return self._outbox.loaded.is_set() and not self._untaken
 
     @property
     def _is_safe(self) -> bool:
         """Whether all that is held is on disk."""
-        return self._held.files is not None and not self._held.memory_bytes
+        return self._outbox.spool is not None and not self._outbox.memory_bytes
 
     def finish(self) -> Delivery:
         """Wait until all is acknowledged, for the deadline at most; what became of it.
@@ -300,15 +302,15 @@ class CollectorOutput:
         Where no collector is there and all is on disk, nothing is waited for.
         """
         until = time.monotonic() + self._deadline_s
-        while not (self._is_taken and not self._held.waiting()):
+        while not (self._is_taken and not self._outbox.waiting()):
             now = time.monotonic()
-            away = not any(route.usable(now) for route in self._routes)
+            away = not any(uplink.usable(now) for uplink in self._uplinks)
             if now >= until or self._stopping() or (away and self._is_taken and self._is_safe):
                 break
             time.sleep(LOOK_S)
-        waiting = self._untaken + self._held.waiting()
-        in_memory = waiting if self._held.files is None else 0
-        acknowledged, dropped = self._spool.acknowledged, self._spool.dropped
+        waiting = self._untaken + self._outbox.waiting()
+        in_memory = waiting if self._outbox.spool is None else 0
+        acknowledged, dropped = self._queue.acknowledged, self._queue.dropped
         before, self._told = self._told, (acknowledged, dropped)
         delivery = Delivery(acknowledged - before[0], waiting - in_memory, dropped - before[1] + in_memory)
         log.info("rows for the collector: batches acknowledged=%d kept=%d lost=%d", *delivery)
@@ -325,10 +327,10 @@ class CollectorOutput:
         if not self._is_open:
             return
         self._is_open = False
-        if not self._link.stop(self._spool.wake):  # nothing that it uses can be taken from it
+        if not self._link.stop(self._queue.wake):  # nothing that it uses can be taken from it
             log.error("disk of --spool-dir does not answer, ending without it")
             return
-        for route in self._routes:
-            route.close()
-        self._held.close()
-        self._spool.close()
+        for uplink in self._uplinks:
+            uplink.close()
+        self._outbox.close()
+        self._queue.close()

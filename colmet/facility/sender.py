@@ -39,7 +39,7 @@ from colmet import __version__
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.facility.spool import MAX_DOCUMENT_BYTES, Entry, Memory, Spool, Store
+from colmet.facility.spool import MAX_DOCUMENT_BYTES, DocumentMemory, DocumentSpool, DocumentStore, WaitingDocument
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def from_options(
     directory = spool_directory(options)
     if directory:
         try:
-            spool = Spool(os.path.join(directory, "documents"), options.spool_size, options.spool_age * 86400.0)
+            spool = DocumentSpool(os.path.join(directory, "documents"), options.spool_size, options.spool_age * 86400.0)
         except OSError as err:
             log.warning(
                 "nothing is kept between runs: documents that cannot be sent are lost, NETWORK has no traffic: %s: %s; "
@@ -332,7 +332,7 @@ class Sender:
         self,
         url: str,
         token: str | None,
-        spool: Spool | None,
+        spool: DocumentSpool | None,
         timeout_s: float = 10.0,
         tries: int = 3,
         deadline_s: float = 120.0,
@@ -399,9 +399,9 @@ class Sender:
         self._patience = 1
         self._take_token()
         texts, refused = self._texts(documents)
-        memory = Memory()
+        memory = DocumentMemory()
         spool, held, lost, sent = self._spool, False, 0, 0
-        stores: list[Store] = [memory]
+        stores: list[DocumentStore] = [memory]
         if spool is None:
             memory.put(texts)
         else:
@@ -461,7 +461,7 @@ class Sender:
         if powers_of_ten(self._refused):
             log.error("document refused, and not sent again kind=%s refused=%d: %s", kind[:40], self._refused, why)
 
-    def _acquire(self, spool: Spool) -> bool:
+    def _acquire(self, spool: DocumentSpool) -> bool:
         try:
             held = spool.acquire()
         except OSError as err:
@@ -471,7 +471,7 @@ class Sender:
             log.info("another run sends the spool; these documents are added to it")
         return held
 
-    def _deliver(self, stores: Sequence[Store]) -> tuple[int, int]:
+    def _deliver(self, stores: Sequence[DocumentStore]) -> tuple[int, int]:
         """Send what is in these; how many were taken, and how many refused.
 
         Where several fail, one after the other, those of other kinds tell whether it is the endpoint or the documents:
@@ -507,7 +507,9 @@ class Sender:
                         failing = 0
         return sent, refused
 
-    def _takes_another(self, stores: Sequence[Store], failed: Entry, passed: Counter[str], same: bool) -> bool:
+    def _takes_another(
+        self, stores: Sequence[DocumentStore], failed: WaitingDocument, passed: Counter[str], same: bool
+    ) -> bool:
         """Whether the endpoint takes the newest document of another kind; with `same`, where there is none, of this."""
         tried: set[str] = set()
         newest = ((store, entry) for store in stores for entry in store.entries(newest_first=True))
@@ -523,17 +525,17 @@ class Sender:
                     return entry[:2] != failed[:2] and self._is_taken(store, entry)
         return False
 
-    def _is_taken(self, store: Store, entry: Entry) -> bool:
+    def _is_taken(self, store: DocumentStore, entry: WaitingDocument) -> bool:
         answer = self._try(entry, 1)
         if answer.fate is Fate.TAKEN:
             store.done(entry)
         return answer.fate is Fate.TAKEN
 
-    def _refuse(self, store: Store, entry: Entry, answer: Answer) -> None:
+    def _refuse(self, store: DocumentStore, entry: WaitingDocument, answer: Answer) -> None:
         store.refuse(entry, answer.why)
         self._note_refused(_kind(entry), answer.why)
 
-    def _try(self, entry: Entry, tries: int) -> Answer:
+    def _try(self, entry: WaitingDocument, tries: int) -> Answer:
         """Send one, at most so many times; the last answer."""
         body = self._body(entry)
         answer = Answer(Fate.AWAY, "the endpoint has asked to wait")
@@ -572,7 +574,7 @@ class Sender:
             self._sleep(min(LOOK_S, left_s))
         return not self._stopping() and self._monotonic() < self._until
 
-    def _body(self, entry: Entry) -> bytes:
+    def _body(self, entry: WaitingDocument) -> bytes:
         """As it was kept, with the token."""
         document = _parsed(entry)
         if self._token is None or "token" not in document:
@@ -687,11 +689,11 @@ def parse_retry_after(value: str | None, now_s: float) -> float | None:
         return None
 
 
-def _kind(entry: Entry) -> str:
+def _kind(entry: WaitingDocument) -> str:
     return str(_parsed(entry).get("kind"))
 
 
-def _parsed(entry: Entry) -> Mapping[str, Any]:
+def _parsed(entry: WaitingDocument) -> Mapping[str, Any]:
     """A document that was kept; an empty one where a file of the spool holds something else."""
     try:
         document = json.loads(entry.text)

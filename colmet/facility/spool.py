@@ -45,7 +45,7 @@ OLD_TEMPORARY_S = 3600.0
 _NUMBER = struct.Struct("<I")
 
 
-class Entry(NamedTuple):
+class WaitingDocument(NamedTuple):
     """A document that is to be sent.
 
     Attributes:
@@ -59,23 +59,23 @@ class Entry(NamedTuple):
     text: bytes
 
 
-class Store(Protocol):
-    """Where documents wait: a `Spool` or a `Memory`."""
+class DocumentStore(Protocol):
+    """Where documents wait: a `DocumentSpool` or a `DocumentMemory`."""
 
     def __len__(self) -> int: ...
 
-    def entries(self, newest_first: bool = False) -> Iterator[Entry]: ...  # noqa: D102
+    def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]: ...  # noqa: D102
 
-    def done(self, entry: Entry) -> None: ...  # noqa: D102
+    def done(self, entry: WaitingDocument) -> None: ...  # noqa: D102
 
-    def refuse(self, entry: Entry, reason: str) -> None: ...  # noqa: D102
+    def refuse(self, entry: WaitingDocument, reason: str) -> None: ...  # noqa: D102
 
 
-class Memory:
+class DocumentMemory:
     """Documents that no disk holds."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, WaitingDocument] = {}
         self._coming = 0
 
     def __len__(self) -> int:
@@ -85,20 +85,20 @@ class Memory:
     def put(self, texts: Sequence[bytes]) -> None:
         """Hold these."""
         for text in texts:
-            self._entries[self._coming] = Entry("", self._coming, text)
+            self._entries[self._coming] = WaitingDocument("", self._coming, text)
             self._coming += 1
 
-    def entries(self, newest_first: bool = False) -> Iterator[Entry]:
+    def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
         """Each that is not done by then, the oldest first or the newest."""
         for number in sorted(self._entries, reverse=newest_first):
             if number in self._entries:
                 yield self._entries[number]
 
-    def done(self, entry: Entry) -> None:
+    def done(self, entry: WaitingDocument) -> None:
         """This one need not be sent any more."""
         self._entries.pop(entry.number, None)
 
-    def refuse(self, entry: Entry, reason: str) -> None:
+    def refuse(self, entry: WaitingDocument, reason: str) -> None:
         """This one is never to be sent again."""
         del reason
         self.done(entry)
@@ -172,7 +172,7 @@ def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]
         yield texts[start:]
 
 
-class Spool:
+class DocumentSpool:
     """The directory. `put` needs no lock; all else is for whoever has taken it with `acquire`.
 
     Args:
@@ -356,7 +356,7 @@ class Spool:
             )
         return dropped
 
-    def entries(self, newest_first: bool = False) -> Iterator[Entry]:
+    def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
         """Every document that is to be sent by then, the oldest first or the newest; none that comes meanwhile."""
         names = list(self._files)
         for name in reversed(names) if newest_first else names:
@@ -370,9 +370,9 @@ class Spool:
                 continue
             for number, text in reversed(texts) if newest_first else texts:
                 if text is not None and number < file.count and number not in file.done:
-                    yield Entry(name, number, text)
+                    yield WaitingDocument(name, number, text)
 
-    def done(self, entry: Entry) -> None:
+    def done(self, entry: WaitingDocument) -> None:
         """This one need not be sent any more."""
         file = self._files.get(entry.file)
         if file is None or entry.number in file.done:
@@ -417,7 +417,7 @@ class Spool:
         except OSError as err:
             self._note_failure(err)
 
-    def refuse(self, entry: Entry, reason: str) -> None:
+    def refuse(self, entry: WaitingDocument, reason: str) -> None:
         """This one is never to be sent again; it is put aside with the reason, as long as there is room for it."""
         line = b'{"time": %d, "reason": %s, "document": %s}\n' % (
             self._now_ns() // 10**9,

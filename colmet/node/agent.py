@@ -20,7 +20,7 @@ from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.node.backend import InputBackend
 from colmet.node.background import Beside, NotYet
-from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.jobs import NODE_JOB, Job, JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account, Meter
@@ -282,7 +282,7 @@ class Agent:
         host_name: str,
         source: JobSource,
         backends: Sequence[InputBackend],
-        spool: Spool,
+        queue: SendQueue,
         schedule: Schedule,
         placement: Placement | None = None,
         account: Account | None = None,
@@ -300,7 +300,7 @@ class Agent:
             )
             for backend in backends
         ]
-        self._spool = spool
+        self._queue = queue
         self._schedule = schedule
         self._placement = placement
         self._account = account
@@ -359,7 +359,7 @@ class Agent:
     def _batch(self, time_ns: int, tables: Iterable[Table], ended: Iterable[Job] = (), is_last: bool = False) -> Batch:
         self._seq += 1
         ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
-        batch = Batch(self._host_name, self._spool.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
+        batch = Batch(self._host_name, self._queue.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
         return self._with_ledger(batch, is_last)
 
     def _note_missed(self, time_ns: int) -> None:
@@ -399,10 +399,10 @@ class Agent:
             "wall_time": self._meter.wall_ns // 1000,
             "overruns": self._schedule.overruns,
             "ticks": self._ticks,
-            "batches_sent": self._spool.sent,
-            "batches_dropped": self._spool.dropped,
-            "batches_acknowledged": self._spool.acknowledged,
-            "batches_waiting": self._spool.waiting,
+            "batches_sent": self._queue.sent,
+            "batches_dropped": self._queue.dropped,
+            "batches_acknowledged": self._queue.acknowledged,
+            "batches_waiting": self._queue.waiting,
             "jobs": len(self._jobs.keys() - {NODE_JOB}),
             "jobs_started": self._source.started,
             "jobs_ended": self._source.ended,
@@ -530,15 +530,15 @@ class Agent:
         service.stopping()
         tables = [table for runner in self._runners for table in runner.take()]
         if tables or self._ledger is not None:
-            self._spool.put(self._batch(time.time_ns(), tables, is_last=True))
+            self._queue.put(self._batch(time.time_ns(), tables, is_last=True))
         for runner in self._runners:
             counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
             log.info("stopping backend=%s %s", runner.name, " ".join(f"{name}={n}" for name, n in counts.items() if n))
         log.info(
             "stopping ticks=%d sent=%d dropped=%d overruns=%d",
             self._ticks,
-            self._spool.sent,
-            self._spool.dropped,
+            self._queue.sent,
+            self._queue.dropped,
             self._schedule.overruns,
         )
 
@@ -552,7 +552,7 @@ class Agent:
             self._health.sampling = False
 
     def _send(self, batch: Batch) -> None:
-        self._spool.put(batch)
+        self._queue.put(batch)
         if self._health is not None:
             with self._spared():
                 self._health.take(batch)

@@ -30,8 +30,8 @@ from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
 from colmet.node.delivery import link
 from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.send_queue import Spool
-from colmet.node.delivery.uplink import Route, Times
+from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.jobs.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
@@ -276,23 +276,23 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         log.warning("%s", curve.OFF)
     host_name, times = socket.gethostname(), Times()
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(contextlib.closing(link.open_held(options, host, host_name)))
-        routes = link.open_routes(options, host_name, times, security)
-        for route in routes:
-            stack.callback(route.close)
-        spool = Spool(v1.encode, held)
+        outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
+        uplinks = link.open_uplinks(options, host_name, times, security)
+        for uplink in uplinks:
+            stack.callback(uplink.close)
+        queue = SendQueue(v1.encode, outbox)
         asked = control.Control({})
         remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
-        sender = link.Link(
-            *(host_name, held, routes, spool.take, spool.fd, options.zeromq_hwm, options.spool_rate, times),
+        sender = link.NodeLink(
+            *(host_name, outbox, uplinks, queue.take, queue.fd, options.zeromq_hwm, options.spool_rate, times),
             Requests(remote.answer),
         )
-        stack.callback(end_sending, sender, spool)
+        stack.callback(end_sending, sender, queue)
         stack.callback(service.close)
         place.lower_priority()  # that of ZeroMQ's threads, too
         schedule = Schedule(options.sample_period)
         parts = {
-            "spool": spool.counters,
+            "spool": queue.counters,
             "link": sender.counters,
             "control": asked.counters,
             "configuration": settings.counters,
@@ -303,13 +303,13 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             rust = rust_configuration.RustPort(options.enable_rust_configuration, asked)
             stack.callback(rust.close)
             parts["rust_configuration"] = rust.counters
-        health = NodeHealth(parts, routes, Latest() if options.metrics_jobs else None)
+        health = NodeHealth(parts, uplinks, Latest() if options.metrics_jobs else None)
         agent = Agent(
-            *(host_name, source, backends, spool, schedule, place),
+            *(host_name, source, backends, queue, schedule, place),
             account=None if options.disable_agent_stats else agent_stats.Account(host, options.agent_stats_period),
             mapping=mapping.Names.from_options(options.mapping_dir, host),
             health=health,
-            ledger=open_ledger(options, spool, routes),
+            ledger=open_ledger(options, queue, uplinks),
         )
         stack.callback(agent.close)
         if options.metrics_listen:
@@ -370,25 +370,25 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     return False
 
 
-def open_ledger(options: argparse.Namespace, spool: Spool, routes: Sequence[Route]) -> completeness.Ledger | None:
+def open_ledger(options: argparse.Namespace, queue: SendQueue, uplinks: Sequence[Uplink]) -> completeness.Ledger | None:
     """What keeps the account of what is complete; None where nobody wants it."""
     if options.disable_ledger:
         return None
 
     def fate() -> completeness.Fate:
         return completeness.Fate(
-            spool.held.tally.totals(),  # as in the other rows, without those of earlier starts
-            spool.held.tally.by_table(),
-            spool.dropped_ranges(),
-            sum(route.duplicates for route in routes),
+            queue.outbox.stats.totals(),  # as in the other rows, without those of earlier starts
+            queue.outbox.stats.by_table(),
+            queue.dropped_ranges(),
+            sum(uplink.duplicates for uplink in uplinks),
         )
 
     return completeness.Ledger(fate, options.ledger_period, (AGENT.name, MAPPING.name))
 
 
-def end_sending(sender: link.Link, spool: Spool) -> None:
+def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:
     """Have the last batches sent; where the disk does not answer, end the process as it is."""
-    if not sender.stop(spool.wake):  # nothing that it uses can be taken from it
+    if not sender.stop(queue.wake):  # nothing that it uses can be taken from it
         log.error("the spool's disk does not answer, ending without it")
         logging.shutdown()
         os._exit(1)

@@ -22,9 +22,9 @@ from fleet import SCHEMAS, Row
 from colmet.common.runtime.cli import raise_open_file_limit
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import v1
-from colmet.node.delivery.link import Link, open_routes
-from colmet.node.delivery.outbox import Held
-from colmet.node.delivery.send_queue import Spool
+from colmet.node.delivery.link import NodeLink, open_uplinks
+from colmet.node.delivery.outbox import Outbox
+from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.delivery.uplink import Times
 
 STEP_S = 0.25
@@ -50,10 +50,10 @@ class Node:
             wire="v1",
         )
         self.rows = []
-        self.held = Held(time.time_ns())
-        self.spool = Spool(v1.encode, self.held)
-        self.routes = open_routes(options, host, Times())
-        self.link = Link(host, self.held, self.routes, self.spool.take, self.spool.fd, times=Times())
+        self.outbox = Outbox(time.time_ns())
+        self.queue = SendQueue(v1.encode, self.outbox)
+        self.uplinks = open_uplinks(options, host, Times())
+        self.link = NodeLink(host, self.outbox, self.uplinks, self.queue.take, self.queue.fd, times=Times())
         self._host = host
         self._rng = rng
         self._seq = 0
@@ -71,7 +71,7 @@ class Node:
                 samples.append(Sample(job, {name: values[name] for name in schema.names}))
                 self.rows.append(Row(self._host, number, schema.name, job, now // 10**9, check))
             tables.append(Table.from_samples(schema, now, samples))
-        self.spool.put(Batch(self._host, self.held.epoch, self._seq, now, tuple(jobs), tuple(tables)))
+        self.queue.put(Batch(self._host, self.outbox.epoch, self._seq, now, tuple(jobs), tuple(tables)))
         self._seq += 1
 
 
@@ -79,9 +79,9 @@ def say(nodes):
     """How they are: batches by what became of them, and nodes by the collector that they send to."""
     told = collections.Counter()
     for node in nodes:
-        counters = node.spool.counters()
+        counters = node.queue.counters()
         told.update({name: counters[name] for name in ("taken", "acknowledged", "dropped", "held")})
-        told[node.link._route.uri] += 1
+        told[node.link._uplink.uri] += 1
     print(json.dumps(told), flush=True)
 
 
@@ -96,7 +96,7 @@ def run(first, count, period_s, path, uris):
     due = {node: time.monotonic() + rng.uniform(0, period_s) for node in nodes}
     measuring = True
     said_at = 0.0
-    while measuring or any(len(node.held) for node in nodes):
+    while measuring or any(len(node.outbox) for node in nodes):
         started = time.monotonic()
         if measuring and select.select([sys.stdin], [], [], 0)[0]:
             measuring = False

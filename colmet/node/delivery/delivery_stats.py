@@ -9,7 +9,7 @@ MAX_KINDS = 1024  # sets of tables that are told apart; all further ones count a
 WHAT = ("taken", "sent", "acknowledged", "dropped")
 
 
-class Tally:
+class DeliveryStats:
     """Counts batches of one start of the agent, by table.
 
     Batches come with numbers that go up; what becomes of them is told by numbers alone. Consecutive batches have the

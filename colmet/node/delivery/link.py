@@ -16,10 +16,10 @@ from colmet.common.runtime.keys import read_uris
 from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
-from colmet.node.delivery.outbox import MAX_AGE_S, Entry, Held
+from colmet.node.delivery.outbox import MAX_AGE_S, Outbox
 from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.spool import LOCK, SpoolFiles
-from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Route, State, Times, by_preference, hello
+from colmet.node.delivery.spool import LOCK, EncodedBatch, Spool
+from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Times, Uplink, UplinkState, by_preference, hello
 from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def default_directory(host: Host, uid: int) -> str:
     return SPOOL_DIRECTORY if is_own or uid == 0 else ""
 
 
-def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
+def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outbox:
     """What holds batches until they are acknowledged, with the directory that the options name.
 
     A directory that cannot be used is told of, and memory is used in its place.
@@ -111,13 +111,13 @@ def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
     now_ns = time.time_ns()
     if not directory:
         log.info("no --spool-dir: unacknowledged batches are lost when colmet-node ends")
-        return Held(now_ns, None, max_age_s=max_age_s)
+        return Outbox(now_ns, None, max_age_s=max_age_s)
     private = None
     try:
         private = host.private_directory(os.path.abspath(directory))
         private.lock(LOCK)
         # the clock may have been set back since the last start
-        epoch = max(now_ns, 1 + SpoolFiles.last_epoch(private))
+        epoch = max(now_ns, 1 + Spool.last_epoch(private))
     except OSError as err:
         if private is not None:
             private.close()
@@ -127,9 +127,9 @@ def open_held(options: argparse.Namespace, host: Host, host_name: str) -> Held:
             directory,
             why,
         )
-        return Held(now_ns, None, max_age_s=max_age_s)
-    files = SpoolFiles(private, host_name, epoch, options.spool_size, max_age_s)
-    return Held(epoch, files, max_age_s=max_age_s)
+        return Outbox(now_ns, None, max_age_s=max_age_s)
+    spool = Spool(private, host_name, epoch, options.spool_size, max_age_s)
+    return Outbox(epoch, spool, max_age_s=max_age_s)
 
 
 def collectors(options: argparse.Namespace) -> list[str]:
@@ -167,9 +167,9 @@ def addresses(options: argparse.Namespace) -> dict[str, str]:
     return dict(zip(uris, links))
 
 
-def open_routes(
+def open_uplinks(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
-) -> list[Route]:
+) -> list[Uplink]:
     """The ways to all collectors that the options name, in the order in which this host prefers them.
 
     Raises:
@@ -192,7 +192,7 @@ def open_routes(
             "nvidiastats_default ends a collector of Colmet 0.6.10 that writes HDF5: --wire auto leaves it out, and "
             "--enable-nvidia is of no use beside --wire colmet06 there"
         )
-    routes: list[Route] = []
+    uplinks: list[Uplink] = []
     # what is queued for a collector that does not acknowledge is nowhere else
     linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
     try:
@@ -203,15 +203,15 @@ def open_routes(
             except BaseException:
                 push.close()
                 raise
-            routes.append(Route(uri, push, link, times, time.monotonic(), dialect))
+            uplinks.append(Uplink(uri, push, link, times, time.monotonic(), dialect))
     except BaseException:
-        for route in routes:
-            route.close()
+        for uplink in uplinks:
+            uplink.close()
         raise
-    return routes
+    return uplinks
 
 
-class Link:
+class NodeLink:
     """Sends batches: new ones at once, others in order at a bounded rate, all of them until they are acknowledged.
 
     `step` is for one thread, which `start` makes.
@@ -235,9 +235,9 @@ class Link:
     def __init__(
         self,
         host: str,
-        held: Held,
-        routes: Sequence[Route],
-        take: Callable[[], list[Entry]],
+        outbox: Outbox,
+        uplinks: Sequence[Uplink],
+        take: Callable[[], list[EncodedBatch]],
         wake_fd: int,
         window: int = 1000,
         rate: float = 200.0,
@@ -247,8 +247,8 @@ class Link:
     ) -> None:
         self.resent = self.false_acknowledgements = 0
         self._host = host
-        self._held = held
-        self._routes = routes
+        self._outbox = outbox
+        self._uplinks = uplinks
         self._take = take
         self._wake_fd = wake_fd
         self._window = window
@@ -256,7 +256,7 @@ class Link:
         self._times = times or Times()
         self._requests = requests or Requests(None)
         self._monotonic = monotonic
-        self._outstanding: dict[Key, tuple[Route, float]] = {}  # and when they are to be sent again
+        self._outstanding: dict[Key, tuple[Uplink, float]] = {}  # and when they are to be sent again
         self._tries: dict[Key, int] = {}  # of what was sent more than once
         self._most_tries = window
         self._cursor: Key | None = (0, 0)  # nothing before it is to be sent; None: nothing at all
@@ -265,7 +265,7 @@ class Link:
         self._tokens = 1.0
         self._tokens_at = monotonic()
         self._looked_at = monotonic()
-        self._route = routes[0]
+        self._uplink = uplinks[0]
         self._failures = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -280,23 +280,23 @@ class Link:
         self._rate = rate
 
     @property
-    def routes(self) -> Sequence[Route]:
+    def uplinks(self) -> Sequence[Uplink]:
         """To the collectors."""
-        return self._routes
+        return self._uplinks
 
     def counters(self) -> dict[str, int]:
         """What it counts, by name. From any thread."""
-        states = [route.state for route in self._routes]
+        states = [uplink.state for uplink in self._uplinks]
         return {
             "outstanding": len(self._outstanding),
             "resent": self.resent,
             "collectors": len(states),
-            "collectors_there": states.count(State.THERE),
-            "collectors_mute": states.count(State.MUTE),
-            "bad_messages": sum([route.bad_messages for route in self._routes]),
-            "acknowledgements_doubted": sum([route.doubted for route in self._routes]),
+            "collectors_there": states.count(UplinkState.THERE),
+            "collectors_mute": states.count(UplinkState.MUTE),
+            "bad_messages": sum([uplink.bad_messages for uplink in self._uplinks]),
+            "acknowledgements_doubted": sum([uplink.doubted for uplink in self._uplinks]),
             "acknowledgements_false": self.false_acknowledgements,
-            "duplicates": sum([route.duplicates for route in self._routes]),
+            "duplicates": sum([uplink.duplicates for uplink in self._uplinks]),
             "requests": self._requests.answered,
             "requests_refused": self._requests.refused,
             "defects": self._failures + self._requests.failures,
@@ -310,7 +310,7 @@ class Link:
         self._thread.start()
 
     def _run(self) -> None:
-        self._guarded(self._held.load)
+        self._guarded(self._outbox.load)
         while not self._stopping:
             self._guarded(self._wait)
             self._guarded(self.step)
@@ -345,20 +345,20 @@ class Link:
         while True:
             self.step()
             now = self._monotonic()
-            if not len(self._held) or now >= until or not self._route.promising(now):
+            if not len(self._outbox) or now >= until or not self._uplink.promising(now):
                 break
             wait(self._sockets(), (), min(0.05, until - now))
 
     def _sockets(self) -> list[Socket]:
-        return [route.link.socket for route in self._routes if route.link is not None]
+        return [uplink.link.socket for uplink in self._uplinks if uplink.link is not None]
 
     def _wait(self) -> None:
         """Until there is something to do."""
-        writable = [r.link.socket for r in self._routes if r.link is not None and not r.link.connected]
+        writable = [r.link.socket for r in self._uplinks if r.link is not None and not r.link.connected]
         timeout_s = self._times.ask_s / 2
         if self._cursor is not None:
-            if not self._route.push.connected:
-                writable.append(self._route.push.socket)
+            if not self._uplink.push.connected:
+                writable.append(self._uplink.push.socket)
             elif self._may_send_again() and len(self._outstanding) < self._window_of_old:
                 timeout_s = min(timeout_s, max(0.0, (1.0 - self._tokens) / self._rate))
         wait([self._wake_fd, self._requests.fd, *self._sockets()], writable, timeout_s)
@@ -375,58 +375,58 @@ class Link:
                 self._set_back(entry[:2])
             raise
 
-    def _step(self, entries: Sequence[Entry]) -> None:
+    def _step(self, entries: Sequence[EncodedBatch]) -> None:
         now = self._monotonic()
         if entries:
-            self._held.add(entries)
-        for route in self._routes:
-            if route.notice(now):
-                self._take_back(route)
-            for message in route.receive():
-                self._handle(route, message, now)
-        for number, content, route in self._requests.answers():
-            if route.link is not None:
-                route.link.send(wire.encode(wire.Answer(number, content)))
+            self._outbox.add(entries)
+        for uplink in self._uplinks:
+            if uplink.notice(now):
+                self._take_back(uplink)
+            for message in uplink.receive():
+                self._handle(uplink, message, now)
+        for number, content, uplink in self._requests.answers():
+            if uplink.link is not None:
+                uplink.link.send(wire.encode(wire.Answer(number, content)))
         self._choose(now)
         for entry in entries:
             key = entry[:2]
             if len(self._outstanding) >= self._window or not self._send(key, entry.message, now):
                 self._set_back(key)
-        self._send_held(now)
+        self._send_waiting(now)
         self._look(now)
 
-    def _handle(self, route: Route, message: wire.Message, now: float) -> None:
+    def _handle(self, uplink: Uplink, message: wire.Message, now: float) -> None:
         if isinstance(message, wire.Ack):
-            another = route.heard(message, now)
+            another = uplink.heard(message, now)
             for one in message.ranges:
-                self._acknowledge(route, one)
+                self._acknowledge(uplink, one)
             self._forget_done()
             if another:  # it does not have what the former one had not acknowledged
-                self._take_back(route)
+                self._take_back(uplink)
         elif isinstance(message, wire.Request):
-            self._requests.ask(message.number, message.content, route)
+            self._requests.ask(message.number, message.content, uplink)
         else:
-            route.bad_messages += 1
+            uplink.bad_messages += 1
 
-    def _acknowledge(self, route: Route, one: wire.Range) -> None:
+    def _acknowledge(self, uplink: Uplink, one: wire.Range) -> None:
         """A collector says that it has these: those that it can have are held no more, the others are sent to it."""
-        for first, last in route.sent_of(one):
-            self._held.acknowledge(one.epoch, first, last)
-        left = self._held.held_of(*one)
+        for first, last in uplink.sent_of(one):
+            self._outbox.acknowledge(one.epoch, first, last)
+        left = self._outbox.count_in(*one)
         if not left:
             return
-        route.doubted += left
-        unsent = self._held.unsent_of(*one)
+        uplink.doubted += left
+        unsent = self._outbox.unsent_of(*one)
         before, self.false_acknowledgements = self.false_acknowledgements, self.false_acknowledgements + unsent
         if unsent and (not before or len(str(before)) != len(str(self.false_acknowledgements))):
             log.warning(
                 "collector acknowledges batches that were never sent, they are kept: does another host pose as the "
                 "collector? Set up keys: collector=%s batches=%d",
-                *(route.uri, self.false_acknowledgements),
+                *(uplink.uri, self.false_acknowledgements),
             )
 
     def _forget_done(self) -> None:
-        for key in [key for key in self._outstanding if key not in self._held]:
+        for key in [key for key in self._outstanding if key not in self._outbox]:
             del self._outstanding[key]
             self._tries.pop(key, None)
 
@@ -434,51 +434,51 @@ class Link:
         """This batch is to be sent, when its turn comes."""
         self._cursor = key if self._cursor is None else min(key, self._cursor)
 
-    def _take_back(self, route: Route) -> None:
+    def _take_back(self, uplink: Uplink) -> None:
         """What was sent this way is to be sent again."""
-        for key in [key for key, (way, _) in self._outstanding.items() if way is route]:
+        for key in [key for key, (way, _) in self._outstanding.items() if way is uplink]:
             del self._outstanding[key]
             self._set_back(key)
 
     def _choose(self, now: float) -> None:
         """Which way to go: on as before while that can be; back to a preferred one that has been there for long."""
-        usable = [route for route in self._routes if route.usable(now)]
-        usable = [route for route in usable if route.state is State.THERE] or usable
+        usable = [uplink for uplink in self._uplinks if uplink.usable(now)]
+        usable = [uplink for uplink in usable if uplink.state is UplinkState.THERE] or usable
         if not usable:
             return
         best = usable[0]
-        if self._route not in usable or (
-            best is not self._route
-            and self._routes.index(best) < self._routes.index(self._route)
+        if self._uplink not in usable or (
+            best is not self._uplink
+            and self._uplinks.index(best) < self._uplinks.index(self._uplink)
             and now - best.since >= self._times.back_s
         ):
-            if best is not self._route:
-                log.warning("collector replaces the other: collector=%s other=%s", best.uri, self._route.uri)
-            self._route = best
+            if best is not self._uplink:
+                log.warning("collector replaces the other: collector=%s other=%s", best.uri, self._uplink.uri)
+            self._uplink = best
 
     def _send(self, key: Key, message: bytes, now: float) -> bool:
         """Send a batch on the way of now; False where nobody takes it."""
-        route = self._route
-        dialect = route.dialect
-        if not dialect or not route.usable(now):
+        uplink = self._uplink
+        dialect = uplink.dialect
+        if not dialect or not uplink.usable(now):
             return False
         if dialect == COLMET06:
             try:
                 (batch,) = self._decoder.decode(message).batches
             except WireError:  # the disk gave back other bytes, or a defect
-                self._held.drop(*key, key[1], 0, 0, "damage")
+                self._outbox.drop(*key, key[1], 0, 0, "damage")
                 return True
-            message = colmet06.encode(batch, UNASKED if route.wire == AUTO else ())
-        if message and not route.push.send(message):  # there is nothing that Colmet 0.6 has a table for
+            message = colmet06.encode(batch, UNASKED if uplink.wire == AUTO else ())
+        if message and not uplink.push.send(message):  # there is nothing that Colmet 0.6 has a table for
             return False
-        self._held.sent(key)
-        route.sent(*key)
-        if route.state is State.MUTE:
-            self._held.release(key)
+        self._outbox.sent(key)
+        uplink.sent(*key)
+        if uplink.state is UplinkState.MUTE:
+            self._outbox.release(key)
             return True
         tries = self._tries.get(key, 0)
         pause_s = min(self._times.resend_s * 2 ** min(tries, 10), self._times.resend_most_s)
-        self._outstanding[key] = (route, now + pause_s)
+        self._outstanding[key] = (uplink, now + pause_s)
         return True
 
     @property
@@ -487,29 +487,29 @@ class Link:
 
     def _may_send_again(self) -> bool:
         """Whether it is known what the collector has, and what it reads: what is not new waits for that."""
-        return self._route.state in (State.THERE, State.MUTE) and bool(self._route.dialect)
+        return self._uplink.state in (UplinkState.THERE, UplinkState.MUTE) and bool(self._uplink.dialect)
 
-    def _send_held(self, now: float) -> None:
+    def _send_waiting(self, now: float) -> None:
         """Send what is not new, in order, at a bounded rate."""
         self._tokens = min(max(1.0, self._rate / 4), self._tokens + (now - self._tokens_at) * self._rate)
         self._tokens_at = now
         if not self._may_send_again():
             return
-        is_v1 = self._route.dialect == V1
+        is_v1 = self._uplink.dialect == V1
         if is_v1 and self._passed is not None:
             self._set_back(self._passed)
             self._passed = None
         while self._cursor is not None and self._tokens >= 1 and len(self._outstanding) < self._window_of_old:
-            key = self._held.following(self._cursor)
+            key = self._outbox.following(self._cursor)
             if key is None:
                 self._cursor = None
                 return
-            if not is_v1 and self._held.was_sent(key):
+            if not is_v1 and self._outbox.was_sent(key):
                 # a collector of this version may have it, and would not know it again in the other dialect
                 self._passed = key if self._passed is None else min(key, self._passed)
             elif key not in self._outstanding:
                 try:
-                    message = self._held.message(key)
+                    message = self._outbox.message(key)
                 except OSError:  # its file tells of it; in a moment it may be read
                     self._cursor = key
                     self._tokens = -self._rate
@@ -525,28 +525,28 @@ class Link:
     def _look(self, now: float) -> None:
         """What time brings: Hellos, collectors that are away, batches that nobody acknowledges, and those too old."""
         waiting = bool(self._outstanding)
-        for route in self._routes:
-            if route.look(now):
-                if route.state is State.MUTE:  # it has taken what was sent
-                    for key in [key for key, (way, _) in self._outstanding.items() if way is route]:
-                        self._held.release(key)
+        for uplink in self._uplinks:
+            if uplink.look(now):
+                if uplink.state is UplinkState.MUTE:  # it has taken what was sent
+                    for key in [key for key, (way, _) in self._outstanding.items() if way is uplink]:
+                        self._outbox.release(key)
                     self._forget_done()
                 else:
-                    self._take_back(route)
-            if route.hello(now, waiting and route is self._route):
-                route.say(hello(self._host, self._held.epoch, self._held.coming, self._held.ranges()), now)
+                    self._take_back(uplink)
+            if uplink.hello(now, waiting and uplink is self._uplink):
+                uplink.say(hello(self._host, self._outbox.epoch, self._outbox.coming, self._outbox.ranges()), now)
         if now - self._looked_at >= self._times.ask_s / 2:
             self._looked_at = now
-            self._held.flush()
-            self._held.drop_beyond()
-            epochs = frozenset([epoch for epoch, _, _ in self._held.ranges()])
-            for route in self._routes:
-                route.forget_sent(epochs)
+            self._outbox.flush()
+            self._outbox.drop_beyond()
+            epochs = frozenset([epoch for epoch, _, _ in self._outbox.ranges()])
+            for uplink in self._uplinks:
+                uplink.forget_sent(epochs)
             for key in [key for key, (_, again_at) in self._outstanding.items() if now >= again_at]:
                 del self._outstanding[key]
                 self._tries[key] = self._tries.get(key, 0) + 1
                 self._set_back(key)
             self._forget_done()
             if len(self._tries) > self._most_tries:  # of some that were acknowledged before they were sent again
-                self._tries = {key: tries for key, tries in self._tries.items() if key in self._held}
+                self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
                 self._most_tries = 2 * len(self._tries) + self._window

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from colmet.common.ranges import Ranges
-from colmet.node.delivery.delivery_stats import Tally
-from colmet.node.delivery.spool import SpoolFiles
+from colmet.node.delivery.delivery_stats import DeliveryStats
+from colmet.node.delivery.spool import EncodedBatch, Spool
 
 log = logging.getLogger(__name__)
 
@@ -17,22 +17,6 @@ MAX_MEMORY_BYTES = 64 << 20
 MAX_AGE_S = 7 * 86400.0
 MAX_DROPPED_RANGES = 256
 ENTRY_BYTES = 500  # that an entry takes in memory beside its message
-
-
-class Entry(NamedTuple):
-    """An encoded batch.
-
-    Attributes:
-        epoch: of the start of the agent that measured it.
-        seq: its number.
-        time_ns: when it was measured, since the epoch.
-        message: as it is sent.
-    """
-
-    epoch: int
-    seq: int
-    time_ns: int
-    message: bytes
 
 
 class Dropped(NamedTuple):
@@ -55,7 +39,7 @@ class Dropped(NamedTuple):
     cause: str
 
 
-class Held:
+class Outbox:
     """What is to be sent until it is acknowledged. For one thread; `dropped_ranges` and the counts are for any.
 
     Args:
@@ -74,19 +58,19 @@ class Held:
     def __init__(
         self,
         epoch: int,
-        files: SpoolFiles | None = None,
+        spool: Spool | None = None,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_age_s: float = MAX_AGE_S,
     ) -> None:
         self.epoch = epoch
-        self.files = files
-        self.tally = Tally()
+        self.spool = spool
+        self.stats = DeliveryStats()
         self.dropped = self.acknowledged = self.sent_batches = 0
         self.coming = 0
         self.memory_bytes = 0
         self._max_memory_bytes = max_memory_bytes
         self._max_age_ns = int(max_age_s * 1e9)
-        self._memory: dict[tuple[int, int], Entry] = {}
+        self._memory: dict[tuple[int, int], EncodedBatch] = {}
         self._numbers: dict[int, Ranges] = {}  # by epoch, the oldest first
         self._sent: dict[int, Ranges] = {}  # by this process, by epoch
         self._dropped_ranges: tuple[Dropped, ...] = ()
@@ -102,12 +86,12 @@ class Held:
 
     def load(self) -> None:
         """Find what earlier starts have left on disk."""
-        if self.files is not None:
-            for epoch, first, last in self.files.scan():
+        if self.spool is not None:
+            for epoch, first, last in self.spool.scan():
                 self._numbers.setdefault(epoch, Ranges()).add(first, last)
             self.drop_beyond()
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[EncodedBatch]) -> None:
         """Hold these, too: new ones, in order."""
         for entry in entries:
             self._memory[entry[:2]] = entry
@@ -119,16 +103,16 @@ class Held:
 
     def flush(self) -> None:
         """Write what is in memory alone to disk, as far as the disk takes it now."""
-        if self.files is None or not self._memory:
+        if self.spool is None or not self._memory:
             return
-        written = self.files.append(list(self._memory.values()))
+        written = self.spool.append(list(self._memory.values()))
         for key in list(self._memory)[:written]:
             self._forget(key)
 
     def drop_beyond(self) -> None:
         """Drop the oldest where there is too much on disk, or in memory, or too old."""
-        if self.files is not None:
-            for epoch, first, last, since_ns, until_ns, cause in self.files.beyond():
+        if self.spool is not None:
+            for epoch, first, last, since_ns, until_ns, cause in self.spool.beyond():
                 self.drop(epoch, first, last, since_ns, until_ns, cause)
         too_old_ns = time.time_ns() - self._max_age_ns
         while self._memory:
@@ -152,7 +136,7 @@ class Held:
         entry = self._memory.get(key)
         if entry is not None:
             return entry.message
-        message = self.files.read(*key) if self.files is not None else None
+        message = self.spool.read(*key) if self.spool is not None else None
         if message is None:
             self.drop(*key, key[1], 0, 0, "damage")
         return message
@@ -174,7 +158,7 @@ class Held:
         """This batch was sent, for the first time or again."""
         if self._sent.setdefault(key[0], Ranges()).add(key[1], key[1]) and key[0] == self.epoch:
             self.sent_batches += 1
-            self.tally.count("sent", key[1], key[1])
+            self.stats.count("sent", key[1], key[1])
 
     def was_sent(self, key: tuple[int, int]) -> bool:
         """Whether this process has sent this batch."""
@@ -186,7 +170,7 @@ class Held:
         self.acknowledged += gone
         return gone
 
-    def held_of(self, epoch: int, first: int, last: int) -> int:
+    def count_in(self, epoch: int, first: int, last: int) -> int:
         """How many of these are held."""
         numbers = self._numbers.get(epoch)
         return _count(numbers.within(first, last)) if numbers is not None else 0
@@ -256,7 +240,7 @@ class Held:
         for low, high in numbers.remove(first, last):
             count += high - low + 1
             if epoch == self.epoch and what:
-                self.tally.count(what, low, high)
+                self.stats.count(what, low, high)
             if self._memory:
                 for seq in (
                     range(low, high + 1)
@@ -264,13 +248,13 @@ class Held:
                     else [key[1] for key in self._memory if key[0] == epoch and low <= key[1] <= high]
                 ):
                     self._forget((epoch, seq))
-            if self.files is not None:
-                self.files.remove(epoch, low, high)
+            if self.spool is not None:
+                self.spool.remove(epoch, low, high)
         if not numbers.count:
             del self._numbers[epoch]
         if epoch == self.epoch:
             lowest = numbers.first if numbers.count else self.coming
-            self.tally.forget(lowest)
+            self.stats.forget(lowest)
             self._sent.get(epoch, Ranges()).remove(0, lowest - 1)
         elif not numbers.count:
             self._sent.pop(epoch, None)
@@ -285,22 +269,22 @@ class Held:
             "held": len(self),
             "oldest_s": self.oldest_s(),
             "memory_bytes": self.memory_bytes,
-            **({f"disk_{name}": n for name, n in self.files.counters().items()} if self.files is not None else {}),
+            **({f"disk_{name}": n for name, n in self.spool.counters().items()} if self.spool is not None else {}),
         }
 
     def oldest_s(self) -> int:
         """How old the oldest batch is that is held, in seconds; 0 where there is none. From any thread."""
         times = [entry.time_ns for entry in list(self._memory.values())[:1]]
-        if self.files is not None and self.files.since_ns():
-            times.append(self.files.since_ns())
+        if self.spool is not None and self.spool.since_ns():
+            times.append(self.spool.since_ns())
         return max(0, time.time_ns() - min(times)) // 10**9 if times else 0
 
     def close(self) -> None:
         """Give the files back; what is held and not on disk is lost, and that is told."""
-        if self.files is not None:
-            self.files.retry()
+        if self.spool is not None:
+            self.spool.retry()
             self.flush()
-            self.files.close()
+            self.spool.close()
         if self._memory:
             log.warning(
                 "ending with batches=%d that no collector has acknowledged, and that are lost", len(self._memory)

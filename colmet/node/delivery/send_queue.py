@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.schema import Batch
-from colmet.node.delivery.outbox import ENTRY_BYTES, Dropped, Entry, Held
+from colmet.node.delivery.outbox import ENTRY_BYTES, Dropped, Outbox
+from colmet.node.delivery.spool import EncodedBatch
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ QUEUE_BYTES = 16 << 20  # that the link's thread, which may wait for a disk, may
 MAX_OVERFLOWS = 256
 
 
-class Spool:
+class SendQueue:
     """Encodes batches, and queues them for the thread of the link. `put` never waits, for nothing.
 
     Where that thread cannot go on, the queue drops its oldest batches, which is counted.
@@ -34,13 +35,13 @@ class Spool:
         overflowed: batches that the queue dropped.
     """
 
-    def __init__(self, encode: Callable[[Batch], bytes], held: Held, max_bytes: int = QUEUE_BYTES) -> None:
-        self.held = held
+    def __init__(self, encode: Callable[[Batch], bytes], outbox: Outbox, max_bytes: int = QUEUE_BYTES) -> None:
+        self.outbox = outbox
         self.taken = self.overflowed = 0
         self._overflows: deque[Dropped] = deque(maxlen=MAX_OVERFLOWS)
         self._encode = encode
         self._max_bytes = max_bytes
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[EncodedBatch] = deque()
         # each is written to by one thread alone
         self._bytes_in = self._bytes_out = self._bytes_dropped = 0
         self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -48,8 +49,8 @@ class Spool:
     def put(self, batch: Batch) -> None:
         """Take a batch."""
         message = self._encode(batch)
-        entry = Entry(self.held.epoch, batch.seq or 0, batch.time_ns, message)
-        self.held.tally.take(entry.seq, tuple([table.schema.name for table in batch.tables]))
+        entry = EncodedBatch(self.outbox.epoch, batch.seq or 0, batch.time_ns, message)
+        self.outbox.stats.take(entry.seq, tuple([table.schema.name for table in batch.tables]))
         self.taken += 1
         self._bytes_in += len(message) + ENTRY_BYTES
         self._queue.append(entry)
@@ -65,7 +66,7 @@ class Spool:
             return
         self._bytes_dropped += len(entry.message) + ENTRY_BYTES
         self.overflowed += 1
-        self.held.tally.count("dropped", entry.seq, entry.seq)
+        self.outbox.stats.count("dropped", entry.seq, entry.seq)
         self._overflows.append(Dropped(entry.epoch, entry.seq, entry.seq, entry.time_ns, entry.time_ns, "queue"))
         if powers_of_ten(self.overflowed):
             log.error(
@@ -77,42 +78,42 @@ class Spool:
     @property
     def epoch(self) -> int:
         """Of this start of the agent."""
-        return self.held.epoch
+        return self.outbox.epoch
 
     @property
     def sent(self) -> int:
         """Batches that were sent, each counted once."""
-        return self.held.sent_batches
+        return self.outbox.sent_batches
 
     @property
     def acknowledged(self) -> int:
         """Batches that a collector has for good, those of earlier starts included."""
-        return self.held.acknowledged
+        return self.outbox.acknowledged
 
     @property
     def waiting(self) -> int:
         """Batches that are held until they are acknowledged."""
-        return len(self.held)
+        return len(self.outbox)
 
     @property
     def dropped(self) -> int:
         """Batches given up, for whatever cause."""
-        return self.overflowed + self.held.dropped
+        return self.overflowed + self.outbox.dropped
 
     def dropped_ranges(self) -> list[Dropped]:
         """Which batches were given up since the start, as far as that is remembered: the latest of each cause."""
-        return [*self._overflows, *self.held.dropped_ranges()]
+        return [*self._overflows, *self.outbox.dropped_ranges()]
 
     def counters(self) -> dict[str, int]:
         """What it counts, by name."""
-        return {"taken": self.taken, "overflowed": self.overflowed, **self.held.counters()}
+        return {"taken": self.taken, "overflowed": self.overflowed, **self.outbox.counters()}
 
     def wake(self) -> None:
         """Have the thread look."""
         with contextlib.suppress(BlockingIOError):  # it has not yet looked since it was woken very often
             os.write(self._wake_fd, b"x")
 
-    def take(self) -> list[Entry]:
+    def take(self) -> list[EncodedBatch]:
         """What was put since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)

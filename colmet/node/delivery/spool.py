@@ -23,7 +23,7 @@ import struct
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 from colmet.common.ranges import Ranges
@@ -47,23 +47,23 @@ RETRY_S = 2.0
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors that are none of the file
 
 
-class Item(Protocol):
-    """What is written: a `held.Entry`."""
+class EncodedBatch(NamedTuple):
+    """A batch, encoded.
 
-    @property
-    def epoch(self) -> int: ...  # noqa: D102
+    Attributes:
+        epoch: of the start of the agent that measured it.
+        seq: its number.
+        time_ns: when it was measured, since the epoch.
+        message: as it is sent.
+    """
 
-    @property
-    def seq(self) -> int: ...  # noqa: D102
-
-    @property
-    def time_ns(self) -> int: ...  # noqa: D102
-
-    @property
-    def message(self) -> bytes: ...  # noqa: D102
+    epoch: int
+    seq: int
+    time_ns: int
+    message: bytes
 
 
-class Record(NamedTuple):
+class SpoolRecord(NamedTuple):
     """Where a record is; `start` and `end` are those of its message."""
 
     seq: int
@@ -104,7 +104,7 @@ def pack_record(seed: int, seq: int, time_ns: int, message: bytes) -> bytes:
     return b"".join((packed, _CRC.pack(crc32(packed, seed & 0xFFFFFFFF)), message))
 
 
-def _record_at(data: bytes, at: int, seed: int) -> Record | None:
+def _record_at(data: bytes, at: int, seed: int) -> SpoolRecord | None:
     if len(data) < at + RECORD_BYTES or not data.startswith(RECORD_MAGIC, at):
         return None
     _, size, seq, time_ns, checksum = _RECORD.unpack_from(data, at)
@@ -112,10 +112,10 @@ def _record_at(data: bytes, at: int, seed: int) -> Record | None:
     start = at + RECORD_BYTES
     if _CRC.unpack_from(data, at + _RECORD.size)[0] != expected or start + size > len(data):
         return None
-    return Record(seq, time_ns, start, start + size, checksum)
+    return SpoolRecord(seq, time_ns, start, start + size, checksum)
 
 
-def find_records(data: bytes, seed: int, start: int) -> Iterator[Record | Lost]:
+def find_records(data: bytes, seed: int, start: int) -> Iterator[SpoolRecord | Lost]:
     """The records of a segment, by their own checksums alone, and what is between them."""
     at = start
     while at < len(data):
@@ -150,7 +150,7 @@ class _Segment:
         self.numbers.add(seq, seq)
 
 
-class SpoolFiles:
+class Spool:
     """Segments in one directory, which no other process uses. For one thread.
 
     Args:
@@ -235,7 +235,7 @@ class SpoolFiles:
             segment = _Segment(name, epoch, first, len(data))
             if head is not None:
                 for record in find_records(data, head[0], head[3]):
-                    if isinstance(record, Record):
+                    if isinstance(record, SpoolRecord):
                         segment.note(record.seq, record.time_ns)
                     elif record.end == len(data):
                         self.torn_bytes += record.end - record.start
@@ -296,7 +296,7 @@ class SpoolFiles:
             return
         seed, _, _, start = head
         for record in find_records(data, seed, start):
-            if isinstance(record, Record) and record.seq in segment.numbers:
+            if isinstance(record, SpoolRecord) and record.seq in segment.numbers:
                 message = data[record.start : record.end]
                 if crc32(message, seed & 0xFFFFFFFF) == record.checksum:
                     self._messages[segment.epoch, record.seq] = message
@@ -308,7 +308,7 @@ class SpoolFiles:
 
     # -- writing --
 
-    def append(self, items: Sequence[Item]) -> int:
+    def append(self, items: Sequence[EncodedBatch]) -> int:
         """Write batches of this epoch, in order; how many of them were written. The others are to be given again."""
         if self._monotonic() < self._retry_at:
             return 0
@@ -338,7 +338,7 @@ class SpoolFiles:
         """Have the next `append` try, however short ago one has failed."""
         self._retry_at = self._monotonic()
 
-    def _append(self, item: Item) -> None:
+    def _append(self, item: EncodedBatch) -> None:
         size = RECORD_BYTES + len(item.message)
         if self._fd < 0 or (self._segments[-1].numbers.count and self._segments[-1].size + size > self._segment_bytes):
             self._begin(item.seq)

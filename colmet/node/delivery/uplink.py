@@ -54,7 +54,7 @@ class Times(NamedTuple):
         return faster._replace(mute_s=self.mute_s, mute_known_s=self.mute_known_s)
 
 
-class State(Enum):
+class UplinkState(Enum):
     """Of a collector, as a node sees it."""
 
     UNKNOWN = "not heard of yet"
@@ -72,7 +72,7 @@ def by_preference(host: str, uris: Sequence[str]) -> list[str]:
     return sorted(uris, key=lambda uri: hashlib.sha256(f"{host} {uri}".encode()).digest())
 
 
-class Route:
+class Uplink:
     """One of them. For one thread.
 
     With `AUTO`, v1 goes over a data connection alone on which the collector has answered: a collector of Colmet 0.6
@@ -105,7 +105,7 @@ class Route:
         self.sends = "" if wire == AUTO else wire
         self.push = push
         self.link = link
-        self.state = State.UNKNOWN if link is not None else State.MUTE
+        self.state = UplinkState.UNKNOWN if link is not None else UplinkState.MUTE
         self.since = now
         self.blocked_at: float | None = None
         self.version = ""
@@ -127,7 +127,7 @@ class Route:
         self._sent: dict[int, Ranges] = {}  # to the process that is there now, by epoch
         self._times_away = self._times_mute = self._times_blocked = 0
 
-    def _become(self, state: State, now: float) -> None:
+    def _become(self, state: UplinkState, now: float) -> None:
         if state is not self.state:
             self.state = state
             self.since = now
@@ -142,9 +142,9 @@ class Route:
         """What batches are to be sent in now; empty while it is not known what the collector reads."""
         if self.wire != AUTO:
             return self.wire
-        if self.state is State.MUTE:
+        if self.state is UplinkState.MUTE:
             return COLMET06
-        is_answered = self.state is State.THERE and self._answered and self._answered == self.push.connection
+        is_answered = self.state is UplinkState.THERE and self._answered and self._answered == self.push.connection
         return V1 if is_answered else ""
 
     def notice(self, now: float) -> bool:
@@ -160,22 +160,22 @@ class Route:
         if connection in (0, self._connection):
             return False
         self._connection = connection
-        if self.link is None or self.state not in (State.THERE, State.MUTE):
+        if self.link is None or self.state not in (UplinkState.THERE, UplinkState.MUTE):
             return False
         self.link.reopen()
         self._was_connected = False
         self._asked_at = min(self._asked_at, now)
         self._data_only_since = math.inf
-        if self.state is State.MUTE:
+        if self.state is UplinkState.MUTE:
             self._note_data()
-            self._become(State.UNKNOWN, now)
+            self._become(UplinkState.UNKNOWN, now)
         return True
 
     def usable(self, now: float) -> bool:
         """Whether batches are to go this way."""
-        if self.state is State.UNKNOWN:
+        if self.state is UplinkState.UNKNOWN:
             return now - self.since < self._times.away_s or self._data_only_since < math.inf
-        if self.state is State.AWAY:
+        if self.state is UplinkState.AWAY:
             return False
         # one that takes no data for long is not of use, whatever it says
         return now - max(self._connected_at, self.since) < self._times.away_s
@@ -185,7 +185,7 @@ class Route:
         if not self.usable(now):
             return False
         # its other socket has heard of it, and this one is about to: it looks a few times a second
-        coming = self.state is State.THERE and self._connected_at == -math.inf
+        coming = self.state is UplinkState.THERE and self._connected_at == -math.inf
         return self.push.connected or coming
 
     def hello(self, now: float, waiting: bool) -> bool:
@@ -219,9 +219,9 @@ class Route:
         numbers = self._sent.get(one.epoch)
         return numbers.within(one.first, one.last) if numbers is not None else []
 
-    def forget_sent(self, held: Container[int]) -> None:
+    def forget_sent(self, outbox: Container[int]) -> None:
         """Nothing is held of other epochs than these."""
-        for epoch in [epoch for epoch in self._sent if epoch not in held]:
+        for epoch in [epoch for epoch in self._sent if epoch not in outbox]:
             del self._sent[epoch]
 
     def receive(self) -> list[wire.Message]:
@@ -260,13 +260,13 @@ class Route:
         self._known = True
         if self._was_mute:
             log.warning("collector acknowledges collector=%s", self.uri)
-        elif self.state is State.AWAY:
+        elif self.state is UplinkState.AWAY:
             log.warning("collector is there again collector=%s", self.uri)
-        elif self.state is State.UNKNOWN:
+        elif self.state is UplinkState.UNKNOWN:
             log.info("collector is there collector=%s version=%s", self.uri, ack.version)
         self._was_mute = False
         self._answered = self._connection
-        self._become(State.THERE, now)
+        self._become(UplinkState.THERE, now)
         return another
 
     def look(self, now: float) -> bool:
@@ -285,17 +285,17 @@ class Route:
         silent = now - self._asked_at > self._times.away_s
         # one that may never have had a link is not to get twice what it has taken
         if silent and (
-            self.state is State.THERE or (self.state is State.UNKNOWN and self._data_only_since == math.inf)
+            self.state is UplinkState.THERE or (self.state is UplinkState.UNKNOWN and self._data_only_since == math.inf)
         ):
             self._go_away(now)
         patience_s = self._times.mute_known_s if self._known else self._times.mute_s
-        if self.state is not State.MUTE and now - self._data_only_since > patience_s:
+        if self.state is not UplinkState.MUTE and now - self._data_only_since > patience_s:
             self._become_mute(now)
         return self.state is not before
 
     def _become_mute(self, now: float) -> None:
         """It takes data and has no link."""
-        self._become(State.MUTE, now)
+        self._become(UplinkState.MUTE, now)
         self._times_mute += 1
         is_news, self._was_mute = not self._was_mute, True
         if self.link is None or not (is_news or powers_of_ten(self._times_mute)):
@@ -320,8 +320,8 @@ class Route:
             )
 
     def _look_at_data(self, now: float) -> None:
-        if self.state not in (State.THERE, State.MUTE) or self.usable(now):
-            if self.state in (State.THERE, State.MUTE):
+        if self.state not in (UplinkState.THERE, UplinkState.MUTE) or self.usable(now):
+            if self.state in (UplinkState.THERE, UplinkState.MUTE):
                 self._note_data()
             self.blocked_at = None
         elif self.blocked_at is None:
@@ -350,7 +350,7 @@ class Route:
                 self.uri,
                 self._times_away,
             )
-        self._become(State.AWAY, now)
+        self._become(UplinkState.AWAY, now)
         # what waits in the old connection is sent again, be it by this one or by another way
         self.push.reopen()
         self._connected_at = -math.inf
@@ -363,7 +363,7 @@ class Route:
             self.link.close()
 
 
-def hello(host: str, epoch: int, coming: int, held: Sequence[tuple[int, int, int]]) -> wire.Hello:
+def hello(host: str, epoch: int, coming: int, outbox: Sequence[tuple[int, int, int]]) -> wire.Hello:
     """What a node says of itself; of very many epochs, the oldest."""
-    ranges = tuple([wire.Range(*one) for one in held[: wire.MAX_RANGES]])
+    ranges = tuple([wire.Range(*one) for one in outbox[: wire.MAX_RANGES]])
     return wire.Hello(host, epoch, coming, __version__, ranges)

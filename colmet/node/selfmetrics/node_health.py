@@ -14,7 +14,7 @@ from colmet.common.runtime.plural import counted
 from colmet.common.runtime.prometheus_text import Family, in_base_unit, labels, named
 from colmet.common.schema import Batch
 from colmet.common.tables.agent import SCHEMA
-from colmet.node.delivery.uplink import Route, State
+from colmet.node.delivery.uplink import Uplink, UplinkState
 from colmet.node.selfmetrics.agent_stats import Accounted
 
 # Of the agent's counters, those of what has gone wrong.
@@ -60,14 +60,14 @@ class NodeHealth:
     def __init__(
         self,
         parts: Mapping[str, Callable[[], Mapping[str, int]]],
-        routes: Sequence[Route] = (),
+        uplinks: Sequence[Uplink] = (),
         latest: Latest | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = Watch(TABLES)
         self._parts = {**parts, "top": self._watch.counters}
-        self._routes = routes
+        self._uplinks = uplinks
         self._monotonic = monotonic
         self._latest = latest
         self._identity = DaemonIdentity("node")
@@ -139,17 +139,17 @@ class NodeHealth:
             "backends": backends,
             "collectors": [
                 {
-                    "uri": route.uri,
-                    "there": route.state in (State.THERE, State.MUTE) and route.blocked_at is None,
-                    "state": route.state.value if route.blocked_at is None else "takes no data",
-                    "since_s": round(self._monotonic() - (route.blocked_at or route.since), 1),
-                    "version": route.version,
-                    "wire": route.sends,
-                    "durable": route.durable,
-                    "mute": route.state is State.MUTE and route.link is not None,
-                    "duplicates": route.duplicates,
+                    "uri": uplink.uri,
+                    "there": uplink.state in (UplinkState.THERE, UplinkState.MUTE) and uplink.blocked_at is None,
+                    "state": uplink.state.value if uplink.blocked_at is None else "takes no data",
+                    "since_s": round(self._monotonic() - (uplink.blocked_at or uplink.since), 1),
+                    "version": uplink.version,
+                    "wire": uplink.sends,
+                    "durable": uplink.durable,
+                    "mute": uplink.state is UplinkState.MUTE and uplink.link is not None,
+                    "duplicates": uplink.duplicates,
                 }
-                for route in self._routes
+                for uplink in self._uplinks
             ],
             **parts,
             "last_hour": self._recent.growth(),
