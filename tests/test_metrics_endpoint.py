@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.live.latest_rows import MAX_TABLES, Latest
 from colmet.common.runtime import metrics_http
-from colmet.common.runtime.metrics_http import Endpoint, Listen, listen_address, parse_request
+from colmet.common.runtime.metrics_http import ListenAddress, MetricsServer, listen_address, parse_request
 from colmet.common.runtime.prometheus_text import PIECE, Family, in_base_unit, labels, named, render
 from colmet.common.schema import Batch, Field, Sample, Schema, Table, label
 
@@ -292,7 +292,7 @@ def serve():
     made = []
 
     def start(families, **options):
-        made.append(Endpoint(Listen("127.0.0.1", 0), families, **options))
+        made.append(MetricsServer(ListenAddress("127.0.0.1", 0), families, **options))
         return made[-1]
 
     yield start
@@ -420,9 +420,9 @@ def test_a_page_that_cannot_be_made_is_an_error_and_one_that_breaks_off_is_seen(
 
 def test_an_address_that_is_taken_or_not_ours_is_a_configuration_error(serve):
     server = serve(lambda: FAMILIES)
-    for listen in (server.address, Listen("192.0.2.1", 9333), Listen("no-such-host.invalid", 1)):
+    for listen in (server.address, ListenAddress("192.0.2.1", 9333), ListenAddress("no-such-host.invalid", 1)):
         with pytest.raises(ConfigError, match="--metrics-listen"):
-            Endpoint(listen, lambda: FAMILIES)
+            MetricsServer(listen, lambda: FAMILIES)
 
 
 @pytest.mark.parametrize(

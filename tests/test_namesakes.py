@@ -25,9 +25,9 @@ from colmet.common.wire.link import Hello, Range
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from colmet.node.backends.taskstats import SCHEMA as TASKSTATS
 from colmet.stored.series import Series, of_one_agent
-from colmet.web.queries import Known
-from colmet.web.recent_cache import Memory
-from colmet.web.series import Raw
+from colmet.web.queries import Queries
+from colmet.web.recent_cache import RecentCache
+from colmet.web.series import RawSeries
 from colmet.web.series import of_one_agent as one_raw_of
 
 CPU = Schema("t_default", "node", [Field("cpu", "nsec", "counter")])
@@ -354,7 +354,9 @@ def test_rows_of_a_job_that_two_agents_have_are_those_of_one():
     other = stored_series("x", [1], [1])
     [found, same] = of_one_agent([first, second, other])
     assert (found.host, found.columns["cpu"].tolist()) == ("vm", [1, 2, 3]) and same.host == "x"
-    raws = [Raw(one.host, one.times.astype(float), one.columns["cpu"].astype(float), {}) for one in (second, first)]
+    raws = [
+        RawSeries(one.host, one.times.astype(float), one.columns["cpu"].astype(float), {}) for one in (second, first)
+    ]
     [raw] = one_raw_of(raws)
     assert (raw.host, raw.values.tolist()) == ("vm", [1, 2, 3])
 
@@ -404,10 +406,10 @@ def test_metrics_have_the_job_of_a_second_agent_once_the_first_one_is_silent():
 def test_the_page_warns_and_counts_a_node_and_its_job_once():
     cluster = Cluster(nodes=2, jobs=2, start=START)
     clock = [100.0]
-    memory = Memory(1 << 20, 3600, lambda: clock[0], lambda: START + clock[0] - 100)
+    memory = RecentCache(1 << 20, 3600, lambda: clock[0], lambda: START + clock[0] - 100)
     totals = []
     for both in (False, True):
-        known = Known(memory, None, now=lambda: START + clock[0] - 100, monotonic=lambda: clock[0])
+        known = Queries(memory, None, now=lambda: START + clock[0] - 100, monotonic=lambda: clock[0])
         known.cluster(None)
         for _ in range(3):
             clock[0] += cluster.period

@@ -18,10 +18,10 @@ from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.stored.series import NODE
-from colmet.web.interface import SeriesAsked
-from colmet.web.queries import Known
-from colmet.web.recent_cache import Memory
-from colmet.web.store import Store
+from colmet.web.interface import SeriesQuery
+from colmet.web.queries import Queries
+from colmet.web.recent_cache import RecentCache
+from colmet.web.store import StoreReader
 
 JOB, HOST, NS = 42, "n1", 10**9
 LITTLE = 1 + 1e-5  # the page rounds to 6 digits
@@ -152,9 +152,9 @@ CURVES = (
 @given(counters(), st.sampled_from([2, 7, 300]), st.sampled_from(["mean", "max", "last"]))
 def test_a_curve_of_the_page_from_the_store(made, points, fold):
     cpus, rows = made
-    known = Known(Memory(1 << 20, 3600), Store(lambda: stored(cpus, rows)))
+    known = Queries(RecentCache(1 << 20, 3600), StoreReader(lambda: stored(cpus, rows)))
     for job, table, column in CURVES:
-        asked = SeriesAsked(job, table, column, HOST, START - 10**4, START + 10**5, points, fold, True, "stored")
+        asked = SeriesQuery(job, table, column, HOST, START - 10**4, START + 10**5, points, fold, True, "stored")
         for one in (known.series(asked) or {"series": []})["series"]:
             assert_rates(one["values"], cpus)
 
@@ -198,14 +198,14 @@ def batches(cpus, rows):
 @given(counters(), st.sampled_from([2, 7, 300]), st.randoms(use_true_random=False))
 def test_a_curve_of_the_page_from_memory(made, points, random):
     cpus, rows = made
-    memory = Memory(1 << 20, 10**9, lambda: 1000.0, lambda: START + 10**5)
+    memory = RecentCache(1 << 20, 10**9, lambda: 1000.0, lambda: START + 10**5)
     found = list(batches(cpus, rows))
     swapped = random.randrange(len(found))
     found[swapped:] = reversed(found[swapped:])  # out of order
     memory.take(found)
-    known = Known(memory, None)
+    known = Queries(memory, None)
     for job, table, column in CURVES:
-        asked = SeriesAsked(job, table, column, HOST, 0, START + 10**6, points, "mean", True, "memory")
+        asked = SeriesQuery(job, table, column, HOST, 0, START + 10**6, points, "mean", True, "memory")
         for one in (known.series(asked) or {"series": []})["series"]:
             assert_rates(one["values"], cpus)
 

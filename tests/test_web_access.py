@@ -12,7 +12,16 @@ from web_client import basic, bearer
 from colmet.common.errors import ConfigError
 from colmet.web import access as access_module
 from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, TooMany, Unauthorized, Visitor
-from colmet.web.credentials import Line, Password, Token, _scrypt, make_password, make_token, parse_line, token_digest
+from colmet.web.credentials import (
+    Credential,
+    Password,
+    Token,
+    _scrypt,
+    make_password,
+    make_token,
+    parse_line,
+    token_digest,
+)
 from colmet.web.interface import Busy
 from colmet.web.limits import Failures, Turns, network
 
@@ -41,9 +50,8 @@ def clock():
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "users"
-    path.write_text(
-        f"{Line('alice', cheap('secret')).text()}\n{Line('root', cheap('toor'), frozenset({'admin'})).text()}\n"
-    )
+    lines = [Credential("alice", cheap("secret")), Credential("root", cheap("toor"), frozenset({"admin"}))]
+    path.write_text("".join(f"{line.text()}\n" for line in lines))
     path.chmod(0o600)
     return path
 
@@ -106,7 +114,7 @@ def test_who_is_in_no_group_that_can_be_told_is_no_administrator(file, clock):
 
     access = Access(str(file), clock=clock, is_member=is_member)
     assert visitor(access, basic("alice", "secret")) == Visitor("alice", False)
-    assert access.counts.values()["groups_failures"] == 1
+    assert access.stats.values()["groups_failures"] == 1
 
 
 def test_the_groups_of_this_machine_are_read():
@@ -155,11 +163,11 @@ def test_an_open_interface_lets_all_in_as_administrators():
 
 def test_a_token_is_good_as_bearer_and_as_the_password_of_its_name(file, clock):
     token = make_token()
-    change(file, Line("bob", Token(token_digest(token)), frozenset({"admin"})))
+    change(file, Credential("bob", Token(token_digest(token)), frozenset({"admin"})))
     access = Access(str(file), clock=clock, is_member=nobody_is_member)
     assert visitor(access, bearer(token)) == Visitor("bob", True)
     assert visitor(access, basic("bob", token)) == Visitor("bob", True)
-    assert access.counts.values()["passwords_checked"] == 0
+    assert access.stats.values()["passwords_checked"] == 0
     with pytest.raises(Unauthorized):
         visitor(access, basic("alice", token))
     with pytest.raises(Unauthorized):
@@ -181,10 +189,10 @@ def test_a_token_ends_after_its_last_day(file, clock):
 def test_a_checked_password_is_not_checked_again_for_a_while(access, clock):
     for _ in range(5):
         visitor(access, basic("alice", "secret"))
-    assert access.counts.values()["passwords_checked"] == 1
+    assert access.stats.values()["passwords_checked"] == 1
     clock.seconds += access_module.KEPT_S + 1
     visitor(access, basic("alice", "secret"))
-    assert access.counts.values()["passwords_checked"] == 2
+    assert access.stats.values()["passwords_checked"] == 2
 
 
 def test_what_is_remembered_is_bounded_and_holds_no_password(access, monkeypatch):
@@ -197,14 +205,14 @@ def test_what_is_remembered_is_bounded_and_holds_no_password(access, monkeypatch
 
 def test_a_changed_file_is_read_again_and_a_removed_user_is_out(access, file, clock):
     visitor(access, basic("alice", "secret"))
-    change(file, Line("bob", cheap("builder")))
+    change(file, Credential("bob", cheap("builder")))
     clock.seconds += 0.5
     assert visitor(access, basic("alice", "secret")).user == "alice"  # looked at a moment ago
     clock.seconds += 1
     with pytest.raises(Unauthorized):
         visitor(access, basic("alice", "secret"))
     assert visitor(access, basic("bob", "builder")).user == "bob"
-    assert access.counts.values()["users_reloads"] == 1
+    assert access.stats.values()["users_reloads"] == 1
 
 
 @pytest.mark.parametrize("spoil", ["line", "gone", "writable", "binary"])
@@ -220,7 +228,7 @@ def test_a_file_that_became_unusable_leaves_the_users_of_before(access, file, cl
     for _ in range(3):
         clock.seconds += 2
         assert visitor(access, basic("alice", "secret")).user == "alice"
-    assert access.counts.values()["users_failures"] == 1  # told once, not at every look
+    assert access.stats.values()["users_failures"] == 1  # told once, not at every look
     assert "users not read again" in caplog.text
 
 
@@ -228,7 +236,7 @@ def test_a_mended_file_counts_again(access, file, clock):
     file.unlink()
     clock.seconds += 2
     visitor(access, basic("alice", "secret"))
-    change(file, Line("carol", cheap("x")))
+    change(file, Credential("carol", cheap("x")))
     file.chmod(0o600)
     clock.seconds += 2
     assert visitor(access, basic("carol", "x")).user == "carol"
@@ -264,19 +272,19 @@ def test_a_line_of_another_form_is_refused_with_its_number(file, text):
 
 
 def test_a_second_password_of_a_name_and_a_token_twice_are_refused(file):
-    change(file, Line("alice", cheap("a")), Line("alice", cheap("b")))
+    change(file, Credential("alice", cheap("a")), Credential("alice", cheap("b")))
     with pytest.raises(ConfigError, match="has a password already"):
         Access(str(file))
-    change(file, Line("alice", Token(bytes(32))), Line("bob", Token(bytes(32))))
+    change(file, Credential("alice", Token(bytes(32))), Credential("bob", Token(bytes(32))))
     with pytest.raises(ConfigError, match="this token is there already"):
         Access(str(file))
 
 
 def test_lines_are_read_as_they_are_written():
     for line in (
-        Line("alice", cheap("x"), frozenset({"a", "b"})),
-        Line("Zoë B", Token(bytes(32), "cron.d", None)),
-        Line("x", Token(bytes(32)), frozenset({"admin"})),
+        Credential("alice", cheap("x"), frozenset({"a", "b"})),
+        Credential("Zoë B", Token(bytes(32), "cron.d", None)),
+        Credential("x", Token(bytes(32)), frozenset({"admin"})),
     ):
         assert parse_line(line.text()) == line
     line = parse_line("x:sha256$" + "0" * 64 + "$$2026-01-31")
@@ -320,7 +328,7 @@ def test_after_some_failures_a_name_is_checked_more_slowly_at_this_address_only(
     fail(access, "alice", FAILURES_OF_NAME)
     assert pauses == []
     fail(access, "alice", 1)
-    assert pauses == [access_module.PAUSE_S] and access.counts.values()["passwords_slowed"] == 1
+    assert pauses == [access_module.PAUSE_S] and access.stats.values()["passwords_slowed"] == 1
     assert visitor(access, basic("root", "toor")).user == "root"
     assert visitor(access, basic("alice", "secret"), address="192.0.2.2").user == "alice"
     assert len(pauses) == 1
@@ -422,7 +430,7 @@ def test_a_name_that_is_not_there_costs_as_much_as_a_wrong_password(file, clock,
         checked.append((self.n, self.r, self.p))
         return False
 
-    change(file, Line("alice", make_password("secret")))
+    change(file, Credential("alice", make_password("secret")))
     access = Access(str(file), clock=clock, is_member=nobody_is_member)
     monkeypatch.setattr(Password, "is_right", is_right)
     for name in ("alice", "nobody"):
@@ -548,7 +556,7 @@ def test_a_site_with_ipv6_counts_as_one_address(address, counts_as):
 def test_a_real_password_is_told_from_a_wrong_one():
     password = make_password("correct horse")
     assert password.is_right("correct horse") and not password.is_right("correct house")
-    assert parse_line(Line("a", password).text()).secret == password
+    assert parse_line(Credential("a", password).text()).secret == password
     for wrong in ("", "x" * 1025):
         with pytest.raises(ValueError, match="characters"):
             make_password(wrong)

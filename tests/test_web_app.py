@@ -22,12 +22,12 @@ from colmet.web import app as app_module
 from colmet.web import models
 from colmet.web.access import Access
 from colmet.web.app import build_app
-from colmet.web.credentials import Line
-from colmet.web.interface import Busy, Facts, StoreWarning
-from colmet.web.queries import Known
-from colmet.web.recent_cache import Memory
+from colmet.web.credentials import Credential
+from colmet.web.interface import Busy, Interface, StoreWarning
+from colmet.web.queries import Queries
+from colmet.web.recent_cache import RecentCache
 from colmet.web.responses import takes_gzip, to_json
-from colmet.web.store import Nothing, Store
+from colmet.web.store import EmptyHistory, StoreReader
 from colmet.web.workers import Workers
 
 ALICE, BOB, ROOT = basic("alice", "a"), basic("bob", "b"), basic("root", "r")
@@ -57,7 +57,8 @@ def facts():
 def users(tmp_path_factory):
     path = tmp_path_factory.mktemp("users") / "users"
     lines = [
-        Line(name, cheap(name[0]), frozenset({"admin"} if name == "root" else ())) for name in ("alice", "bob", "root")
+        Credential(name, cheap(name[0]), frozenset({"admin"} if name == "root" else ()))
+        for name in ("alice", "bob", "root")
     ]
     path.write_text("".join(f"{line.text()}\n" for line in lines))
     path.chmod(0o600)
@@ -456,9 +457,9 @@ def test_where_the_store_cannot_be_read_what_is_anothers_still_looks_like_what_i
 
 
 def test_where_too_many_ask_the_store_what_is_anothers_still_looks_like_what_is_not_there(users, page):
-    known = Known(Memory(1 << 20, 3600), Store(Nothing, readers=0, waiting=0))
+    known = Queries(RecentCache(1 << 20, 3600), StoreReader(EmptyHistory, readers=0, waiting=0))
     cluster = Cluster(jobs=2, start=int(time.time()) - 5)
-    known._memory.take(cluster.batches())
+    known._recent.take(cluster.batches())
     app = make(known, users, folder=page)
     for tail in ("", f"/series?{METRIC}", "/completeness"):
         others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 429, ALICE) for job in (1001, 4242))
@@ -861,6 +862,6 @@ def test_values_that_may_be_null_are_described_so(open_app):
 
 
 def test_the_made_up_facts_are_whole():
-    assert not Facts.__abstractmethods__ - set(dir(MadeUpFacts))
+    assert not Interface.__abstractmethods__ - set(dir(MadeUpFacts))
     assert time.time() - MadeUpFacts(2, 2).cluster(None)["time"] < 60
     assert COLUMNS["cgroup_default"][0][0] == "cpu_usage"

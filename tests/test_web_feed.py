@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from web_nodes import Cluster
 
 from colmet.collector import web_launcher
-from colmet.collector.web_launcher import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, Web
+from colmet.collector.web_launcher import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, WebLauncher
 from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES
 from colmet.web import feed as feed_module
@@ -128,7 +128,7 @@ def start(script, tmp_path):
     def run(text=SINK, heard=dict, **options):
         out = tmp_path / "out"
         out.touch()
-        one = Web([str(out)], heard, script(text), **options)
+        one = WebLauncher([str(out)], heard, script(text), **options)
         started.append(one)
         one.start()
         wait_for(lambda: one.counters()["running"])
@@ -181,7 +181,7 @@ def test_what_the_process_drops_is_counted_by_the_collector():
     ours, theirs = socket.socketpair()
     (message, *_) = Cluster().messages()
     ours.setblocking(False)
-    one = Web([])
+    one = WebLauncher([])
     one._socket = ours
     one.put(message, "[10.0.0.1]")
     one.flush()
@@ -265,7 +265,7 @@ def test_why_it_ended_is_told_in_its_own_words(start, monkeypatch, caplog, capfd
 def test_what_cannot_be_started_is_tried_again(monkeypatch, caplog):
     monkeypatch.setattr(web_launcher, "MAX_DELAY_S", 0.05)
     monkeypatch.setattr(web_launcher, "FIRST_DELAY_S", 0.05)
-    one = Web([], command=["/nonexistent/python"])
+    one = WebLauncher([], command=["/nonexistent/python"])
     one.put(b"nobody is there")
     one.flush()
     assert one.counters()["left_out"] == 1 and one.delay_s() > 1

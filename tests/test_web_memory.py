@@ -11,7 +11,7 @@ from web_nodes import NS, SCHEMAS, Cluster, rows
 from colmet.common.live.recent_pairs import LEAST_S
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.web import recent_cache as memory_module
-from colmet.web.recent_cache import BLOCK_TABLES, Memory, seal
+from colmet.web.recent_cache import BLOCK_TABLES, RecentCache, seal
 
 GAUGE = Schema("load_default", "job", [Field("value", "count", "gauge")])
 START = 1_700_000_000
@@ -22,7 +22,7 @@ class Bed:
 
     def __init__(self, max_bytes=1 << 30, max_age_s=3600.0):
         self.now = 1000.0
-        self.memory = Memory(max_bytes, max_age_s, lambda: self.now, lambda: START + self.now)
+        self.memory = RecentCache(max_bytes, max_age_s, lambda: self.now, lambda: START + self.now)
 
     def take(self, *batches, step=0.0, sender=""):
         self.now += step

@@ -28,7 +28,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import load
 from colmet.common.runtime.control import ask
-from colmet.common.runtime.metrics_http import Listen
+from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.transport import Push
 
 
@@ -77,9 +77,9 @@ def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="Address already in use"):
-            web_launcher.check_address(Listen(*taken.getsockname()))
+            web_launcher.check_address(ListenAddress(*taken.getsockname()))
     with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1:8080"):
-        web_launcher.check_address(Listen("192.0.2.1", 8080))
+        web_launcher.check_address(ListenAddress("192.0.2.1", 8080))
 
 
 def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, caplog, monkeypatch):

@@ -18,7 +18,7 @@ from test_web_server import running
 from web_facts import MadeUpFacts
 
 from colmet.web.access import Access
-from colmet.web.credentials import Line
+from colmet.web.credentials import Credential
 from colmet.web.limits import Failures
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def texts_of(path):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     path = tmp_path_factory.mktemp("users") / "users"
-    lines = [Line("alice", cheap("a")), Line("root", cheap("r"), frozenset({"admin"}))]
+    lines = [Credential("alice", cheap("a")), Credential("root", cheap("r"), frozenset({"admin"}))]
     path.write_text("".join(f"{line.text()}\n" for line in lines))
     path.chmod(0o600)
     access = Access(str(path), is_member=lambda *_: False)

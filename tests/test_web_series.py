@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from colmet.common.schema import Field, Schema, label
 from colmet.stored.series import Series
-from colmet.web.recent_cache import Samples
+from colmet.web.recent_cache import JobSamples
 from colmet.web.series import (
-    Part,
-    Raw,
+    RawSeries,
+    SeriesPart,
     before,
     folded,
     joined,
@@ -43,12 +43,12 @@ GPUS = Schema(
 
 
 def part(times, values, **more):
-    return Part("n1", {}, T0 + np.asarray(times, float), np.asarray(values, float), **more)
+    return SeriesPart("n1", {}, T0 + np.asarray(times, float), np.asarray(values, float), **more)
 
 
 def raw(times, values, host="n1", **labels):
     columns = {name: np.array(cells, "S8") for name, cells in labels.items()}
-    return Raw(host, T0 + np.asarray(times, float), np.asarray(values, float), columns)
+    return RawSeries(host, T0 + np.asarray(times, float), np.asarray(values, float), columns)
 
 
 def shown(pair):
@@ -160,7 +160,7 @@ def samples(*given):
     packed = GPUS.empty_rows(len(given))
     for n, (_, *values) in enumerate(given):
         packed[n] = (0, *values)
-    return Samples("n1", GPUS, T0 + np.array([one[0] for one in given], float), packed)
+    return JobSamples("n1", GPUS, T0 + np.array([one[0] for one in given], float), packed)
 
 
 def test_a_column_of_memory_is_missing_where_it_was_not_measured():

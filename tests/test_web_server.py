@@ -29,18 +29,18 @@ from web_facts import MadeUpFacts
 
 from colmet.collector.web_launcher import trusted_proxy
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.metrics_http import Listen
+from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web import server as server_module
 from colmet.web.access import Access, TooMany, Unauthorized
-from colmet.web.credentials import Line
+from colmet.web.credentials import Credential
 from colmet.web.peers import _HEADER, NETLINK_SOCK_DIAG, Peers
-from colmet.web.server import Limit, Server, Tls
+from colmet.web.server import Limit, Tls, WebServer
 
 # up to Python 3.10 asyncio complains of connections whose handshake failed, though it has closed them
 OLD_TLS = sys.version_info < (3, 11)
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")] if OLD_TLS else []
 
-HERE = Listen("127.0.0.1", 0)
+HERE = ListenAddress("127.0.0.1", 0)
 WHOAMI = b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -51,7 +51,7 @@ def facts():
 
 @contextlib.contextmanager
 def running(facts, listen=HERE, access=None, **options):
-    server = Server(listen, facts, access or Access(None), **options)
+    server = WebServer(listen, facts, access or Access(None), **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -244,7 +244,7 @@ def test_a_head_that_does_not_come_whole_in_time_ends_the_connection(facts, monk
         told = read_all(connection)  # until the server has enough of it
         assert len(answers(told)) == (1 if len(drip) and drip[0].endswith(b"\r\n\r\n") else 0)
         wait_until(lambda: server._limit.count == 0)
-        assert server._counts.values()["slow_connections"] == 1
+        assert server._stats.values()["slow_connections"] == 1
 
 
 def test_dripping_bytes_does_not_move_the_deadline(facts, monkeypatch):
@@ -286,7 +286,7 @@ def test_who_does_not_take_the_answer_is_cut_off(facts, monkeypatch):
     monkeypatch.setattr(server_module, "TAKE_S", 0.3)
     with running(Large(2, 2)) as server, connect(server) as connection:
         connection.sendall(WHOAMI.replace(b"/api/v1/whoami", b"/qhost") + b"\r\n")
-        wait_until(lambda: server._counts.values()["slow_connections"] == 1)
+        wait_until(lambda: server._stats.values()["slow_connections"] == 1)
         wait_until(lambda: server._limit.count == 0)
         assert is_alive(server)
 
@@ -306,7 +306,7 @@ def test_beyond_the_limit_the_oldest_connection_without_a_request_is_closed(fact
                     assert read_all(held[0]) == b""
         wait_until(lambda: server._limit.count == 0)
         assert is_alive(server)
-        assert 1 <= server._counts.values()["refused_connections"] <= 3
+        assert 1 <= server._stats.values()["refused_connections"] <= 3
 
 
 def gets_in(server):
@@ -518,7 +518,7 @@ def test_it_listens_on_every_kind_of_address(facts, host):
         cannot_run("no IPv6")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with running(facts, Listen(host, port)) as server:
+    with running(facts, ListenAddress(host, port)) as server:
         assert is_alive(server)
         for address in ("127.0.0.1", "::1") if host == "::" else ():
             connection = http.client.HTTPConnection(address, port, timeout=30)
@@ -529,18 +529,18 @@ def test_it_listens_on_every_kind_of_address(facts, host):
 
 def test_a_port_that_is_taken_and_an_address_that_is_none_are_told(facts, server):
     with pytest.raises(ConfigError, match="already in use"):
-        Server(Listen("127.0.0.1", server.port), facts, Access(None))
+        WebServer(ListenAddress("127.0.0.1", server.port), facts, Access(None))
     with pytest.raises(ConfigError, match="no such address"):
-        Server(Listen("no-such-host.invalid", 1), facts, Access(None))
+        WebServer(ListenAddress("no-such-host.invalid", 1), facts, Access(None))
     with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1"):
-        Server(Listen("192.0.2.1", 1), facts, Access(None))
+        WebServer(ListenAddress("192.0.2.1", 1), facts, Access(None))
 
 
 def test_passwords_in_clear_on_a_network_are_warned_of(facts, caplog):
-    Server(Listen("0.0.0.0", 0), facts, Access(None))._sockets[0].close()
+    WebServer(ListenAddress("0.0.0.0", 0), facts, Access(None))._sockets[0].close()
     assert "http without tls" in caplog.text
     caplog.clear()
-    Server(HERE, facts, Access(None))._sockets[0].close()
+    WebServer(HERE, facts, Access(None))._sockets[0].close()
     assert "http without tls" not in caplog.text
 
 
@@ -562,7 +562,7 @@ def test_it_ends_while_a_store_hangs(facts, monkeypatch):
 
 
 def test_it_can_be_stopped_before_it_runs(facts):
-    server = Server(HERE, facts, Access(None))
+    server = WebServer(HERE, facts, Access(None))
     server.stop()
     server.run()
 
@@ -586,7 +586,7 @@ def test_an_answer_that_is_under_way_is_finished_at_the_end(facts):
 
 def test_a_client_behind_a_proxy_cannot_pretend_to_be_elsewhere(facts, tmp_path):
     users = tmp_path / "users"
-    users.write_text(Line("alice", cheap("a")).text() + "\n")
+    users.write_text(Credential("alice", cheap("a")).text() + "\n")
     users.chmod(0o600)
     access = Access(str(users), pause=lambda _: asyncio.sleep(0))
     with running(facts, access=access) as server:
@@ -598,7 +598,7 @@ def test_a_client_behind_a_proxy_cannot_pretend_to_be_elsewhere(facts, tmp_path)
             statuses.append(connection.getresponse().status)
             connection.close()
         assert statuses == [401] * 7
-        assert access.counts.values()["passwords_slowed"] == 2
+        assert access.stats.values()["passwords_slowed"] == 2
 
 
 # -- TLS --
@@ -677,10 +677,10 @@ def test_a_new_certificate_is_taken_without_a_restart_and_a_wrong_one_is_not(fac
     with running(facts, tls=first) as server:
         assert peer_name(server) == "first"
         shutil.copy(second.certificate, first.certificate)  # the key is still that of the first
-        wait_until(lambda: server._counts.values()["certificate_failures"] == 1)
+        wait_until(lambda: server._stats.values()["certificate_failures"] == 1)
         assert peer_name(server) == "first"
         shutil.copy(second.key, first.key)
-        wait_until(lambda: server._counts.values()["certificate_reloads"] == 1)
+        wait_until(lambda: server._stats.values()["certificate_reloads"] == 1)
         assert peer_name(server) == "second"
     assert "certificate not read again" in caplog.text
 
@@ -688,11 +688,11 @@ def test_a_new_certificate_is_taken_without_a_restart_and_a_wrong_one_is_not(fac
 def test_a_certificate_that_cannot_be_used_is_told(facts, tls, tmp_path):
     for certificate, key in ((tls.key, tls.key), (tls.certificate, tls.certificate), (str(tmp_path / "no"), tls.key)):
         with pytest.raises(ConfigError, match="--http-tls-cert"):
-            Server(HERE, facts, Access(None), tls=Tls(certificate, key))
+            WebServer(HERE, facts, Access(None), tls=Tls(certificate, key))
     subprocess.run(
         ["openssl", "ec", "-in", tls.key, "-aes128", "-passout", "pass:x", "-out", tmp_path / "locked"],
         check=True,
         capture_output=True,
     )
     with pytest.raises(ConfigError, match="--http-tls-key"):
-        Server(HERE, facts, Access(None), tls=Tls(tls.certificate, str(tmp_path / "locked")))
+        WebServer(HERE, facts, Access(None), tls=Tls(tls.certificate, str(tmp_path / "locked")))

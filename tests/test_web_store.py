@@ -13,11 +13,11 @@ from web_nodes import NS, USERS, Cluster
 
 from colmet.common.errors import ColmetError
 from colmet.web import store as store_module
-from colmet.web.interface import Busy, JobsAsked, NodesAsked, SeriesAsked, earliest
-from colmet.web.queries import NO_STORE, Known
-from colmet.web.recent_cache import Memory
-from colmet.web.store import Nothing, Store
-from colmet.web.users import NO_NAME_S, Names
+from colmet.web.interface import Busy, JobsQuery, NodesQuery, SeriesQuery, earliest
+from colmet.web.queries import NO_STORE, Queries
+from colmet.web.recent_cache import RecentCache
+from colmet.web.store import EmptyHistory, StoreReader
+from colmet.web.users import NO_NAME_S, UserNames
 
 
 class Clock:
@@ -40,7 +40,7 @@ def history():
 
 @pytest.fixture
 def store(history, clock):
-    made = Store(lambda: history, monotonic=clock)
+    made = StoreReader(lambda: history, monotonic=clock)
     yield made
     made.close()
 
@@ -70,7 +70,7 @@ def test_more_than_is_bearable_is_turned_away(history):
         return tables(*asked)
 
     history.tables = slow
-    store = Store(lambda: history, readers=2, waiting=1)
+    store = StoreReader(lambda: history, readers=2, waiting=1)
     found = []
     threads = [threading.Thread(target=lambda n=n: found.append(store.tables(n).value)) for n in (42, 43, 44, 42)]
     for thread in threads[:3]:
@@ -89,7 +89,7 @@ def test_more_than_is_bearable_is_turned_away(history):
 
 
 def test_a_store_that_cannot_be_read_is_an_error_for_all_who_ask_and_tried_again(history, clock):
-    store = Store(lambda: history, monotonic=clock)
+    store = StoreReader(lambda: history, monotonic=clock)
     tables, history.tables = history.tables, lambda *asked: (_ for _ in ()).throw(ColmetError("the disk is away"))
     with pytest.raises(ColmetError, match="the disk is away"):
         store.tables(1)
@@ -133,10 +133,10 @@ class Bed:
         self.clock = clock
         self.cluster = Cluster(nodes=3, jobs=6, start=START)
         now = lambda: START + clock.now - 1000 + 0.5  # noqa: E731
-        self.memory = Memory(1 << 30, 36000, clock, now)
+        self.memory = RecentCache(1 << 30, 36000, clock, now)
         self.history = history
-        store = Store(lambda: history, monotonic=clock) if with_store else None
-        self.known = Known(self.memory, store, now=now, monotonic=clock)
+        store = StoreReader(lambda: history, monotonic=clock) if with_store else None
+        self.known = Queries(self.memory, store, now=now, monotonic=clock)
 
     def go(self, ticks, take=True, keep=True):
         for _ in range(ticks):
@@ -161,7 +161,7 @@ class Bed:
                     self.history.add(job, table.schema.name, batch.host, times, **columns)
 
     def series(self, metric="cpu_usage", job=1000, table="cgroup_default", **asked):
-        return self.known.series(SeriesAsked(job, table, metric, **asked))
+        return self.known.series(SeriesQuery(job, table, metric, **asked))
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_job_that_nobody_tells_the_owner_of_is_not_that_of_who_had_its_number_
     bed.cluster.on["n1"].append(42)
     bed.go(2, keep=False)
     assert owner(bed, 42) is None and bed.known.job(42)["job"]["running"]
-    assert bed.known.jobs(JobsAsked(user="alice", text="42")).total == 0
+    assert bed.known.jobs(JobsQuery(user="alice", text="42")).total == 0
 
 
 def test_the_owner_that_the_store_tells_counts_for_a_job_that_goes_on(bed, history):
@@ -345,8 +345,8 @@ def test_of_two_jobs_with_one_number_neither_user_is_told(bed, history):
     bed.go(1, keep=False)
     history.add(1000, "cgroup_default", "n7", [START - 1000], user=b"bob", cpu_usage=7)
     assert owner(bed, 1000) is None and {row["user"] for row in bed.known.job(1000)["nodes"]} == {""}
-    assert 1000 not in {row["job"] for user in USERS for row in bed.known.jobs(JobsAsked(user=user)).items}
-    assert 1000 in {row["job"] for row in bed.known.jobs(JobsAsked()).items}
+    assert 1000 not in {row["job"] for user in USERS for row in bed.known.jobs(JobsQuery(user=user)).items}
+    assert 1000 in {row["job"] for row in bed.known.jobs(JobsQuery()).items}
 
 
 def test_users_whom_nodes_know_by_number_have_their_names(bed, history, monkeypatch):
@@ -355,8 +355,8 @@ def test_users_whom_nodes_know_by_number_have_their_names(bed, history, monkeypa
     bed.known._name_of = {"5000": "alice", "5001": "5001"}.__getitem__
     bed.go(2)
     assert bed.known.nodes_of("alice") == {"n0", "n1", "n2"} and owner(bed, 1000) == "alice"
-    assert [row["job"] for row in bed.known.jobs(JobsAsked(user="alice", sort="job")).items] == [1000, 1002, 1004]
-    assert bed.known.cluster("alice")["jobs"]["running"] == 3 and bed.known.jobs(JobsAsked(user="5000")).total == 0
+    assert [row["job"] for row in bed.known.jobs(JobsQuery(user="alice", sort="job")).items] == [1000, 1002, 1004]
+    assert bed.known.cluster("alice")["jobs"]["running"] == 3 and bed.known.jobs(JobsQuery(user="5000")).total == 0
     assert bed.known.qhost()["n0"]["jobs"]["1000"]["owner"] == "alice" and set(bed.known.qstat()) == {"alice", "5001"}
     history.add(42, "cgroup_default", "n1", [START], user=b"5000")
     assert owner(bed, 42) == "alice"
@@ -370,7 +370,7 @@ def test_the_name_of_a_number_is_found_without_waiting_and_asked_for_again():
         assert go_on.wait(30)
         return {1000: "alice"}[number]
 
-    names = Names(name_of, lambda: clock[0])
+    names = UserNames(name_of, lambda: clock[0])
     assert (names("1000"), names("1000"), names("bob"), names(""), names("1" * 11)) == (
         *("1000", "1000", "bob", ""),
         "1" * 11,
@@ -403,15 +403,15 @@ def test_what_is_complete_is_told_for_each_host(bed, history):
 
 def test_jobs_are_chosen_ordered_and_cut_into_pages(bed):
     bed.go(3)
-    page = bed.known.jobs(JobsAsked(limit=2))
+    page = bed.known.jobs(JobsQuery(limit=2))
     assert (page.total == 6 and [row["job"] for row in page.items] == [1003, 1002]) or page.items[0]["cpu"] == 4.0
-    assert [row["job"] for row in bed.known.jobs(JobsAsked(sort="job", offset=4)).items] == [1004, 1005]
-    assert {row["user"] for row in bed.known.jobs(JobsAsked(user="alice")).items} == {"alice"}
-    assert {row["job"] for row in bed.known.jobs(JobsAsked(node="n1")).items} == {1001, 1004}
-    assert {row["job"] for row in bed.known.jobs(JobsAsked(text="1003")).items} == {1003}
-    assert {row["job"] for row in bed.known.jobs(JobsAsked(text="n2")).items} == {1002, 1005}
-    assert bed.known.jobs(JobsAsked(since=START + 1000)).total == 0
-    row = bed.known.jobs(JobsAsked(sort="job")).items[0]
+    assert [row["job"] for row in bed.known.jobs(JobsQuery(sort="job", offset=4)).items] == [1004, 1005]
+    assert {row["user"] for row in bed.known.jobs(JobsQuery(user="alice")).items} == {"alice"}
+    assert {row["job"] for row in bed.known.jobs(JobsQuery(node="n1")).items} == {1001, 1004}
+    assert {row["job"] for row in bed.known.jobs(JobsQuery(text="1003")).items} == {1003}
+    assert {row["job"] for row in bed.known.jobs(JobsQuery(text="n2")).items} == {1002, 1005}
+    assert bed.known.jobs(JobsQuery(since=START + 1000)).total == 0
+    row = bed.known.jobs(JobsQuery(sort="job")).items[0]
     assert row["running"] and (row["first"], row["last"], row["on"]) == (START + 5, START + 15, "n0")
 
 
@@ -419,12 +419,12 @@ def test_a_job_that_ended_is_told_of_without_values(bed):
     bed.go(3)
     bed.cluster.on["n0"].remove(1000)
     bed.go(2)
-    assert {row["job"] for row in bed.known.jobs(JobsAsked()).items} == {1001, 1002, 1003, 1004, 1005}
-    (row,) = bed.known.jobs(JobsAsked(state="ended")).items
+    assert {row["job"] for row in bed.known.jobs(JobsQuery()).items} == {1001, 1002, 1003, 1004, 1005}
+    (row,) = bed.known.jobs(JobsQuery(state="ended")).items
     assert (row["job"], row["user"], row["running"], row["cpu"], row["nodes"], row["on"]) == (
         *(1000, Cluster.user(1000), False, None, 1, "n0"),
     )
-    assert [one["job"] for one in bed.known.jobs(JobsAsked(state="all")).items][-1] == 1000, "None is last"
+    assert [one["job"] for one in bed.known.jobs(JobsQuery(state="all")).items][-1] == 1000, "None is last"
     (there,) = bed.known.job(1000)["nodes"]
     assert (there["node"], there["cpu"]) == ("n0", None)
     assert len(seconds(bed.series(job=1000))[0]) == 3
@@ -441,7 +441,7 @@ def test_a_node_that_is_not_heard_any_more_stays_with_its_job(bed):
         ("n0", 1.0, "alice"),
         ("n1", None, "alice"),
     ]
-    assert bed.known.jobs(JobsAsked(sort="nodes")).items[0]["job"] == 1000
+    assert bed.known.jobs(JobsQuery(sort="nodes")).items[0]["job"] == 1000
 
 
 def test_totals_are_of_all_or_of_one_user(bed):
@@ -459,19 +459,19 @@ def test_totals_are_of_all_or_of_one_user(bed):
 
 def test_nodes_and_whose_jobs_are_on_them(bed):
     bed.go(3)
-    page = bed.known.nodes(NodesAsked(names=frozenset({"n0", "n2"}), sort="node"))
+    page = bed.known.nodes(NodesQuery(names=frozenset({"n0", "n2"}), sort="node"))
     assert [row["node"] for row in page.items] == ["n0", "n2"] and page.items[0]["jobs"] == 2
     assert bed.known.nodes_of("alice") == {"n0", "n1"} and bed.known.nodes_of("nobody") == set()
     node = bed.known.node("n1")
     assert [(row["job"], row["user"]) for row in node["jobs"]] == [(1001, USERS[1001 % 4]), (1004, USERS[1004 % 4])]
     assert "procstats_default" in node["tables"]
     bed.clock.now += 100
-    assert all(row["silent"] for row in bed.known.nodes(NodesAsked()).items)
-    assert bed.known.jobs(JobsAsked()).total == 0, "what runs on nodes that are silent is not known"
+    assert all(row["silent"] for row in bed.known.nodes(NodesQuery()).items)
+    assert bed.known.jobs(JobsQuery()).total == 0, "what runs on nodes that are silent is not known"
 
 
 def test_a_collector_that_has_written_nothing_yet_has_an_empty_store():
-    with Nothing() as nothing:
+    with EmptyHistory() as nothing:
         assert nothing.tables(1) == {} and nothing.read(1, "t") == []
 
 
@@ -480,6 +480,6 @@ def test_administrators_are_told_that_grid_engine_gives_no_answer(clock):
         def warnings(self):
             return ["Grid Engine does not answer: why"]
 
-    known = Known(Memory(1 << 20, 3600, clock, clock), None, Silent(), dict, clock, clock)
+    known = Queries(RecentCache(1 << 20, 3600, clock, clock), None, Silent(), dict, clock, clock)
     assert known.cluster(None)["warnings"] == ["Grid Engine does not answer: why"]
     assert known.cluster("alice")["warnings"] == [], "it has names of hosts and files"

@@ -18,8 +18,8 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
-from colmet.web.interface import Facts, Page
-from colmet.web.server import Server, serve
+from colmet.web.interface import Interface, RowPage
+from colmet.web.server import WebServer, serve
 
 GIB = 1 << 30
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "<b>mallory</b>", "Zoë")
@@ -64,7 +64,7 @@ NODE_COLUMNS = {
 }
 
 
-class MadeUpFacts(Facts):
+class MadeUpFacts(Interface):
     """A cluster whose values are waves.
 
     Args:
@@ -229,7 +229,7 @@ class MadeUpFacts(Facts):
         rows = [row for row in rows if asked.since is None or row["last"] >= asked.since]
         rows = [row for row in rows if asked.until is None or row["first"] <= asked.until]
         rows = arranged(rows, asked.sort, asked.reverse)
-        return Page(len(rows), asked.offset, rows[asked.offset : asked.offset + asked.limit])
+        return RowPage(len(rows), asked.offset, rows[asked.offset : asked.offset + asked.limit])
 
     def owner(self, job):
         if job in self.user or job in self.ended:
@@ -276,7 +276,7 @@ class MadeUpFacts(Facts):
             if (asked.names is None or name in asked.names) and asked.text in name
         ]
         rows = arranged(rows, asked.sort, asked.reverse)
-        return Page(len(rows), asked.offset, rows[asked.offset : asked.offset + asked.limit])
+        return RowPage(len(rows), asked.offset, rows[asked.offset : asked.offset + asked.limit])
 
     def nodes_of(self, user):
         return frozenset(node for job, on in self.on.items() if self.user[job] == user for node in on)
@@ -412,7 +412,7 @@ def main():
     logging.basicConfig(level=logging.INFO)
     facts = MadeUpFacts(options.nodes, options.jobs, fails=options.store_fails)
     folder = {"folder": options.static, "fresh_files": True} if options.static else {}
-    server = Server(options.listen, facts, Access(options.users), **folder)
+    server = WebServer(options.listen, facts, Access(options.users), **folder)
     print(f"http://{server.addresses[0][0]}:{server.port}/")
     serve(server)
 

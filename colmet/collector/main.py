@@ -27,7 +27,7 @@ from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal, check_directory
 from colmet.collector.malloc import tame_malloc
 from colmet.collector.output_worker import Outlet
-from colmet.collector.web_launcher import Web
+from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
 from colmet.common.runtime import cli, control, metrics_http
@@ -174,7 +174,7 @@ class Collector:
         link: Link | None = None,
         link_port: LinkPort | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
-        interface: Web | None = None,
+        interface: WebLauncher | None = None,
     ) -> None:
         self._pull = pull
         self._journal = journal
@@ -528,7 +528,7 @@ def run(
             }
             interface = None
             if options.http_listen is not None:
-                interface = Web(settings.argv, receiver.heard, service=page_service)
+                interface = WebLauncher(settings.argv, receiver.heard, service=page_service)
                 stack.callback(interface.close)
             collector = Collector(
                 *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link, link_port),
@@ -542,7 +542,7 @@ def run(
             asked.handlers["configure"] = handler(rounds, link, errands)
             control.listen(options.control_socket, "collector", asked, control_keys)
             if options.metrics_listen:
-                page = metrics_http.Endpoint(options.metrics_listen, collector.health.families)
+                page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
             if interface is not None:
                 interface.start()

@@ -38,7 +38,7 @@ from colmet.common.runtime import cli, logs
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.dependencies import how_to_install
-from colmet.common.runtime.metrics_http import Listen, cannot_listen, listen_address, resolve
+from colmet.common.runtime.metrics_http import ListenAddress, cannot_listen, listen_address, resolve
 from colmet.common.runtime.readable import readable
 
 log = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ def _check_tls(cert: str | None, key: str | None) -> None:
         ) from err
 
 
-def check_address(listen: Listen) -> None:
+def check_address(listen: ListenAddress) -> None:
     """See whether the address can be bound; the process that listens there binds it for itself.
 
     Raises:
@@ -324,7 +324,7 @@ def check_address(listen: Listen) -> None:
         raise cannot_listen(listen, "--http-listen", err) from err
 
 
-class Web:
+class WebLauncher:
     """Starts the process, watches it, and sends it what comes.
 
     `put`, `flush` and `delay_s` are for the main thread, which never waits here. A thread of its own starts the
@@ -595,7 +595,7 @@ class Web:
         """Pass on what it logs until it has ended; the last error that it told of."""
         assert process.stdout is not None
         output = process.stdout.fileno()
-        lines = _Lines()
+        lines = _LineRelay()
         until = math.inf
         while True:
             is_over = process.poll() is not None  # what it said before is there by now
@@ -639,7 +639,7 @@ def _note(content: Mapping[str, object]) -> bytes:
     return LENGTH.pack(len(packed) | NOTE) + packed
 
 
-class _Lines:
+class _LineRelay:
     """What the process says, passed on line by line.
 
     Attributes:

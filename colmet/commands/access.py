@@ -22,7 +22,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.web.credentials import (
     MAX_SECRET,
-    Line,
+    Credential,
     Password,
     Secret,
     Token,
@@ -176,7 +176,7 @@ def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = No
                     which = f"a token {secret.label}" if secret.label else "a token without a label"
                     raise ConfigError(f"{path}: {name} has {which}; give another label, or remove that one first")
             kept.append(text)
-        _write(path, [*kept, Line(name, secret, found).text()], before)
+        _write(path, [*kept, Credential(name, secret, found).text()], before)
     return was_there
 
 
@@ -217,7 +217,7 @@ def listed(path: str) -> Sequence[str]:
     return told
 
 
-def _is_meant(line: Line | None, name: str, label: str | None) -> bool:
+def _is_meant(line: Credential | None, name: str, label: str | None) -> bool:
     if line is None or line.name != name:
         return False
     return label is None or (isinstance(line.secret, Token) and line.secret.label == label)

@@ -313,7 +313,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         )
         stack.callback(agent.close)
         if options.metrics_listen:
-            stack.callback(metrics_http.Endpoint(options.metrics_listen, health.families, health.pause).close)
+            stack.callback(metrics_http.MetricsServer(options.metrics_listen, health.families, health.pause).close)
         stack.callback(asked.close)
         stack.callback(host.stop_commands)
         cli.tune_garbage_collector()

@@ -22,10 +22,10 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.configuration import Configuration
 from colmet.web.feed import Feed, connected, inherited
 from colmet.web.peers import Peers
-from colmet.web.queries import Known, gridengine_of
-from colmet.web.recent_cache import Memory
-from colmet.web.store import Store, opener
-from colmet.web.users import Names
+from colmet.web.queries import Queries, gridengine_of
+from colmet.web.recent_cache import RecentCache
+from colmet.web.store import StoreReader, opener
+from colmet.web.users import UserNames
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +46,20 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     if options.http_listen is None:
         raise ConfigError("the collector's options do not name --http-listen any more")
     from colmet.web.access import Access  # these require fastapi and uvicorn
-    from colmet.web.server import Server, Tls
+    from colmet.web.server import Tls, WebServer
 
     with contextlib.suppress(OSError):  # a unit may not let it
         os.nice(NICE)
-    memory = Memory(options.http_memory, options.http_memory_time)
+    memory = RecentCache(options.http_memory, options.http_memory_time)
     open_history = opener(options)
-    store = None if open_history is None else Store(open_history)
+    store = None if open_history is None else StoreReader(open_history)
     gridengine = gridengine_of(options)
     feed = Feed(feed_socket, memory.take, memory.note, memory.dropped)
-    facts = Known(memory, store, gridengine, feed.counters, Names())
+    interface = Queries(memory, store, gridengine, feed.counters, UserNames())
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(None if options.http_open else options.http_users, options.http_admin_group)
     peers = Peers(options.http_trusted_proxy or (), kernel)
-    server = Server(options.http_listen, facts, access, tls=tls, gridengine=gridengine is not None, peers=peers)
+    server = WebServer(options.http_listen, interface, access, tls=tls, gridengine=gridengine is not None, peers=peers)
 
     def read() -> None:
         try:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
 
     cli.tune_garbage_collector()
     threading.Thread(target=read, name="feed", daemon=True).start()
-    threading.Thread(target=facts.prepare, name="prepare", daemon=True).start()
+    threading.Thread(target=interface.prepare, name="prepare", daemon=True).start()
     try:
         if gridengine is not None:
             gridengine.start()

@@ -19,10 +19,10 @@ from typing import NamedTuple, NoReturn
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.web import users
-from colmet.web.credentials import MAX_SECRET, Line, Password, token_digest
+from colmet.web.credentials import MAX_SECRET, Credential, Password, token_digest
 from colmet.web.interface import Busy
 from colmet.web.limits import Failures, Turns, network
-from colmet.web.stats import Counts
+from colmet.web.stats import Stats
 from colmet.web.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class TooMany(Exception):
         self.after_s = after_s
 
 
-class _Known(NamedTuple):
+class _CheckedLogin(NamedTuple):
     """A header that has been checked."""
 
     name: str
@@ -104,13 +104,13 @@ class Access:
         self,
         path: str | None,
         group: str = "admin",
-        counts: Counts | None = None,
+        stats: Stats | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         is_member: Callable[[str, str], bool] | None = None,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.counts = counts or Counts()
+        self.stats = stats or Stats()
         self._path = path
         self._group = group
         self._clock = clock
@@ -118,8 +118,8 @@ class Access:
         self._is_member = is_member or member_of
         self._pause = pause
         self._key = os.urandom(32)
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._checking: dict[bytes, asyncio.Task[Line]] = {}
+        self._known: OrderedDict[bytes, _CheckedLogin] = OrderedDict()
+        self._checking: dict[bytes, asyncio.Task[Credential]] = {}
         self._members: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         self._names = Failures(FAILURES_OF_NAME, WINDOW_S)
         self._addresses = Failures(FAILURES_OF_ADDRESS, WINDOW_S)
@@ -171,7 +171,7 @@ class Access:
             raise Unauthorized
         return Visitor(known.name, await self._is_admin(known))
 
-    def _by_token(self, given: str, name: str | None) -> _Known | None:
+    def _by_token(self, given: str, name: str | None) -> _CheckedLogin | None:
         if self._users is None or len(given) > MAX_SECRET:
             return None
         line = self._users.tokens.get(token_digest(given))
@@ -179,9 +179,9 @@ class Access:
             return None
         if name is not None and name != line.name:
             return None
-        return _Known(line.name, line.groups, 0.0)
+        return _CheckedLogin(line.name, line.groups, 0.0)
 
-    async def _by_password(self, value: str, address: str) -> _Known:
+    async def _by_password(self, value: str, address: str) -> _CheckedLogin:
         digest = hmac.new(self._key, value.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()
         known = self._known.get(digest)
         if known is not None and self._clock() < known.until:
@@ -201,18 +201,18 @@ class Access:
             checking = self._checking[digest] = asyncio.ensure_future(self._checked(name, password, address))
             checking.add_done_callback(lambda done: self._end_check(digest, done))
         line = await asyncio.shield(checking)  # another one may wait for it
-        known = _Known(line.name, line.groups, self._clock() + KEPT_S)
+        known = _CheckedLogin(line.name, line.groups, self._clock() + KEPT_S)
         self._known[digest] = known
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         return known
 
-    def _end_check(self, digest: bytes, done: asyncio.Task[Line]) -> None:
+    def _end_check(self, digest: bytes, done: asyncio.Task[Credential]) -> None:
         del self._checking[digest]
         if not done.cancelled():
             done.exception()  # whoever asked may have left
 
-    async def _checked(self, name: str, password: str, address: str) -> Line:
+    async def _checked(self, name: str, password: str, address: str) -> Credential:
         """Return the line of this name and password.
 
         It needs as long for a name that is not there. After failures of others it needs longer, and is checked all the
@@ -228,9 +228,9 @@ class Access:
             async with self._turns.turn(address, name):
                 now = self._clock()
                 if self._names.wait_s(pair, now) or self._addresses.wait_s(address, now):
-                    self.counts.add("passwords_slowed")
+                    self.stats.add("passwords_slowed")
                     await self._pause(PAUSE_S)
-                self.counts.add("passwords_checked")
+                self.stats.add("passwords_checked")
                 is_right = await self._slow.run(address, Password.is_right, secret, password)
         except Busy:
             raise TooMany("many names and passwords are being checked; try again", 2.0) from None
@@ -245,10 +245,10 @@ class Access:
         return line
 
     def _wrong(self) -> NoReturn:
-        self.counts.add("wrong_secrets")
+        self.stats.add("wrong_secrets")
         raise Unauthorized
 
-    async def _is_admin(self, known: _Known) -> bool:
+    async def _is_admin(self, known: _CheckedLogin) -> bool:
         if self._group in known.groups:
             return True
         now = self._clock()
@@ -258,7 +258,7 @@ class Access:
         try:
             is_admin = await self._asking.run(known.name, self._is_member, known.name, self._group)
         except (Busy, OSError):
-            count = self.counts.add("groups_failures")
+            count = self.stats.add("groups_failures")
             if powers_of_ten(count):
                 log.warning("members of a group not known in time: group=%s times=%d", self._group, count)
             return found[0] if found is not None else False
@@ -280,12 +280,12 @@ class Access:
         try:
             self._users, self._mark = users.read_users(self._path)
         except ConfigError as err:
-            self.counts.add("users_failures")
+            self.stats.add("users_failures")
             log.error("users not read again, the previous ones remain: reason=%s", err)
             return
         self._known.clear()
         self._members.clear()
-        self.counts.add("users_reloads")
+        self.stats.add("users_reloads")
         log.info("users read again: names=%d", self._users.names)
         self._warn_of_readers()
 

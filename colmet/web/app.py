@@ -24,14 +24,14 @@ from colmet.web.interface import (
     FOLDS,
     SOURCES,
     Busy,
-    Facts,
-    JobsAsked,
-    NodesAsked,
-    SeriesAsked,
+    Interface,
+    JobsQuery,
+    NodesQuery,
+    SeriesQuery,
     StoreWarning,
     earliest,
 )
-from colmet.web.middleware import Front, too_many, visitor_of
+from colmet.web.middleware import RequestFilter, too_many, visitor_of
 from colmet.web.responses import answer, failure, pack, takes_gzip, to_json
 from colmet.web.workers import Workers
 
@@ -103,7 +103,7 @@ _NOT_FOUND: dict[Any, dict[str, Any]] = {404: {"model": models.Error, "descripti
 
 
 def build_app(
-    facts: Facts,
+    interface: Interface,
     access: Access,
     *,
     gridengine: bool = False,
@@ -116,7 +116,7 @@ def build_app(
     """The application.
 
     Args:
-        facts: what is known.
+        interface: answers the queries.
         access: says who asks.
         gridengine: whether Grid Engine's hosts and jobs are told at /qhost and /qstat.
         connections: how many there are.
@@ -127,12 +127,12 @@ def build_app(
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    routes = Routes(facts, access, gridengine, connections, folder, fresh_files)
+    routes = Routes(interface, access, gridengine, connections, folder, fresh_files)
     routes.add_to(app)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Busy, _busy)
-    app.add_middleware(Front, access=access, hosts=hosts, client=client)
+    app.add_middleware(RequestFilter, access=access, hosts=hosts, client=client)
     return app
 
 
@@ -141,14 +141,14 @@ class Routes:
 
     def __init__(
         self,
-        facts: Facts,
+        interface: Interface,
         access: Access,
         gridengine: bool,
         connections: Callable[[], int],
         folder: FilePath,
         fresh_files: bool,
     ) -> None:
-        self._facts = facts
+        self._interface = interface
         self._access = access
         self._gridengine = gridengine
         self._connections = connections
@@ -218,8 +218,8 @@ class Routes:
             {
                 "version": __version__,
                 "time": time.time(),
-                "since": self._access.counts.since,
-                "counts": self._access.counts.values(),
+                "since": self._access.stats.since,
+                "counts": self._access.stats.values(),
                 "connections": self._connections(),
                 "users": self._access.names,
                 "waiting": {"memory": self._memory.pending, "store": self._store.pending},
@@ -231,7 +231,7 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            told = self._facts.cluster(only)
+            told = self._interface.cluster(only)
             if only is None:
                 return told
             nodes = told["nodes"]
@@ -259,12 +259,12 @@ class Routes:
         _choose("state", state, STATES)
         _choose("sort", sort, JOB_SORTS)
         only = visitor_of(request.scope).only
-        asked = JobsAsked(
+        query = JobsQuery(
             only if only is not None else user or None, state, node, text, since, until, sort, reverse, offset, limit
         )
 
         def work() -> Mapping[str, Any]:
-            page = self._facts.jobs(asked)
+            page = self._interface.jobs(query)
             items = [row for row in page.items if only is None or row["user"] == only]
             return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
 
@@ -277,7 +277,7 @@ class Routes:
         def work() -> Mapping[str, Any]:
             own = self._own(job, only)
             try:
-                found = self._facts.job(job, own)
+                found = self._interface.job(job, own)
             except Busy:
                 raise
             except ColmetError as err:
@@ -319,10 +319,10 @@ class Routes:
         def work() -> Mapping[str, Any]:
             own = self._own(job, only)
             start = _later(since, own)
-            asked = SeriesAsked(job, table, column, node, start, until, points, fold, rate, source, own)
+            query = SeriesQuery(job, table, column, node, start, until, points, fold, rate, source, own)
             if start is not None and until is not None and start > until:
-                return _no_series(asked, [])
-            return self._series(asked, only, f"job {job} has no {metric}, or you may not see it")
+                return _no_series(query, [])
+            return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
 
         return await self._told(self._store, request, work)
 
@@ -335,7 +335,7 @@ class Routes:
         def work() -> Mapping[str, Any]:
             own = self._own(job, only)
             try:
-                found = self._facts.completeness(job, _later(since, own), until, own)
+                found = self._interface.completeness(job, _later(since, own), until, own)
             except Busy:
                 raise
             except ColmetError as err:
@@ -363,8 +363,8 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            names = None if only is None else self._facts.nodes_of(only)
-            page = self._facts.nodes(NodesAsked(names, text, sort, reverse, offset, limit))
+            names = None if only is None else self._interface.nodes_of(only)
+            page = self._interface.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
             items = [row for row in page.items if names is None or row["node"] in names]
             return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
 
@@ -376,7 +376,7 @@ class Routes:
 
         def work() -> Mapping[str, Any]:
             self._check_node(node, only)
-            found = self._facts.node(node)
+            found = self._interface.node(node)
             if found is None:
                 raise HTTPException(404, _NO_NODE.format(node))
             jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
@@ -406,12 +406,12 @@ class Routes:
             start = since
             if only is not None:
                 self._check_node(node, only)
-                began = self._facts.there_since(node, only)
+                began = self._interface.there_since(node, only)
                 start = began if since is None else max(since, began)
-            asked = SeriesAsked(0, table, column, node, start, until, points, fold, rate, source)
+            query = SeriesQuery(0, table, column, node, start, until, points, fold, rate, source)
             if start is not None and until is not None and start > until:
-                return _no_series(asked, [])
-            return self._series(asked, only, f"node {node!r} has no {metric}, or you may not see it")
+                return _no_series(query, [])
+            return self._series(query, only, f"node {node!r} has no {metric}, or you may not see it")
 
         return await self._told(self._store, request, work)
 
@@ -422,7 +422,7 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            return _enveloped("qhost", lambda: own_hosts(self._facts.qhost(), only))
+            return _enveloped("qhost", lambda: own_hosts(self._interface.qhost(), only))
 
         return await self._told(self._memory, request, work)
 
@@ -431,7 +431,7 @@ class Routes:
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            return _enveloped("qstat", lambda: own_owners(self._facts.qstat(), only))
+            return _enveloped("qstat", lambda: own_owners(self._interface.qstat(), only))
 
         return await self._told(self._memory, request, work)
 
@@ -470,14 +470,18 @@ class Routes:
         return await workers.run(whose, lambda: answer(words(work()), packed))
 
     def _own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
-        """What of a job may be seen, as `Facts.own`, None for all of it; raise 404 for nothing, as for no such job."""
+        """Return the part of a job that a user may see, as `Interface.own`; None for all of it.
+
+        Raises:
+            HTTPException: 404, as for a job that does not exist.
+        """
         if only is None:
             return None
         own: Mapping[str, Optional[float]] = {}
         try:
-            own = self._facts.own(job, only)
+            own = self._interface.own(job, only)
             if not own:
-                self._facts.seek(job)  # else what memory knows to be another's would be told apart
+                self._interface.seek(job)  # else what memory knows to be another's would be told apart
         except Busy:
             raise
         except ColmetError:  # who cannot be told to own it does not
@@ -487,18 +491,18 @@ class Routes:
         return own
 
     def _check_node(self, node: str, only: Optional[str]) -> None:
-        if only is not None and node not in self._facts.nodes_of(only):
+        if only is not None and node not in self._interface.nodes_of(only):
             raise HTTPException(404, _NO_NODE.format(node))
 
-    def _series(self, asked: SeriesAsked, only: Optional[str], lacking: str) -> Mapping[str, Any]:
-        if not own_tables({asked.table: ()}, only):
+    def _series(self, query: SeriesQuery, only: Optional[str], lacking: str) -> Mapping[str, Any]:
+        if not own_tables({query.table: ()}, only):
             raise HTTPException(404, lacking)
         try:
-            found = self._facts.series(asked)
+            found = self._interface.series(query)
         except Busy:
             raise
         except ColmetError as err:
-            return _no_series(asked, [StoreWarning(err)])
+            return _no_series(query, [StoreWarning(err)])
         if found is None:
             raise HTTPException(404, lacking)
         return found
@@ -544,15 +548,15 @@ def _for_users(told: Mapping[str, Any]) -> Mapping[str, Any]:
     return told if len(plain) == len(warnings) else {**told, "warnings": [*plain, _STORE_FAILS]}
 
 
-def _no_series(asked: SeriesAsked, warnings: list[str]) -> dict[str, Any]:
+def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
     return {
-        "job": asked.job,
-        "metric": f"{asked.table}.{asked.column}",
+        "job": query.job,
+        "metric": f"{query.table}.{query.column}",
         "unit": None,
         "kind": None,
-        "rate": asked.rate,
-        "since": asked.since,
-        "until": asked.until,
+        "rate": query.rate,
+        "since": query.since,
+        "until": query.until,
         "step": None,
         "source": "none",
         "warnings": warnings,

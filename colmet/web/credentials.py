@@ -69,7 +69,7 @@ class Token(NamedTuple):
 Secret = Union[Password, Token]
 
 
-class Line(NamedTuple):
+class Credential(NamedTuple):
     """A line of the file: whose, what, and the groups that come with it."""
 
     name: str
@@ -110,7 +110,7 @@ def token_digest(given: str) -> bytes:
     return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
 
 
-def parse_line(text: str) -> Line | None:
+def parse_line(text: str) -> Credential | None:
     """A line of the file; None for a comment or an empty one.
 
     Raises:
@@ -126,7 +126,7 @@ def parse_line(text: str) -> Line | None:
     groups = [one for one in groups if one]
     for group in groups:
         check_group(group)
-    return Line(check_name(parts[0].strip()), parse_secret(parts[1].strip()), frozenset(groups))
+    return Credential(check_name(parts[0].strip()), parse_secret(parts[1].strip()), frozenset(groups))
 
 
 def check_name(name: str) -> str:

@@ -24,7 +24,7 @@ class StoreWarning(str):
     __slots__ = ()
 
 
-class Page(NamedTuple):
+class RowPage(NamedTuple):
     """Some of many rows.
 
     Attributes:
@@ -38,7 +38,7 @@ class Page(NamedTuple):
     items: Sequence[Mapping[str, Any]]
 
 
-class JobsAsked(NamedTuple):
+class JobsQuery(NamedTuple):
     """Which jobs are asked for.
 
     Attributes:
@@ -66,7 +66,7 @@ class JobsAsked(NamedTuple):
     limit: int = 100
 
 
-class NodesAsked(NamedTuple):
+class NodesQuery(NamedTuple):
     """Which nodes are asked for.
 
     Attributes:
@@ -86,7 +86,7 @@ class NodesAsked(NamedTuple):
     limit: int = 100
 
 
-class SeriesAsked(NamedTuple):
+class SeriesQuery(NamedTuple):
     """Which values over time are asked for.
 
     Attributes:
@@ -100,7 +100,7 @@ class SeriesAsked(NamedTuple):
         fold: how the values of an interval become one: one of `FOLDS`.
         rate: a counter's growth in a second, not the counter.
         source: one of `SOURCES`.
-        own: of these hosts alone, and of each from a time on, as `Facts.own`; None for all.
+        own: of these hosts alone, and of each from a time on, as `Interface.own`; None for all.
     """
 
     job: int
@@ -116,7 +116,7 @@ class SeriesAsked(NamedTuple):
     own: Mapping[str, float | None] | None = None
 
 
-class Facts(ABC):
+class Interface(ABC):
     """What is known.
 
     Methods are called by several threads at once, may wait for a disk or a database where it says so, and raise
@@ -128,7 +128,7 @@ class Facts(ABC):
         """Totals of nodes and of the jobs of a user, or of all."""
 
     @abstractmethod
-    def jobs(self, asked: JobsAsked) -> Page:
+    def jobs(self, asked: JobsQuery) -> RowPage:
         """Rows of jobs, from memory."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Facts(ABC):
         """
 
     @abstractmethod
-    def nodes(self, asked: NodesAsked) -> Page:
+    def nodes(self, asked: NodesQuery) -> RowPage:
         """Rows of nodes, from memory."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Facts(ABC):
         """One node with a row for each job on it, and its tables; None where there is none."""
 
     @abstractmethod
-    def series(self, asked: SeriesAsked) -> Mapping[str, Any] | None:
+    def series(self, asked: SeriesQuery) -> Mapping[str, Any] | None:
         """Values over time; None where there is no such job, node, table or column. May wait for a store."""
 
     @abstractmethod

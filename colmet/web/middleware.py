@@ -34,7 +34,7 @@ CLOSE = {"Connection": "close"}
 _ADDED = [(key.lower().encode("ascii"), value.encode("ascii")) for key, value in HEADERS.items()]
 
 
-class Front:
+class RequestFilter:
     """An ASGI application around another one.
 
     Args:
@@ -54,7 +54,7 @@ class Front:
     ) -> None:
         self._app = app
         self._access = access
-        self._counts = access.counts
+        self._stats = access.stats
         self._hosts = hosts
         self._client = client
 
@@ -85,7 +85,7 @@ class Front:
         except (ClientDisconnect, asyncio.CancelledError):  # nobody waits for it: who asked has left, or it all ends
             return
         except Exception:
-            count = self._counts.add("defects")
+            count = self._stats.add("defects")
             if powers_of_ten(count):
                 log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
             if not began:
@@ -127,11 +127,11 @@ class Front:
         return None
 
     def _count(self, status: int) -> None:
-        self._counts.add(f"requests_{status // 100}xx")
+        self._stats.add(f"requests_{status // 100}xx")
         if status == 401:
-            self._counts.add("unauthorized")
+            self._stats.add("unauthorized")
         elif status == 429:
-            self._counts.add("too_many")
+            self._stats.add("too_many")
 
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:

@@ -23,10 +23,10 @@ from colmet.common.schema import Schema
 from colmet.common.tables import schemas
 from colmet.stored.capacity import CGROUP, ceilings
 from colmet.stored.series import NODE, Series
-from colmet.web.interface import Busy, Facts, JobsAsked, NodesAsked, Page, SeriesAsked, StoreWarning, earliest
-from colmet.web.recent_cache import KnownJob, Memory, Stay
+from colmet.web.interface import Busy, Interface, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
+from colmet.web.recent_cache import JobOnHost, RecentCache, RecentJob
 from colmet.web.series import (
-    Part,
+    SeriesPart,
     before,
     folded,
     joined,
@@ -41,7 +41,7 @@ from colmet.web.series import (
     told,
     unit_of,
 )
-from colmet.web.store import Store
+from colmet.web.store import StoreReader
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class _Snapshot(NamedTuple):
     nodes: Sequence[dict[str, Any]]
 
 
-class Known(Facts):
+class Queries(Interface):
     """What is known.
 
     Args:
@@ -112,15 +112,15 @@ class Known(Facts):
 
     def __init__(
         self,
-        memory: Memory,
-        store: Store | None,
+        memory: RecentCache,
+        store: StoreReader | None,
         gridengine: BatchMemory | None = None,
         feed: Callable[[], Mapping[str, int]] = dict,
         name_of: Callable[[str], str] = str,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._memory = memory
+        self._recent = memory
         self._store = store
         self._gridengine = gridengine
         self._feed = feed
@@ -144,7 +144,7 @@ class Known(Facts):
         return latest
 
     def _look(self) -> _Snapshot:
-        look, now = self._memory.look(), self._now()
+        look, now = self._recent.look(), self._now()
         jobs = measure_jobs(look.hosts)
         every = np.flatnonzero(jobs.job != NODE)
         rows = {row["job"]: row for row in jobs.by_job(every)}
@@ -166,28 +166,28 @@ class Known(Facts):
 
     def _owner(self, job: int, otherwise: str = "") -> str:
         """Whose a job is, as far as memory tells: the same everywhere, by name where this machine has one."""
-        known = self._memory.job(job)
+        known = self._recent.job(job)
         if known is not None and known.is_disputed:
             return ""
         return self._name_of((known.user if known is not None else "") or otherwise)
 
     def _owner_on(self, job: int, host: str, otherwise: str = "") -> str:
         """Whose the rows of a job on a host are, as this host says."""
-        known = self._memory.job(job)
+        known = self._recent.job(job)
         stay = None if known is None else known.hosts.get(host)
         if stay is None:
             return self._name_of(otherwise)
         return "" if stay.is_disputed else self._name_of(stay.user or otherwise)
 
-    def _is_users(self, known: KnownJob | None, user: str) -> bool:
+    def _is_users(self, known: RecentJob | None, user: str) -> bool:
         """Whether a host says that a job is this user's."""
         if known is None:
             return False
         if not known.is_disputed:
             return bool(known.user) and self._name_of(known.user) == user
-        return any(self._is_stay_of(stay, user) for stay in self._memory.hosts_of(known).values())
+        return any(self._is_stay_of(stay, user) for stay in self._recent.hosts_of(known).values())
 
-    def _is_stay_of(self, stay: Stay, user: str) -> bool:
+    def _is_stay_of(self, stay: JobOnHost, user: str) -> bool:
         return bool(stay.user) and not stay.is_disputed and self._name_of(stay.user) == user
 
     def _on(self, found: _Snapshot, user: str) -> dict[str, list[int]]:
@@ -244,8 +244,8 @@ class Known(Facts):
                 "cpu_share": found.jobs.cpu_share(chosen),
                 **totals,
             },
-            "messages": {"taken": self._memory.batches, "left_out": self._memory.missed},
-            "kept_s": round(self._memory.kept_s(), 3),
+            "messages": {"taken": self._recent.batches, "left_out": self._recent.missed},
+            "kept_s": round(self._recent.kept_s(), 3),
             "warnings": [
                 *self._warnings(),
                 *([*_shared(found.nodes), *self._gridengine_warnings()] if user is None else []),
@@ -254,7 +254,7 @@ class Known(Facts):
 
     def _warnings(self) -> list[str]:
         """What of all that came is not here."""
-        counts = {**self._feed(), **self._memory.counters()}
+        counts = {**self._feed(), **self._recent.counters()}
         said = {
             "bad": "messages could not be read",
             "failures": "messages met a defect, which the log tells of",
@@ -270,55 +270,55 @@ class Known(Facts):
         row = found.rows.get(job)
         return row["user"] if row is not None else self._owner(job)
 
-    def jobs(self, asked: JobsAsked) -> Page:
+    def jobs(self, query: JobsQuery) -> RowPage:
         """Rows of jobs, from memory."""
         found = self._snapshot()
-        if asked.user is not None:
-            on = self._on(found, asked.user)
+        if query.user is not None:
+            on = self._on(found, query.user)
             running = frozenset([job for jobs in on.values() for job in jobs])
-            found = found._replace(rows=self._rows_of(found, asked.user), running=running, on=on)
-        known = {one.job: one for one in self._memory.jobs()}
+            found = found._replace(rows=self._rows_of(found, query.user), running=running, on=on)
+        known = {one.job: one for one in self._recent.jobs()}
         chosen = []
-        wanted: Iterable[int] = found.running if asked.state == "running" else {**known, **dict.fromkeys(found.running)}
+        wanted: Iterable[int] = found.running if query.state == "running" else {**known, **dict.fromkeys(found.running)}
         for job in wanted:
-            if asked.state == "ended" and job in found.running:
+            if query.state == "ended" and job in found.running:
                 continue
             one = known.get(job)
-            if self._is_wanted(asked, found, job, one):
+            if self._is_wanted(query, found, job, one):
                 chosen.append((job, one))
-        owner: Callable[[int], str] = lambda job: asked.user or self._row_owner(found, job)  # noqa: E731
-        chosen = _ordered(chosen, asked, found, owner)
-        page = chosen[asked.offset : asked.offset + asked.limit]
-        return Page(len(chosen), asked.offset, [self._row(found, job, one, asked.user) for job, one in page])
+        owner: Callable[[int], str] = lambda job: query.user or self._row_owner(found, job)  # noqa: E731
+        chosen = _ordered(chosen, query, found, owner)
+        page = chosen[query.offset : query.offset + query.limit]
+        return RowPage(len(chosen), query.offset, [self._row(found, job, one, query.user) for job, one in page])
 
-    def _is_wanted(self, asked: JobsAsked, found: _Snapshot, job: int, one: KnownJob | None) -> bool:
-        if asked.user is not None and job not in found.running and not self._is_users(one, asked.user):
+    def _is_wanted(self, query: JobsQuery, found: _Snapshot, job: int, one: RecentJob | None) -> bool:
+        if query.user is not None and job not in found.running and not self._is_users(one, query.user):
             return False
-        if one is not None and asked.since is not None and one.last < asked.since:
+        if one is not None and query.since is not None and one.last < query.since:
             return False
-        if one is not None and asked.until is not None and one.first > asked.until:
+        if one is not None and query.until is not None and one.first > query.until:
             return False
-        if not asked.node and not asked.text:
+        if not query.node and not query.text:
             return True
-        hosts = self._hosts(one, asked.user)
-        if asked.node and not (job in found.on.get(asked.node, ()) if job in found.running else asked.node in hosts):
+        hosts = self._hosts(one, query.user)
+        if query.node and not (job in found.on.get(query.node, ()) if job in found.running else query.node in hosts):
             return False
-        owner = asked.user or self._row_owner(found, job)
+        owner = query.user or self._row_owner(found, job)
         return (
-            not asked.text
-            or str(job).startswith(asked.text)
-            or asked.text in owner
-            or any(asked.text in host for host in hosts)
+            not query.text
+            or str(job).startswith(query.text)
+            or query.text in owner
+            or any(query.text in host for host in hosts)
         )
 
-    def _hosts(self, known: KnownJob | None, user: str | None) -> list[str]:
+    def _hosts(self, known: RecentJob | None, user: str | None) -> list[str]:
         """The hosts that a job was on: those that say it is this user's; all for nobody."""
         if known is None:
             return []
-        stays = self._memory.hosts_of(known)
+        stays = self._recent.hosts_of(known)
         return [host for host, stay in stays.items() if user is None or self._is_stay_of(stay, user)]
 
-    def _row(self, found: _Snapshot, job: int, known: KnownJob | None, user: str | None = None) -> dict[str, Any]:
+    def _row(self, found: _Snapshot, job: int, known: RecentJob | None, user: str | None = None) -> dict[str, Any]:
         row: dict[str, Any] = {**dict.fromkeys((*JOB_KEYS, "on", "time")), "job": job, "user": "", "nodes": 0}
         hosts = self._hosts(known, user)
         if known is not None:
@@ -338,8 +338,8 @@ class Known(Facts):
         Each host says it of its own rows, those in memory or those stored: no other host can give a job to a user or
         take it away.
         """
-        known = self._memory.job(job)
-        stays = {} if known is None else self._memory.hosts_of(known)
+        known = self._recent.job(job)
+        stays = {} if known is None else self._recent.hosts_of(known)
         found: dict[str, float | None] = {
             host: stay.since for host, stay in stays.items() if self._is_stay_of(stay, user)
         }
@@ -375,11 +375,11 @@ class Known(Facts):
     def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
         """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store."""
         found = self._snapshot()
-        known = self._memory.job(job)
+        known = self._recent.job(job)
         is_here = known is not None or job in found.running
         warnings: list[str] = []
         stored: Mapping[str, Sequence[str]] = {}
-        hosts = [] if known is None else [*self._memory.hosts_of(known)]
+        hosts = [] if known is None else [*self._recent.hosts_of(known)]
         chosen = np.flatnonzero(found.jobs.job == job) if job in found.running else np.zeros(0, np.int64)
         if own is not None:
             hosts = [host for host in hosts if host in own]
@@ -403,7 +403,7 @@ class Known(Facts):
         there = {row["node"] for row in rows}
         nothing = {**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1}
         rows += [{**nothing, "node": host} for host in hosts if host not in there]
-        tables = {} if known is None else self._memory.tables(hosts, known.tables)
+        tables = {} if known is None else self._recent.tables(hosts, known.tables)
         row = self._row(found, job, known)
         if own is not None:
             whole = {one["job"]: one for one in found.jobs.by_job(chosen)}.get(job, dict.fromkeys(JOB_KEYS))
@@ -421,13 +421,13 @@ class Known(Facts):
         }
 
     def _begins(
-        self, job: int, known: KnownJob | None, user: str, own: Mapping[str, float | None] | None
+        self, job: int, known: RecentJob | None, user: str, own: Mapping[str, float | None] | None
     ) -> float | None:
         """From when on what is stored of a number is of the job that has it now; None for all of it."""
         if own is None:
             if known is None:
                 return None
-            stays = self._memory.hosts_of(known).values()
+            stays = self._recent.hosts_of(known).values()
             own = self.own(job, user) if user else {}
             if not user and self._saw_all(stays):
                 return min([stay.since for stay in stays], default=None)
@@ -439,19 +439,19 @@ class Known(Facts):
             row["user"] = found.owners[n]
         return rows
 
-    def _saw_all(self, stays: Iterable[Stay]) -> bool:
+    def _saw_all(self, stays: Iterable[JobOnHost]) -> bool:
         """Whether a job began on these hosts after this process did, and was never away for long."""
-        return all(stay.is_whole and stay.since > self._memory.began + GRACE_S for stay in stays)
+        return all(stay.is_whole and stay.since > self._recent.began + GRACE_S for stay in stays)
 
-    def nodes(self, asked: NodesAsked) -> Page:
+    def nodes(self, query: NodesQuery) -> RowPage:
         """Rows of nodes, from memory."""
         rows = [
             row
             for row in self._snapshot().nodes
-            if (asked.names is None or row["node"] in asked.names) and asked.text in row["node"]
+            if (query.names is None or row["node"] in query.names) and query.text in row["node"]
         ]
-        rows = arranged(rows, asked.sort, asked.reverse)
-        return Page(len(rows), asked.offset, rows[asked.offset : asked.offset + asked.limit])
+        rows = arranged(rows, query.sort, query.reverse)
+        return RowPage(len(rows), query.offset, rows[query.offset : query.offset + query.limit])
 
     def nodes_of(self, user: str) -> frozenset[str]:
         """The nodes that jobs of a user are on now."""
@@ -460,7 +460,7 @@ class Known(Facts):
 
     def there_since(self, node: str, user: str) -> float:
         """When the first of a user's jobs that are on a node now came there; now where there is none."""
-        known = [self._memory.job(job) for job in self._on(self._snapshot(), user).get(node, ())]
+        known = [self._recent.job(job) for job in self._on(self._snapshot(), user).get(node, ())]
         stays = [one.hosts.get(node) for one in known if one is not None]
         return min([self._now(), *[stay.since for stay in stays if stay is not None]])
 
@@ -479,103 +479,103 @@ class Known(Facts):
             if job not in there:
                 user = self._owner_on(job, name)
                 rows.append({**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1, "node": name})
-        tables = _columns(self._memory.tables([name]), {})
+        tables = _columns(self._recent.tables([name]), {})
         warnings = _shared([one for one in found.nodes if base_of(one["node"]) == base_of(name)])
         return {"node": row, "jobs": sorted(rows, key=lambda one: one["job"]), "tables": tables, "warnings": warnings}
 
     # -- what was --
 
-    def series(self, asked: SeriesAsked) -> Mapping[str, Any] | None:
+    def series(self, query: SeriesQuery) -> Mapping[str, Any] | None:
         """Values over time; None where there is no such job, node, table or column. May wait for a store."""
         now = self._now()
-        since = -math.inf if asked.since is None else asked.since
-        until = math.inf if asked.until is None else asked.until
-        known = self._memory.job(asked.job) if asked.job != NODE else None
-        if asked.job == NODE:
-            hosts = [asked.node] if self._memory.is_host(asked.node) else []
+        since = -math.inf if query.since is None else query.since
+        until = math.inf if query.until is None else query.until
+        known = self._recent.job(query.job) if query.job != NODE else None
+        if query.job == NODE:
+            hosts = [query.node] if self._recent.is_host(query.node) else []
         else:
-            hosts = [] if known is None else [*self._memory.hosts_of(known)]
-            hosts = [host for host in hosts if asked.node in ("", host) and (asked.own is None or host in asked.own)]
-        own = asked.own or {}
+            hosts = [] if known is None else [*self._recent.hosts_of(known)]
+            hosts = [host for host in hosts if query.node in ("", host) and (query.own is None or host in query.own)]
+        own = query.own or {}
         starts = {host: max(since, at) for host, at in own.items() if at is not None}  # of some hosts later
-        schema = self._memory.tables(hosts, [asked.table]).get(asked.table)
-        if schema is not None and asked.job == NODE and schema.scope == "job":
+        schema = self._recent.tables(hosts, [query.table]).get(query.table)
+        if schema is not None and query.job == NODE and schema.scope == "job":
             schema = None
         memory_from = {}
-        if asked.source != "stored" and schema is not None:
-            begins = {host: self._memory.begins(host, asked.table) for host in hosts}
+        if query.source != "stored" and schema is not None:
+            begins = {host: self._recent.begins(host, query.table) for host in hosts}
             memory_from = {host: at for host, at in begins.items() if at is not None}
         warnings: list[str] = []
         stored: Sequence[Series] = ()
         is_stored = False  # whether the store has the column at all
         if self._store is None:
-            warnings += [NO_STORE] if asked.source == "stored" else []
-        elif asked.source == "stored" or (
-            asked.source == "auto" and self._is_more_stored(asked, known, hosts, memory_from, since)
+            warnings += [NO_STORE] if query.source == "stored" else []
+        elif query.source == "stored" or (
+            query.source == "auto" and self._is_more_stored(query, known, hosts, memory_from, since)
         ):
             reaches = max(memory_from.values(), default=math.inf) if hosts and memory_from else math.inf
             if len(memory_from) < len(hosts):
                 reaches = math.inf
             try:
-                stored, is_stored, more = self._stored(asked, schema, since, min(until, reaches))
+                stored, is_stored, more = self._stored(query, schema, since, min(until, reaches))
                 warnings += more
             except ColmetError as err:
                 if schema is None:
                     raise
                 warnings.append(str(err) if isinstance(err, Busy) else StoreWarning(err))
-        field = None if schema is None else next((one for one in schema.fields if one.name == asked.column), None)
+        field = None if schema is None else next((one for one in schema.fields if one.name == query.column), None)
         if (field is None and not is_stored) or (field is not None and field.dtype[0] == "S"):
             return None
-        if known is not None and schema is not None and not is_stored and asked.table not in known.tables:
+        if known is not None and schema is not None and not is_stored and query.table not in known.tables:
             return None
-        unit, kind, _ = _declared().get((asked.table, asked.column), (None, None, None))
+        unit, kind, _ = _declared().get((query.table, query.column), (None, None, None))
         if field is not None:
             unit, kind = field.unit, field.kind
-        labels = _labels(asked.table, schema)
+        labels = _labels(query.table, schema)
         memory = [
-            of_samples(samples, asked.column, labels)
+            of_samples(samples, query.column, labels)
             for host in memory_from
-            for samples in self._memory.read(asked.job, asked.table, [host], starts.get(host, since), until)
+            for samples in self._recent.read(query.job, query.table, [host], starts.get(host, since), until)
         ]
         earlier = [
             before(
-                of_series(one, asked.column, labels),
+                of_series(one, query.column, labels),
                 starts.get(one.host, since),
                 until,
                 memory_from.get(one.host, math.inf),
             )
             for one in stored
-            if asked.own is None or one.host in asked.own
+            if query.own is None or one.host in query.own
         ]
         raws = joined([*earlier, *memory])
-        if asked.job != NODE:
+        if query.job != NODE:
             raws = of_one_agent(raws)
         parts = [part for part in parts_of(raws, keys_of(raws, labels)) if len(part.times)]
         if len(parts) > MAX_PARTS:
             warnings.append(f"{len(parts)} series are too many, the first {MAX_PARTS} are shown; choose one node")
             parts = parts[:MAX_PARTS]
-        is_rate = asked.rate and kind in ("counter", None)
-        if asked.rate and not is_rate:
-            warnings.append(f"{asked.table}.{asked.column} is no counter: its values are shown, not their growth")
+        is_rate = query.rate and kind in ("counter", None)
+        if query.rate and not is_rate:
+            warnings.append(f"{query.table}.{query.column} is no counter: its values are shown, not their growth")
         shown_unit, factor = unit_of(unit, is_rate)
-        most = self._most(asked, hosts, since, until, bool(stored), warnings) if is_rate else {}
+        most = self._most(query, hosts, since, until, bool(stored), warnings) if is_rate else {}
         parts = [rates(part, factor, most.get(part.host, math.inf)) if is_rate else levels(part) for part in parts]
-        step, made, lines = _made(parts, asked)
+        step, made, lines = _made(parts, query)
         warnings += lines
-        if self._memory.missed and memory:
+        if self._recent.missed and memory:
             warnings.append(
-                f"{counted(self._memory.missed, 'messages')} did not reach memory; source=stored has their rows"
+                f"{counted(self._recent.missed, 'messages')} did not reach memory; source=stored has their rows"
             )
         has_stored = any(len(raw.times) for raw in earlier)
         times = [at for one in made for at in (one["times"][:1] + one["times"][-1:])]
         return {
-            "job": asked.job,
-            "metric": f"{asked.table}.{asked.column}",
+            "job": query.job,
+            "metric": f"{query.table}.{query.column}",
             "unit": shown_unit,
             "kind": kind,
             "rate": is_rate,
-            "since": asked.since if asked.since is not None else min(times, default=None),
-            "until": asked.until if asked.until is not None else now,
+            "since": query.since if query.since is not None else min(times, default=None),
+            "until": query.until if query.until is not None else now,
             "step": step,
             "source": "both" if memory and has_stored else "memory" if memory else "stored" if has_stored else "none",
             "warnings": warnings,
@@ -583,36 +583,36 @@ class Known(Facts):
         }
 
     def _most(
-        self, asked: SeriesAsked, hosts: Sequence[str], since: float, until: float, is_stored: bool, warnings: list[str]
+        self, query: SeriesQuery, hosts: Sequence[str], since: float, until: float, is_stored: bool, warnings: list[str]
     ) -> Mapping[str, float]:
         """By host, what the rates of a column cannot go beyond, where that is known. May wait for a store."""
-        if not is_bounded(asked.table, asked.column):
+        if not is_bounded(query.table, query.column):
             return {}
         found: dict[str, Capacity] = {}
         begins = since if since > -math.inf else 0.0
-        for samples in self._memory.read(asked.job, CGROUP, hosts if asked.job != NODE else (), begins, until):
+        for samples in self._recent.read(query.job, CGROUP, hosts if query.job != NODE else (), begins, until):
             one = of_columns({name: of_samples(samples, name, ()).values for name in CAPACITY_COLUMNS})
             found[samples.host] = one if samples.host not in found else found[samples.host].joined(one)
         table, column = NODE_CPUS
-        for samples in self._memory.read(NODE, table, hosts, begins, until):
+        for samples in self._recent.read(NODE, table, hosts, begins, until):
             cpus = largest(of_samples(samples, column, ()).values)
             if not found.get(samples.host, Capacity()).cpus > 0:
                 found[samples.host] = found.get(samples.host, Capacity())._replace(cpus=cpus)
         if is_stored and self._store is not None:
             limits = None if since == -math.inf else since, None if until == math.inf else until
             try:
-                earlier = self._store.capacities(asked.job, *limits, [asked.node] if asked.node else None).value
+                earlier = self._store.capacities(query.job, *limits, [query.node] if query.node else None).value
             except ColmetError as err:
                 warnings.append(f"the CPUs and tasks that bound these rates are not known: {err}")
                 earlier = {}
             for host, one in earlier.items():
                 found[host] = one if host not in found else found[host].joined(one)
-        return ceilings(asked.table, asked.column, found)
+        return ceilings(query.table, query.column, found)
 
     def _is_more_stored(
         self,
-        asked: SeriesAsked,
-        known: KnownJob | None,
+        query: SeriesQuery,
+        known: RecentJob | None,
         hosts: Sequence[str],
         memory_from: Mapping[str, float],
         since: float,
@@ -620,29 +620,29 @@ class Known(Facts):
         """Whether there may be rows in the store that memory does not have."""
         if len(memory_from) < len(hosts) or not hosts:
             return True
-        if asked.own is not None and not asked.own.keys() <= {*hosts}:
+        if query.own is not None and not query.own.keys() <= {*hosts}:
             return True
         if known is not None and self._saw_all([known.hosts[host] for host in hosts if host in known.hosts]):
             since = max(since, known.first)
         return since < max(memory_from.values())
 
     def _stored(
-        self, asked: SeriesAsked, schema: Schema | None, since: float, until: float
+        self, query: SeriesQuery, schema: Schema | None, since: float, until: float
     ) -> tuple[Sequence[Series], bool, tuple[str, ...]]:
         """What is stored of a column, whether it is there at all, and what could not be read."""
         assert self._store is not None
         first = None if since == -math.inf else since
-        tables = self._store.tables(asked.job, first)
-        columns = tables.value.get(asked.table, ())
-        if asked.column not in columns:
+        tables = self._store.tables(query.job, first)
+        columns = tables.value.get(query.table, ())
+        if query.column not in columns:
             return (), False, tables.warnings
-        labels = [name for name in _labels(asked.table, schema) if name in columns]
-        hosts = [asked.node] if asked.node else None if asked.own is None else [*asked.own]
+        labels = [name for name in _labels(query.table, schema) if name in columns]
+        hosts = [query.node] if query.node else None if query.own is None else [*query.own]
         last = None if until == math.inf else until
-        answer = self._store.read(asked.job, asked.table, [asked.column, *labels], first, last, hosts)
+        answer = self._store.read(query.job, query.table, [query.column, *labels], first, last, hosts)
         found: list[Series] = answer.value
-        is_number = any(one.columns[asked.column].dtype.kind in "iuf" for one in found if asked.column in one.columns)
-        is_there = is_number if found else asked.job != NODE
+        is_number = any(one.columns[query.column].dtype.kind in "iuf" for one in found if query.column in one.columns)
+        is_there = is_number if found else query.job != NODE
         return found, is_there, (*tables.warnings, *[one for one in answer.warnings if one not in tables.warnings])
 
     def completeness(
@@ -650,7 +650,7 @@ class Known(Facts):
     ) -> Mapping[str, Any] | None:
         """How much of a job's samples is there, and what is missing; None where there is none. May wait for a store."""
         nothing: dict[str, Any] = {"job": job, "share": None, "expected": None, "present": None, "hosts": []}
-        is_here = self._memory.job(job) is not None
+        is_here = self._recent.job(job) is not None
         if self._store is None:
             return {**nothing, "warnings": [NO_STORE]} if is_here else None
         if own is not None and any(at is not None for at in own.values()):  # one begin for all: the last of them
@@ -727,44 +727,44 @@ def _owned(found: _Snapshot) -> Jobs:
 
 
 def _ordered(
-    chosen: list[tuple[int, KnownJob | None]], asked: JobsAsked, found: _Snapshot, owner: Callable[[int], str]
-) -> list[tuple[int, KnownJob | None]]:
+    chosen: list[tuple[int, RecentJob | None]], query: JobsQuery, found: _Snapshot, owner: Callable[[int], str]
+) -> list[tuple[int, RecentJob | None]]:
     """Jobs by a key of their rows, as `colmet.common.live.summary.arranged`: those that have no value last."""
 
-    def value(job: int, one: KnownJob | None) -> Any:
+    def value(job: int, one: RecentJob | None) -> Any:
         row = found.rows.get(job)
-        if asked.sort == "job":
+        if query.sort == "job":
             return job
-        if asked.sort == "user":
+        if query.sort == "user":
             return owner(job)
-        if asked.sort == "running":
+        if query.sort == "running":
             return job in found.running
-        if asked.sort in ("first", "last"):
-            return None if one is None else getattr(one, asked.sort)
-        if one is not None and asked.sort == "nodes":
+        if query.sort in ("first", "last"):
+            return None if one is None else getattr(one, query.sort)
+        if one is not None and query.sort == "nodes":
             return len(one.hosts)
         if row is not None:
-            return row.get(asked.sort)
-        if one is not None and asked.sort == "on":
+            return row.get(query.sort)
+        if one is not None and query.sort == "on":
             return min(one.hosts, default=None)
         return None
 
     valued = [(value(job, one), job, one) for job, one in chosen]
     valued.sort(key=lambda of_it: of_it[1])
     known = [of_it for of_it in valued if of_it[0] is not None]
-    known.sort(key=lambda of_it: of_it[0], reverse=(asked.sort not in _TEXTS) != asked.reverse)
+    known.sort(key=lambda of_it: of_it[0], reverse=(query.sort not in _TEXTS) != query.reverse)
     return [(job, one) for _, job, one in [*known, *[of_it for of_it in valued if of_it[0] is None]]]
 
 
-def _made(parts: Sequence[Part], asked: SeriesAsked) -> tuple[float, list[dict[str, Any]], list[str]]:
+def _made(parts: Sequence[SeriesPart], query: SeriesQuery) -> tuple[float, list[dict[str, Any]], list[str]]:
     """The width of intervals, the series as they are told, and warnings."""
     parts = [part for part in parts if len(part.times)]
-    points = max(2, min(asked.points, MAX_VALUES // max(1, len(parts))))
-    more = [f"{points} points of each of {len(parts)} series are shown"] if points < asked.points else []
+    points = max(2, min(query.points, MAX_VALUES // max(1, len(parts))))
+    more = [f"{points} points of each of {len(parts)} series are shown"] if points < query.points else []
     step = step_of(parts, points)
     made = []
     for part in parts:
-        times, values = folded(part, step, asked.fold)
+        times, values = folded(part, step, query.fold)
         made.append(
             {"node": part.host, "labels": dict(part.labels), "times": times.round(3).tolist(), "values": told(values)}
         )

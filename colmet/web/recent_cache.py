@@ -45,7 +45,7 @@ NS = 10**9
 _USER_TABLE, _USER = "cgroup_default", "user"
 
 
-class Sealed(NamedTuple):
+class SealedBlock(NamedTuple):
     """Some samples of one table, compressed.
 
     Attributes:
@@ -86,7 +86,7 @@ class Sealed(NamedTuple):
         return found
 
 
-def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> Sealed:
+def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> SealedBlock:
     """Compress samples, times and packed rows, of one table."""
     times = [at for at, _ in samples]
     size = len(samples[0][1])
@@ -99,10 +99,10 @@ def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> Sealed:
         data = changed.tobytes()
     counts = [len(rows) // schema.row_bytes for _, rows in samples]
     packed = zlib.compress(array("q", times).tobytes() + array("q", counts).tobytes() + data, 1)
-    return Sealed(schema, min(times), max(times), len(samples), is_even, packed)
+    return SealedBlock(schema, min(times), max(times), len(samples), is_even, packed)
 
 
-class _Strand:
+class _HostTable:
     """The samples of one table of one host, in the order in which they came; of the share of the first one's sender."""
 
     __slots__ = ("open", "open_bytes", "schema", "sealed", "sender", "taken")
@@ -110,7 +110,7 @@ class _Strand:
     def __init__(self, schema: Schema, sender: str) -> None:
         self.sender = sender
         self.schema = schema  # of what is open
-        self.sealed: deque[Sealed] = deque()
+        self.sealed: deque[SealedBlock] = deque()
         self.open: list[tuple[int, bytes]] = []
         self.open_bytes = 0
         self.taken = 0.0
@@ -122,7 +122,7 @@ class _Strand:
         return min([at for at, _ in self.open], default=None)
 
 
-class Stay:
+class JobOnHost:
     """What is known of a job on one host, by the rows of this host alone.
 
     Attributes:
@@ -143,7 +143,7 @@ class Stay:
         self.since = self.last = since
 
 
-class KnownJob:
+class RecentJob:
     """What is known of a job that has come.
 
     Attributes:
@@ -165,11 +165,11 @@ class KnownJob:
         self.user = ""
         self.is_disputed = False
         self.first = self.last = now
-        self.hosts: dict[str, Stay] = {}
+        self.hosts: dict[str, JobOnHost] = {}
         self.tables: frozenset[str] = frozenset()
 
 
-class Samples(NamedTuple):
+class JobSamples(NamedTuple):
     """Rows of one job, or of the node itself, in one table of one host.
 
     Attributes:
@@ -185,7 +185,7 @@ class Samples(NamedTuple):
     rows: Rows
 
 
-class Look(NamedTuple):
+class CacheView(NamedTuple):
     """The latest of each node.
 
     Attributes:
@@ -201,7 +201,7 @@ class Look(NamedTuple):
     heard: dict[str, Heard]
 
 
-class Memory:
+class RecentCache:
     """Keeps what comes. One thread takes it, any other looks.
 
     Args:
@@ -234,12 +234,12 @@ class Memory:
         self._heard: dict[str, Heard] = {}
         self._heard_from: dict[str, str] = {}  # the sender of each
         self._hosts_of = Shares(MAX_HOSTS)
-        self._jobs: dict[int, KnownJob] = {}
+        self._jobs: dict[int, RecentJob] = {}
         self._jobs_of = Shares(MAX_JOBS)
-        self._strands: dict[tuple[str, str], _Strand] = {}
+        self._strands: dict[tuple[str, str], _HostTable] = {}
         self._strands_of = Shares(MAX_STRANDS)
         self._by_host: dict[str, set[str]] = {}
-        self._order: dict[str, deque[tuple[float, _Strand, Sealed]]] = {}  # of all that is sealed, by sender
+        self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # of all that is sealed, by sender
         self._sets: dict[frozenset[str], frozenset[str]] = {}
         self._bytes_of = Shares(max_bytes)
         self._batches = self._evicted = self._over_share = self._left_out = self._forgotten = 0
@@ -330,7 +330,9 @@ class Memory:
                 self._index(schema, packed, host, table.time_ns / NS, wall, is_new, sender)
             self._keep((host, schema.name), schema, table.time_ns, packed, now, sender)
 
-    def _know(self, job: int, host: str, at: float, wall: float, is_new: bool, sender: str) -> tuple[KnownJob, Stay]:
+    def _know(
+        self, job: int, host: str, at: float, wall: float, is_new: bool, sender: str
+    ) -> tuple[RecentJob, JobOnHost]:
         """Note that a job was on a host at `at`, by the clock of the host; `wall` is ours."""
         at = min(wall, at)
         known = former = self._jobs.get(job)
@@ -339,7 +341,7 @@ class Memory:
         if known is None or at - known.last > AGAIN_S:
             if known is not None:
                 self._jobs_of.hold(known.sender, -1)
-            known = self._jobs[job] = KnownJob(job, at, sender)
+            known = self._jobs[job] = RecentJob(job, at, sender)
             self._jobs_of.hold(sender, 1)
         if at > known.last:
             known.last = at
@@ -349,16 +351,16 @@ class Memory:
         stay = known.hosts.get(host)
         if stay is None:
             was_here = former is not None and host in former.hosts
-            stay = known.hosts[host] = Stay(begins, not is_new and not was_here)
+            stay = known.hosts[host] = JobOnHost(begins, not is_new and not was_here)
         elif at - stay.last > AGAIN_S:
-            stay = known.hosts[host] = Stay(begins, False)
+            stay = known.hosts[host] = JobOnHost(begins, False)
             self._agree(known)
         stay.last = max(stay.last, at)
         stay.since = min(stay.since, begins)
         return known, stay
 
     @staticmethod
-    def _agree(known: KnownJob) -> None:
+    def _agree(known: RecentJob) -> None:
         """Note whose a job is where all its hosts say the same."""
         users = {stay.user for stay in known.hosts.values() if stay.user}
         known.is_disputed = len(users) > 1 or any(stay.is_disputed for stay in known.hosts.values())
@@ -404,7 +406,7 @@ class Memory:
             if self._strands_of.room(sender) < 1 or self._bytes_of.exceeds(sender, STRAND_BYTES):
                 self._leave_out("tables for curves")
                 return
-            strand = self._strands[key] = _Strand(schema, sender)
+            strand = self._strands[key] = _HostTable(schema, sender)
             self._strands_of.hold(sender, 1)
             self._by_host.setdefault(key[0], set()).add(key[1])
             self._bytes_of.hold(sender, STRAND_BYTES)
@@ -427,7 +429,7 @@ class Memory:
             self._evict(strand.sender)
             self._over_share += self._evicted - before
 
-    def _seal(self, strand: _Strand, now: float) -> None:
+    def _seal(self, strand: _HostTable, now: float) -> None:
         sealed = seal(strand.schema, strand.open)
         self._bytes_of.hold(strand.sender, sealed.size_bytes - strand.open_bytes - TABLE_BYTES * len(strand.open))
         strand.open, strand.open_bytes = [], 0
@@ -508,7 +510,7 @@ class Memory:
             since = since if self._evicted else self._began
         return self._monotonic() - since
 
-    def look(self) -> Look:
+    def look(self) -> CacheView:
         """The latest of each node."""
         now = self._monotonic()
         with self._lock:
@@ -519,18 +521,18 @@ class Memory:
             fresh.append((host, kept._replace(tables=tables)))
             if now - kept.seen > max([LEAST_S, *[pair.stale_s for pair in kept.tables.values()]]):
                 silent.add(host)
-        return Look(now, fresh, frozenset(silent), heard)
+        return CacheView(now, fresh, frozenset(silent), heard)
 
-    def job(self, job: int) -> KnownJob | None:
+    def job(self, job: int) -> RecentJob | None:
         """What is known of a job."""
         return self._jobs.get(job)
 
-    def jobs(self) -> list[KnownJob]:
+    def jobs(self) -> list[RecentJob]:
         """All jobs that are known."""
         with self._lock:
             return list(self._jobs.values())
 
-    def hosts_of(self, known: KnownJob) -> dict[str, Stay]:
+    def hosts_of(self, known: RecentJob) -> dict[str, JobOnHost]:
         """The hosts that a job was on, by name, and what each says."""
         with self._lock:
             return dict(sorted(known.hosts.items()))
@@ -560,7 +562,7 @@ class Memory:
 
     def read(
         self, job: int, table: str, hosts: Iterable[str], since: float = 0.0, until: float = float("inf")
-    ) -> Iterator[Samples]:
+    ) -> Iterator[JobSamples]:
         """The rows of a job, 0 for the node itself, for each host that has some, and each layout of its rows.
 
         One after the other: they may be far more than the column that is wanted.
@@ -589,7 +591,7 @@ def _is_of_facility(batch: Batch) -> bool:
 
 def _picked(
     host: str, job: int, schema: Schema, samples: Sequence[tuple[int, bytes]], since: float, until: float
-) -> Samples | None:
+) -> JobSamples | None:
     """The rows of a job that are of an interval, by time."""
     wanted = [(at, packed) for at, packed in samples if since <= at / NS <= until]
     if not wanted:
@@ -604,4 +606,4 @@ def _picked(
     if (np.diff(times) < 0).any():  # what was late
         order = np.argsort(times, kind="stable")
         times, rows = times[order], rows[order]
-    return Samples(host, schema, times, rows)
+    return JobSamples(host, schema, times, rows)

@@ -75,10 +75,10 @@ def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer that says why there is none; at the addresses of QmemTools' server in its envelope, too."""
     told = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Vary": "Accept-Encoding, Authorization"}
-    return _Failure(text, status, {**told, **(headers or {})})
+    return _ErrorResponse(text, status, {**told, **(headers or {})})
 
 
-class _Failure(Response):
+class _ErrorResponse(Response):
     """The body depends on the address, which only the request tells."""
 
     def render(self, content: Any) -> bytes:

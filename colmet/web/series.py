@@ -19,7 +19,7 @@ from colmet.common.live.summary import SCALES
 from colmet.common.schema import MISSING_INT, Field
 from colmet.stored.curves import once, text
 from colmet.stored.series import Series
-from colmet.web.recent_cache import Samples
+from colmet.web.recent_cache import JobSamples
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,7 +28,7 @@ _STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 108
 DAY_S = 86400.0
 
 
-class Raw(NamedTuple):
+class RawSeries(NamedTuple):
     """A column of one host as it was measured.
 
     Attributes:
@@ -44,7 +44,7 @@ class Raw(NamedTuple):
     labels: Mapping[str, npt.NDArray[Any]]
 
 
-class Part(NamedTuple):
+class SeriesPart(NamedTuple):
     """A value over time, of one thing on one host.
 
     Attributes:
@@ -62,7 +62,7 @@ class Part(NamedTuple):
     weights: Floats | None = None
 
 
-def of_samples(samples: Samples, column: str, labels: Sequence[str]) -> Raw:
+def of_samples(samples: JobSamples, column: str, labels: Sequence[str]) -> RawSeries:
     """A column of rows as they came; all are missing where the layout of the rows lacks it."""
     field = next((one for one in samples.schema.fields if one.name == column and one.dtype[0] != "S"), None)
     count = len(samples.times)
@@ -72,7 +72,7 @@ def of_samples(samples: Samples, column: str, labels: Sequence[str]) -> Raw:
     kinds = {
         name: samples.rows[name].copy() for name in labels if name in names and samples.rows[name].dtype.kind == "S"
     }
-    return Raw(samples.host, samples.times, values, kinds)
+    return RawSeries(samples.host, samples.times, values, kinds)
 
 
 def _numbers(column: npt.NDArray[Any], field: Field) -> Floats:
@@ -83,12 +83,12 @@ def _numbers(column: npt.NDArray[Any], field: Field) -> Floats:
     return values
 
 
-def of_series(series: Series, column: str, labels: Sequence[str]) -> Raw:
+def of_series(series: Series, column: str, labels: Sequence[str]) -> RawSeries:
     """A column of rows that were stored."""
     found = {name: series.columns[name] for name in labels if name in series.columns}
     values = series.values(column)
     values[~np.isfinite(values)] = np.nan
-    return Raw(
+    return RawSeries(
         series.host,
         series.times.astype(np.float64),
         values,
@@ -96,7 +96,7 @@ def of_series(series: Series, column: str, labels: Sequence[str]) -> Raw:
     )
 
 
-def before(raw: Raw, since: float, until: float, memory_from: float) -> Raw:
+def before(raw: RawSeries, since: float, until: float, memory_from: float) -> RawSeries:
     """What was stored of an interval, without what memory has, too.
 
     Args:
@@ -111,16 +111,16 @@ def before(raw: Raw, since: float, until: float, memory_from: float) -> Raw:
     return raw if keep.all() else _picked(raw, keep)
 
 
-def joined(parts: Iterable[Raw]) -> list[Raw]:
+def joined(parts: Iterable[RawSeries]) -> list[RawSeries]:
     """One column for each host, by time, of what several sources have of it."""
-    of_hosts: dict[str, list[Raw]] = {}
+    of_hosts: dict[str, list[RawSeries]] = {}
     for raw in parts:
         if len(raw.times):
             of_hosts.setdefault(raw.host, []).append(raw)
     return [_one(host, found) for host, found in sorted(of_hosts.items())]
 
 
-def of_one_agent(raws: Sequence[Raw]) -> list[Raw]:
+def of_one_agent(raws: Sequence[RawSeries]) -> list[RawSeries]:
     """Return the columns of a job, one for each host name that several agents have rows of (docs/link.md)."""
     if not any(is_namesake(raw.host) for raw in raws):
         return list(raws)
@@ -134,11 +134,11 @@ def of_one_agent(raws: Sequence[Raw]) -> list[Raw]:
     )
 
 
-def _picked(raw: Raw, keep: npt.NDArray[Any]) -> Raw:
-    return Raw(raw.host, raw.times[keep], raw.values[keep], {name: one[keep] for name, one in raw.labels.items()})
+def _picked(raw: RawSeries, keep: npt.NDArray[Any]) -> RawSeries:
+    return RawSeries(raw.host, raw.times[keep], raw.values[keep], {name: one[keep] for name, one in raw.labels.items()})
 
 
-def _one(host: str, parts: Sequence[Raw]) -> Raw:
+def _one(host: str, parts: Sequence[RawSeries]) -> RawSeries:
     if len(parts) == 1:
         return parts[0]
     names = dict.fromkeys([name for part in parts for name in part.labels])
@@ -147,11 +147,11 @@ def _one(host: str, parts: Sequence[Raw]) -> Raw:
         for name in names
     }
     times = np.concatenate([part.times for part in parts])
-    made = Raw(host, times, np.concatenate([part.values for part in parts]), labels)
+    made = RawSeries(host, times, np.concatenate([part.values for part in parts]), labels)
     return _picked(made, np.argsort(times, kind="stable")) if (np.diff(times) < 0).any() else made
 
 
-def keys_of(raws: Iterable[Raw], labels: Sequence[str]) -> list[str]:
+def keys_of(raws: Iterable[RawSeries], labels: Sequence[str]) -> list[str]:
     """The labels that tell rows of one time apart: as few of these as it takes, the first ones first."""
     needed: set[str] = set()
     for raw in raws:
@@ -179,13 +179,13 @@ def _finer(groups: npt.NDArray[np.int64], cells: npt.NDArray[Any]) -> npt.NDArra
     return _numbered(groups * (int(numbers.max()) + 1) + numbers)
 
 
-def parts_of(raws: Iterable[Raw], keys: Sequence[str]) -> list[Part]:
+def parts_of(raws: Iterable[RawSeries], keys: Sequence[str]) -> list[SeriesPart]:
     """A series for each host, or for each combination of labels there."""
     found = []
     for raw in raws:
         there = [name for name in keys if name in raw.labels]
         if not there:
-            found.append(Part(raw.host, {}, raw.times, raw.values))
+            found.append(SeriesPart(raw.host, {}, raw.times, raw.values))
             continue
         groups = np.zeros(len(raw.times), np.int64)
         for name in there:
@@ -195,17 +195,17 @@ def parts_of(raws: Iterable[Raw], keys: Sequence[str]) -> list[Part]:
         for rows in np.split(order, bounds):
             if len(rows):
                 told = {name: text(raw.labels[name][rows[0]]) for name in there}
-                found.append(Part(raw.host, told, raw.times[rows], raw.values[rows]))
+                found.append(SeriesPart(raw.host, told, raw.times[rows], raw.values[rows]))
     return found
 
 
-def levels(part: Part) -> Part:
+def levels(part: SeriesPart) -> SeriesPart:
     """The values as they were measured, each time once."""
     times, values = once(part.times, part.values)
     return part._replace(times=times, values=values)
 
 
-def rates(part: Part, factor: float = 1.0, most: float = math.inf) -> Part:
+def rates(part: SeriesPart, factor: float = 1.0, most: float = math.inf) -> SeriesPart:
     """The growth of a counter in a second; NaN where it began again, after a gap, and where it cannot have been.
 
     Args:
@@ -226,7 +226,7 @@ def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
     return f"{unit}/s", 1.0
 
 
-def step_of(parts: Sequence[Part], points: int) -> float:
+def step_of(parts: Sequence[SeriesPart], points: int) -> float:
     """How wide intervals have to be so that no series has more than so many; 0 where every sample fits."""
     if all(len(part.times) + int(np.count_nonzero(gaps(part.times))) <= points for part in parts):
         return 0.0
@@ -241,7 +241,7 @@ def step_of(parts: Sequence[Part], points: int) -> float:
     return next(scale * step for step in _STEPS if scale * step >= least)
 
 
-def folded(part: Part, step: float, fold: str) -> tuple[Floats, Floats]:
+def folded(part: SeriesPart, step: float, fold: str) -> tuple[Floats, Floats]:
     """Times and values of a chart.
 
     Args:

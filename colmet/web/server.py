@@ -21,15 +21,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.common.runtime.metrics_http import Listen
+from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.runtime.own_name import own_names
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.files import FOLDER
-from colmet.web.interface import Facts
+from colmet.web.interface import Interface
 from colmet.web.peers import Peers
 from colmet.web.responses import HEADERS, JSON, NOT_KEPT
-from colmet.web.stats import Counts
+from colmet.web.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class _Listener(socket.socket):
     """Accepts connections up to a limit: before a handshake costs anything."""
 
     limit: Limit
-    counts: Counts
+    stats: Stats
     peers: Peers
 
     def listen(self, backlog: int = 0) -> None:
@@ -146,7 +146,7 @@ class _Listener(socket.socket):
         before = self.limit.count
         entered = self.limit.enter(connection)
         if not entered or self.limit.count == before:
-            self.counts.add("refused_connections")
+            self.stats.add("refused_connections")
         if not entered:
             connection.close()
             raise ConnectionAbortedError("too many connections")
@@ -165,7 +165,7 @@ class _Loop(asyncio.SelectorEventLoop):
 class _Protocol(H11Protocol):
     """A connection, with deadlines for what uvicorn lets take any time."""
 
-    counts: Counts
+    stats: Stats
     limit: Limit
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -197,7 +197,7 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         del msg
-        self.counts.add("malformed")
+        self.stats.add("malformed")
         told = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Content-Length": str(len(MALFORMED)), **HEADERS}
         told["Connection"] = "close"
         headers = [(key.encode("ascii"), value.encode("ascii")) for key, value in told.items()]
@@ -237,7 +237,7 @@ class _Protocol(H11Protocol):
             self._head = None
 
     def _end(self) -> None:
-        self.counts.add("slow_connections")
+        self.stats.add("slow_connections")
         self.transport.abort()
 
 
@@ -252,12 +252,12 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class Server:
+class WebServer:
     """Listens from the start; answers while `run` runs.
 
     Args:
         listen: where.
-        facts: what is known.
+        interface: answers the queries.
         access: says who asks.
         tls: certificate and key; None for HTTP in clear.
         gridengine: whether Grid Engine's hosts and jobs are told at /qhost and /qstat.
@@ -272,8 +272,8 @@ class Server:
 
     def __init__(
         self,
-        listen: Listen,
-        facts: Facts,
+        listen: ListenAddress,
+        interface: Interface,
         access: Access,
         *,
         tls: Tls | None = None,
@@ -286,16 +286,16 @@ class Server:
         peers = peers or Peers()
         self._tls = tls
         self._context = None if tls is None else _context(tls)
-        self._counts = access.counts
+        self._stats = access.stats
         self._limit = limit or Limit(CONNECTIONS, CONNECTIONS_OF_ADDRESS)
-        self._sockets = _listen(listen, self._limit, access.counts, peers)
+        self._sockets = _listen(listen, self._limit, access.stats, peers)
         self.addresses: Sequence[tuple[str, int]] = [one.getsockname()[:2] for one in self._sockets]
         is_local = all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host, _ in self.addresses)
         if not is_local and tls is None:
             what = "what everybody may see" if access.is_open else "passwords and tokens"
             log.warning("http without tls, %s travel in clear: listen=%s", what, self.addresses)
         app = build_app(
-            facts,
+            interface,
             access,
             gridengine=gridengine,
             connections=lambda: self._limit.count,
@@ -305,7 +305,7 @@ class Server:
             fresh_files=fresh_files,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every request that is none
-        protocol = type("_CountingProtocol", (_Protocol,), {"counts": access.counts, "limit": self._limit})
+        protocol = type("_CountingProtocol", (_Protocol,), {"counts": access.stats, "limit": self._limit})
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -392,10 +392,10 @@ class Server:
             _context(self._tls)  # a pair that does not fit must not spoil the one in use
             self._context.load_cert_chain(self._tls.certificate, self._tls.key)
         except (ConfigError, OSError) as err:
-            self._counts.add("certificate_failures")
+            self._stats.add("certificate_failures")
             log.error("certificate not read again, the one of before remains: reason=%s", err)
             return
-        self._counts.add("certificate_reloads")
+        self._stats.add("certificate_reloads")
         log.info("certificate read again: file=%s", self._tls.certificate)
 
     def _marks(self) -> list[tuple[int, int] | None]:
@@ -412,13 +412,13 @@ class Server:
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What asyncio could not do: mostly what clients do to their connections, so it is counted, not told each."""
         del loop
-        count = self._counts.add("broken_connections")
+        count = self._stats.add("broken_connections")
         if powers_of_ten(count):
             reason, err = context.get("message"), context.get("exception")
             log.info("connection failed: reason=%s error=%r times=%d", reason, err, count)
 
 
-def serve(server: Server) -> None:
+def serve(server: WebServer) -> None:
     """Run a server in the main thread until SIGTERM or SIGINT comes, or somebody stops it."""
     former = {number: signal.signal(number, lambda *_: server.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -443,7 +443,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def _listen(listen: Listen, limit: Limit, counts: Counts, peers: Peers) -> list[socket.socket]:
+def _listen(listen: ListenAddress, limit: Limit, stats: Stats, peers: Peers) -> list[socket.socket]:
     where = f"--http-listen {listen.host}:{listen.port}"
     try:
         found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -454,7 +454,7 @@ def _listen(listen: Listen, limit: Limit, counts: Counts, peers: Peers) -> list[
         try:
             one = _Listener(family, socket.SOCK_STREAM)
             sockets.append(one)
-            one.limit, one.counts, one.peers = limit, counts, peers
+            one.limit, one.stats, one.peers = limit, stats, peers
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)

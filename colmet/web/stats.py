@@ -25,7 +25,7 @@ KEYS = (
 )
 
 
-class Counts:
+class Stats:
     """Counters by name, for any thread.
 
     Attributes:

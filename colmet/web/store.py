@@ -40,7 +40,7 @@ BUSY = "too many ask for what is stored; ask again in some seconds"
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
+class StoreAnswer(NamedTuple):
     """What a store says.
 
     Attributes:
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class Owners(NamedTuple):
+class RowOwners(NamedTuple):
     """Whose the rows of a job's number are.
 
     Attributes:
@@ -64,10 +64,10 @@ class Owners(NamedTuple):
     last: float
 
 
-class _Kept(NamedTuple):
+class _CachedAnswer(NamedTuple):
     until: float
     size_bytes: int
-    answer: Answer
+    answer: StoreAnswer
 
 
 def opener(options: argparse.Namespace) -> Callable[[], History] | None:
@@ -76,7 +76,7 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
         from colmet.stored.hdf5 import Hdf5History, files_of  # each takes a library that the other does without
 
         path = options.hdf5_filepath
-        return lambda: Hdf5History([path]) if files_of(path) else Nothing()
+        return lambda: Hdf5History([path]) if files_of(path) else EmptyHistory()
     if options.elastic_host:
         from colmet.stored.elastic import ElasticHistory
 
@@ -84,7 +84,7 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
     return None
 
 
-class Nothing(History):
+class EmptyHistory(History):
     """A store in which nothing has been written yet."""
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
@@ -107,7 +107,7 @@ class Nothing(History):
         """Nothing is held."""
 
 
-class Store:
+class StoreReader:
     """Asks a store, from any thread.
 
     Every method raises `colmet.common.errors.ColmetError` where the store cannot be read, `Busy` where too many ask.
@@ -135,16 +135,16 @@ class Store:
         self._readers = threading.Semaphore(readers)
         self._lock = threading.Lock()
         self._idle: list[tuple[float, History]] = []
-        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Any, _CachedAnswer] = OrderedDict()
         self._kept_bytes = 0
-        self._pending: dict[Any, Future[Answer]] = {}
+        self._pending: dict[Any, Future[StoreAnswer]] = {}
         self._asked = self._read = self._busy = self._failures = 0
 
     def counters(self) -> dict[str, int]:
         """Questions, those that took reading, those that were turned away, and those that failed."""
         return {"asked": self._asked, "read": self._read, "busy": self._busy, "failures": self._failures}
 
-    def tables(self, job: int, since: float | None = None) -> Answer:
+    def tables(self, job: int, since: float | None = None) -> StoreAnswer:
         """The tables of a job with their columns, from about a time on."""
         since = None if since is None else since // GRID_S * GRID_S
 
@@ -161,7 +161,7 @@ class Store:
         since: float | None,
         until: float | None,
         hosts: Collection[str] | None,
-    ) -> Answer:
+    ) -> StoreAnswer:
         """Some columns of a job's rows in a table, as `History.read` gives them; of more time than is asked for."""
         since = None if since is None else since // GRID_S * GRID_S
         until = None if until is None else (until // GRID_S + 1) * GRID_S
@@ -172,7 +172,9 @@ class Store:
 
         return self._ask(("read", job, table, tuple(columns), since, until, names), work, KEEP_S)
 
-    def capacities(self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None) -> Answer:
+    def capacities(
+        self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None
+    ) -> StoreAnswer:
         """What a job had on each host, or the node, as `colmet.stored.capacity.capacities` returns it."""
         since = None if since is None else since // GRID_S * GRID_S
         until = None if until is None else (until // GRID_S + 1) * GRID_S
@@ -183,10 +185,10 @@ class Store:
 
         return self._ask(("capacities", job, since, until, names), work, KEEP_S)
 
-    def owners(self, job: int) -> Mapping[str, Owners] | None:
+    def owners(self, job: int) -> Mapping[str, RowOwners] | None:
         """By host, whose the rows are that it sent of a job; None where there is no such job."""
 
-        def work(history: History) -> Mapping[str, Owners] | None:
+        def work(history: History) -> Mapping[str, RowOwners] | None:
             tables = history.tables(job)
             if not tables:
                 return None
@@ -197,14 +199,14 @@ class Store:
                     found.setdefault(series.host, []).append(series)
             return {host: _owners(series) for host, series in found.items()}
 
-        found: Mapping[str, Owners] | None = self._ask(
+        found: Mapping[str, RowOwners] | None = self._ask(
             ("owners", job),
             work,
             lambda found: OWNER_S if found and any(any(one.users) for one in found.values()) else UNKNOWN_S,
         ).value
         return found
 
-    def completeness(self, job: int, since: int | None, until: int | None) -> Answer:
+    def completeness(self, job: int, since: int | None, until: int | None) -> StoreAnswer:
         """What there is of a job and what is missing, as `report.completeness.hosts_of`; None for none."""
 
         def work(history: History) -> Any:
@@ -226,7 +228,7 @@ class Store:
         for _, history in idle:
             history.close()
 
-    def _ask(self, key: Any, work: Callable[[History], Any], keep_s: float | Callable[[Any], float]) -> Answer:
+    def _ask(self, key: Any, work: Callable[[History], Any], keep_s: float | Callable[[Any], float]) -> StoreAnswer:
         """What `work` finds in the store, or has found a short while ago, or is about to find for somebody else."""
         with self._lock:
             self._asked += 1
@@ -264,14 +266,14 @@ class Store:
             self._busy += 1
         return Busy(BUSY)
 
-    def _read_by(self, work: Callable[[History], Any]) -> Answer:
+    def _read_by(self, work: Callable[[History], Any]) -> StoreAnswer:
         if not self._readers.acquire(timeout=self._late_s):
             raise self._turned_away()
         try:
             opened, history = self._take()
             try:
                 self._read += 1
-                answer = Answer(work(history), tuple(map(StoreWarning, history.warnings)))
+                answer = StoreAnswer(work(history), tuple(map(StoreWarning, history.warnings)))
             except MemoryError as err:
                 history.close()
                 raise ColmetError(
@@ -280,7 +282,7 @@ class Store:
             except BaseException:
                 history.close()
                 raise
-            if isinstance(history, Nothing):  # there may be a file any time
+            if isinstance(history, EmptyHistory):  # there may be a file any time
                 return answer
             with self._lock:
                 self._idle.append((opened, history))
@@ -299,24 +301,24 @@ class Store:
             history.close()
         return taken if taken is not None else (now, self._open_history())
 
-    def _keep(self, key: Any, answer: Answer, keep_s: float) -> None:
+    def _keep(self, key: Any, answer: StoreAnswer, keep_s: float) -> None:
         former = self._kept.pop(key, None)
         self._kept_bytes -= former.size_bytes if former is not None else 0
         size = _size(answer.value)
         if size > MAX_KEPT_BYTES // 2:
             return
-        self._kept[key] = _Kept(self._monotonic() + keep_s, size, answer)
+        self._kept[key] = _CachedAnswer(self._monotonic() + keep_s, size, answer)
         self._kept_bytes += size
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
 
-def _owners(found: Sequence[Series]) -> Owners:
+def _owners(found: Sequence[Series]) -> RowOwners:
     """Whose rows are. Some lack the user while a job begins; where all do for a while, they are another job's."""
     columns = [(one.times, one.columns["user"]) for one in found if "user" in one.columns]
     columns = [(times, cells) for times, cells in columns if len(times) and cells.dtype.kind == "S"]
     if not columns:
-        return Owners(frozenset(), -np.inf)
+        return RowOwners(frozenset(), -np.inf)
     times = np.concatenate([times for times, _ in columns]).astype(float)
     cells = np.concatenate([cells for _, cells in columns])
     order = np.argsort(times, kind="stable")
@@ -326,7 +328,7 @@ def _owners(found: Sequence[Series]) -> Owners:
     users = {one.decode("utf-8", "replace") for one in set(cells.tolist())}
     if np.logical_or.reduceat(is_named, whiles).all():
         users.discard("")
-    return Owners(frozenset(users), float(times[is_named].max(initial=-np.inf)))
+    return RowOwners(frozenset(users), float(times[is_named].max(initial=-np.inf)))
 
 
 def _size(value: Any) -> int:

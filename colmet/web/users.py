@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.web.credentials import Line, Password, Token, nobody, parse_line
+from colmet.web.credentials import Credential, Password, Token, nobody, parse_line
 
 MAX_BYTES = 16 << 20
 MAX_LINES = 100_000
@@ -35,8 +35,8 @@ class Users(NamedTuple):
     """
 
     names: int
-    passwords: Mapping[str, Line]
-    tokens: Mapping[bytes, Line]
+    passwords: Mapping[str, Credential]
+    tokens: Mapping[bytes, Credential]
     nobody: Password
     is_open: bool
 
@@ -57,8 +57,8 @@ def read_users(path: str) -> tuple[Users, Mark]:
         ConfigError: it cannot be read, others may write it, or a line has another form.
     """
     lines, found = read_lines(path)
-    passwords: dict[str, Line] = {}
-    tokens: dict[bytes, Line] = {}
+    passwords: dict[str, Credential] = {}
+    tokens: dict[bytes, Credential] = {}
     names = set()
     for number, text in enumerate(lines, 1):
         try:
@@ -115,7 +115,7 @@ def _mark(found: os.stat_result) -> Mark:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-class Names:
+class UserNames:
     """The names of users whom the nodes know by number: OAR 3 and Slurm name cgroups so.
 
     Never waits: a thread of its own asks this machine, which may ask a directory service. Until then, and where this

@@ -23,7 +23,7 @@ from test_web_schema import report_of, schemathesis, texts_of
 from web_nodes import Cluster
 
 from colmet.common.transport import Push
-from colmet.web.credentials import Line
+from colmet.web.credentials import Credential
 
 COMMON = Path(__file__).with_name("common.sh")
 NODES, JOBS = 100, 100
@@ -96,7 +96,7 @@ class Interface:
 
     def __init__(self, directory):
         users = directory / "users"
-        lines = [Line("alice", cheap("a")), Line("root", cheap("r"), frozenset({"admin"}))]
+        lines = [Credential("alice", cheap("a")), Credential("root", cheap("r"), frozenset({"admin"}))]
         users.write_text("".join(f"{line.text()}\n" for line in lines))
         users.chmod(0o600)
         uri, self.port = f"tcp://127.0.0.1:{free_port()}", free_port()

@@ -20,12 +20,12 @@ from browser import Browser, install
 from conftest import cannot_run
 from test_daemons import free_port, start, start_collector, uri, wait_for  # noqa: F401 - fixtures
 
-from colmet.common.runtime.metrics_http import Listen
+from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web.access import Access
 from colmet.web.credentials import make_password
-from colmet.web.queries import Known
-from colmet.web.recent_cache import Memory
-from colmet.web.server import Server
+from colmet.web.queries import Queries
+from colmet.web.recent_cache import RecentCache
+from colmet.web.server import WebServer
 from dev.live import JobRoot
 
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
@@ -66,7 +66,7 @@ def axe(tmp_path_factory):
 @contextlib.contextmanager
 def served(facts, users=None, **more):
     """The address of an interface."""
-    server = Server(Listen("127.0.0.1", 0), facts, Access(users), **more)
+    server = WebServer(ListenAddress("127.0.0.1", 0), facts, Access(users), **more)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -320,7 +320,7 @@ def test_it_does_not_say_that_it_is_live_where_it_asks_nothing(browser, site):
 
 
 def test_a_cluster_of_which_nothing_is_known_says_so(browser):
-    with served(Known(Memory(1 << 20, 60.0), None)) as url, browser.page() as page:
+    with served(Queries(RecentCache(1 << 20, 60.0), None)) as url, browser.page() as page:
         page.open(url)
         page.wait("document.getElementById('main')?.dataset.shown")
         assert "No node has been heard of" in page.run("document.querySelector('.about').textContent")

@@ -37,14 +37,14 @@ PAGE = "/metrics"
 INDEX = '<html><head><title>Colmet</title></head><body><a href="/metrics">metrics</a></body></html>\n'
 
 
-class Listen(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen."""
 
     host: str
     port: int
 
 
-def listen_address(text: str) -> Listen:
+def listen_address(text: str) -> ListenAddress:
     """An option type: [HOST:]PORT; a port alone is this machine's own."""
     host, colon, port = text.rpartition(":")
     host = host if colon else "127.0.0.1"
@@ -54,7 +54,7 @@ def listen_address(text: str) -> Listen:
         host = ""
     if not (host and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not [HOST:]PORT, such as 9333 or 0.0.0.0:9333")
-    return Listen(host, int(port))
+    return ListenAddress(host, int(port))
 
 
 def add_options(parser: cli.Options) -> None:
@@ -72,7 +72,7 @@ def add_options(parser: cli.Options) -> None:
     require(parser, OPTION, "--metrics-jobs")
 
 
-def resolve(listen: Listen, option: str) -> tuple[int, tuple[object, ...]]:
+def resolve(listen: ListenAddress, option: str) -> tuple[int, tuple[object, ...]]:
     """Return the family and the address of where to listen, as sockets take them.
 
     Raises:
@@ -85,7 +85,7 @@ def resolve(listen: Listen, option: str) -> tuple[int, tuple[object, ...]]:
     return family, address
 
 
-def cannot_listen(listen: Listen, option: str, err: OSError) -> ConfigError:
+def cannot_listen(listen: ListenAddress, option: str, err: OSError) -> ConfigError:
     """Return the error of an address that cannot be listened on."""
     where = f"[{listen.host}]" if ":" in listen.host else listen.host
     return ConfigError(
@@ -94,7 +94,7 @@ def cannot_listen(listen: Listen, option: str, err: OSError) -> ConfigError:
     )
 
 
-class Endpoint:
+class MetricsServer:
     """Serves the page until `close`.
 
     Args:
@@ -108,7 +108,7 @@ class Endpoint:
 
     def __init__(
         self,
-        listen: Listen,
+        listen: ListenAddress,
         families: Callable[[], Iterable[Family]],
         pause: Callable[[], None] = lambda: time.sleep(0.0005),
     ) -> None:
@@ -128,7 +128,7 @@ class Endpoint:
                 raise
         except OSError as err:
             raise cannot_listen(listen, OPTION, err) from err
-        self.address = Listen(*self._socket.getsockname()[:2])
+        self.address = ListenAddress(*self._socket.getsockname()[:2])
         is_local = ipaddress.ip_address(self.address.host.partition("%")[0]).is_loopback
         self._names = own_names() if is_local else None  # else a web page could ask under a name of its own
         self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -219,7 +219,7 @@ class Endpoint:
         if powers_of_ten(self._refused):
             log.warning("request for metrics refused refused=%d: it %s", self._refused, why)
 
-    def _answer(self, request: Request) -> Iterator[bytes]:
+    def _answer(self, request: MetricsRequest) -> Iterator[bytes]:
         if self._names is not None and not all(is_known(host, self._names) for host in request.hosts):
             yield _head("400 Bad Request", "text/plain") + b"Ask by an address or by the name of this machine.\n"
         elif request.path == "/":
@@ -252,7 +252,7 @@ def _head(status: str, content_type: str, more: str = "") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n{more}Connection: close\r\n\r\n".encode()
 
 
-class Request(NamedTuple):
+class MetricsRequest(NamedTuple):
     """What is asked for.
 
     Attributes:
@@ -266,7 +266,7 @@ class Request(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
-def parse_request(request: bytes) -> Request:
+def parse_request(request: bytes) -> MetricsRequest:
     """What a request asks for.
 
     Raises:
@@ -279,7 +279,7 @@ def parse_request(request: bytes) -> Request:
         raise ValueError("is not a GET")
     heads = [line.partition(b":") for line in request.split(b"\n")[1:]]
     hosts = tuple([value.decode("latin-1").strip() for key, _, value in heads if key.strip().lower() == b"host"])
-    return Request(words[1].split(b"?", 1)[0].decode("ascii", "replace"), words[2] != b"HTTP/1.0", hosts)
+    return MetricsRequest(words[1].split(b"?", 1)[0].decode("ascii", "replace"), words[2] != b"HTTP/1.0", hosts)
 
 
 class _Connection:
@@ -308,7 +308,7 @@ class _Connection:
             raise ValueError(f"has a request of more than {MAX_REQUEST_BYTES} bytes")
         return b"\r\n\r\n" in self._request or b"\n\n" in self._request
 
-    def request(self) -> Request:
+    def request(self) -> MetricsRequest:
         """What is asked for, once it is whole."""
         return parse_request(self._request)
 
