@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from colmet.common import units
+from colmet.common.runtime import service_unit
 from colmet.node.system import clib
 from colmet.node.system.host import Host
 
@@ -252,7 +252,7 @@ def public():
 @pytest.fixture(autouse=True)
 def no_units(monkeypatch):
     """No unit of this machine: as root, --check-config takes the rights of the user whom it names."""
-    monkeypatch.setattr(units, "FOLDERS", ())
+    monkeypatch.setattr(service_unit, "FOLDERS", ())
 
 
 def fork():

@@ -13,9 +13,10 @@ import pytest
 
 from colmet.commands import charts
 from colmet.commands.charts import Panel
-from colmet.common.schema import UNITS, Field
+from colmet.common.schema import Field
+from colmet.common.units import UNITS, Unit
 from colmet.stored import curves
-from colmet.stored.curves import Line, Quantity, is_rate, lines, quantity
+from colmet.stored.curves import Line, is_rate, lines, unit_of
 from colmet.stored.series import Series
 
 START = 1_700_000_000
@@ -43,9 +44,9 @@ def data(axes):
 
 def test_a_counter_is_a_rate_in_the_unit_of_its_quantity():
     found = [series([0, 5, 10], cpu=[10 * 10**9, 15 * 10**9, 25 * 10**9])]
-    of_it = quantity(CPU, rate=True)
+    of_it = unit_of(CPU, rate=True)
     (one,) = lines(found, "cpu", None, True, of_it.factor)
-    assert of_it.unit == "cores" and one.times.tolist() == [5, 10]
+    assert of_it.symbol == "cores" and one.times.tolist() == [5, 10]
     assert one.values.tolist() == pytest.approx([1, 2])
 
 
@@ -64,11 +65,7 @@ def test_a_counter_is_a_rate_in_the_unit_of_its_quantity():
 )
 def test_units(unit, kind, text, shown):
     field = Field("name", unit, kind, text)
-    assert quantity(field, is_rate(field)).unit == shown
-
-
-def test_every_unit_of_the_schemas_is_known():
-    assert set(curves.QUANTITIES) == UNITS
+    assert unit_of(field, is_rate(field)).symbol == shown
 
 
 @pytest.mark.parametrize(
@@ -85,7 +82,7 @@ def test_every_unit_of_the_schemas_is_known():
     ],
 )
 def test_the_unit_of_an_axis_fits_its_largest_value(unit, largest, divisor, shown):
-    assert curves.QUANTITIES[unit].scale(largest) == (pytest.approx(divisor), shown)
+    assert UNITS[unit].scaled(largest) == (pytest.approx(divisor), shown)
 
 
 def test_a_counter_that_begins_anew_and_one_that_is_missing_have_no_rate():
@@ -149,7 +146,7 @@ def test_a_long_line_keeps_its_peaks_and_gaps():
 
 
 def test_the_chart_shows_the_values_in_its_unit_and_a_lone_sample_as_a_dot():
-    figure = drawn(Panel("memory", curves.QUANTITIES["bytes"], [line([2**30, np.nan, 2**31, 2**31])]))
+    figure = drawn(Panel("memory", UNITS["bytes"], [line([2**30, np.nan, 2**31, 2**31])]))
     (axes,) = figure.axes
     shown = data(axes)["node-1"]
     assert np.array_equal(shown[:, 1], [1, np.nan, 2, 2], equal_nan=True)
@@ -161,7 +158,7 @@ def test_the_chart_shows_the_values_in_its_unit_and_a_lone_sample_as_a_dot():
 
 def test_many_lines_become_a_band_that_says_so():
     many = [line([n, np.nan if n else 5, n], f"node-{n}") for n in range(21)]
-    figure = drawn(Panel("load", Quantity(""), many))
+    figure = drawn(Panel("load", Unit("", ""), many))
     (axes,) = figure.axes
     middle = data(axes)["median"][:, 1]
     assert middle.tolist() == [10, 5, 10]
@@ -180,7 +177,7 @@ def test_a_band_keeps_gaps():
 
 def test_a_host_has_one_colour_in_all_charts_and_is_told_once():
     a, b = line([1, 2], "a"), line([2, 3], "b")
-    first, second, third = drawn(*[Panel("x", Quantity(""), some) for some in ([a, b], [b], [a, b])]).axes
+    first, second, third = drawn(*[Panel("x", Unit("", ""), some) for some in ([a, b], [b], [a, b])]).axes
     assert [one.get_label() for one in second.lines[:1]] == ["b"]
     assert second.lines[0].get_color() == charts.COLOURS[1] == first.lines[2].get_color()
     assert first.get_legend() is not None and third.get_legend() is None
@@ -188,14 +185,14 @@ def test_a_host_has_one_colour_in_all_charts_and_is_told_once():
 
 def test_a_bound_is_shown_where_it_is_near():
     for bound, top in ((4.0, 4), (64.0, 2)):
-        (axes,) = drawn(Panel("CPU", Quantity("cores"), [line([1, 2])], bound=bound)).axes
+        (axes,) = drawn(Panel("CPU", Unit("cores", "cores"), [line([1, 2])], bound=bound)).axes
         assert axes.get_ylim()[1] == pytest.approx(1.06 * top)
 
 
 @pytest.mark.parametrize("seconds", [0, 90, 9000, 200_000, 10**9])
 def test_a_time_axis_has_some_ticks_and_not_too_many(seconds):
     ends = (START + 77.0, START + 77.0 + seconds)
-    (axes,) = charts.draw([Panel("", Quantity(""), [])], 360, 190, True, ends=ends).axes
+    (axes,) = charts.draw([Panel("", Unit("", ""), [])], 360, 190, True, ends=ends).axes
     low, high = axes.get_xlim()
     assert 2 <= len([tick for tick in axes.get_xticks() if low <= tick <= high]) <= 6
 
@@ -204,7 +201,7 @@ def test_ticks_are_at_round_times_of_the_zone(monkeypatch):
     monkeypatch.setenv("TZ", "IST-5:30")
     time.tzset()
     try:
-        (axes,) = charts.draw([Panel("", Quantity(""), [])], 900, 190, ends=(START, START + 20_000)).axes
+        (axes,) = charts.draw([Panel("", Unit("", ""), [])], 900, 190, ends=(START, START + 20_000)).axes
         assert [text.get_text() for text in axes.get_xticklabels()][:4] == ["04:00", "05:00", "06:00", "07:00"]
         assert axes.get_xlabel() == "2023-11-15, IST"
     finally:
@@ -213,13 +210,13 @@ def test_ticks_are_at_round_times_of_the_zone(monkeypatch):
 
 
 def test_nothing_to_draw_says_so():
-    (axes,) = drawn(Panel("none", Quantity("B"), [])).axes
+    (axes,) = drawn(Panel("none", Unit("bytes", "B"), [])).axes
     assert [text.get_text() for text in axes.texts] == ["no values"]
 
 
 def test_names_mean_nothing_in_pictures():
     """TeX, XML and control characters in names are text."""
-    figure = drawn(Panel(NASTY, Quantity("B"), [line([1, 2], NASTY), line([1, 2])]), title=NASTY)
+    figure = drawn(Panel(NASTY, Unit("bytes", "B"), [line([1, 2], NASTY), line([1, 2])]), title=NASTY)
     assert charts.png(figure).startswith(b"\x89PNG")
     text = charts.svg(figure)
     root = ElementTree.fromstring(text)
@@ -229,13 +226,13 @@ def test_names_mean_nothing_in_pictures():
 
 
 def test_the_same_picture_is_the_same_file():
-    one, other = [drawn(Panel("x", Quantity("B"), [line([1, 2])])) for _ in range(2)]
+    one, other = [drawn(Panel("x", Unit("bytes", "B"), [line([1, 2])])) for _ in range(2)]
     text = charts.svg(one)
     assert text == charts.svg(other) and b"<dc:date>" not in text
 
 
 def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
-    figure = drawn(Panel("x", Quantity("B"), [line([1, 2, 3])]))
+    figure = drawn(Panel("x", Unit("bytes", "B"), [line([1, 2, 3])]))
     text = charts.inline_svg(figure, "c7", "CPU", "of a job")
     root = ElementTree.fromstring(text)
     assert root.tag == "svg" and [node.text for node in root[:2]] == ["CPU", "of a job"]
@@ -252,8 +249,8 @@ def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
 @pytest.mark.slow
 def test_it_is_silent_for_a_user_without_a_home(tmp_path):
     script = (
-        "from colmet.commands import charts; from colmet.stored.curves import Quantity\n"
-        "print(len(charts.png(charts.draw([charts.Panel('\u4e16', Quantity('B'), [])], 300, 200))))"
+        "from colmet.commands import charts; from colmet.common.units import Unit\n"
+        "print(len(charts.png(charts.draw([charts.Panel('\u4e16', Unit('bytes', 'B'), [])], 300, 200))))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "XDG"))}
     environment.update(HOME="/proc/nowhere", PYTHONPATH=os.getcwd())

@@ -12,8 +12,8 @@ import pytest
 from conftest import fork
 
 from colmet.collector import main as collector_main
-from colmet.common import units
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import service_unit
 from colmet.common.transport import Pull
 from colmet.node import main as node_main
 from colmet.node.delivery import link
@@ -229,21 +229,21 @@ def unit_of_collector(tmp_path, monkeypatch):
         (0, "notes.txt", "[Service]\nUser=daemon\n"),
     ):
         (folders[folder] / "colmet-collector.service.d" / name).write_text(text)
-    monkeypatch.setattr(units, "FOLDERS", tuple(map(str, folders)))
+    monkeypatch.setattr(service_unit, "FOLDERS", tuple(map(str, folders)))
     return folders
 
 
 def test_a_unit_is_read_with_its_drop_ins(unit_of_collector):
-    found = units.find("colmet-collector")
+    found = service_unit.find("colmet-collector")
     environment = {
         "C": "4",
         "STATE_DIRECTORY": "/var/lib/colmet:/var/lib/more",
         "RUNTIME_DIRECTORY": "/run/colmet/collector",
     }
-    assert found == units.Unit(
+    assert found == service_unit.ServiceUnit(
         "colmet-collector.service", "nobody", "", ("daemon",), frozenset(), "/nowhere", environment
     )
-    assert units.find("colmet-node") is None
+    assert service_unit.find("colmet-node") is None
 
 
 def in_child(work):
@@ -288,7 +288,7 @@ def test_root_checks_with_the_rights_of_the_unit_s_user(unit_of_collector, root,
     drop_in.write_text("[Service]\nAmbientCapabilities=CAP_DAC_READ_SEARCH CAP_NEW\n")
 
     def work():
-        units.find("colmet-collector").enter()
+        service_unit.find("colmet-collector").enter()
         secret.read_text()
         with pytest.raises(PermissionError):
             secret.write_text("x")

@@ -77,10 +77,10 @@ def stored(monkeypatch, tmp_path):
 
 def test_counters_are_rates_of_each_host_and_gauges_are_as_they_are():
     cpu, memory = plot.gather(Stored(), JOB, ["cpu_usage", "memory_current"])
-    assert (cpu.rate, cpu.quantity.unit) == (True, "cores")
+    assert (cpu.rate, cpu.unit.symbol) == (True, "cores")
     assert [line.name for line in cpu.lines] == ["a", "b"]
     assert cpu.lines[1].values.tolist() == pytest.approx([1, 2])
-    assert (memory.rate, memory.quantity.unit) == (False, "B")
+    assert (memory.rate, memory.unit.symbol) == (False, "B")
     assert {line.name: line.values.tolist() for line in memory.lines} == {"b": [1, 2, 3]}  # of a nothing is known
     assert cpu.title == "cpu_usage: CPU time"
 
@@ -118,9 +118,9 @@ def test_a_table_is_read_once():
 
 def test_rates_can_be_had_of_all_or_of_none():
     (cpu,) = plot.gather(Stored(), JOB, ["cpu_usage"], rates=False)
-    assert cpu.quantity.unit == "s" and cpu.lines[0].values.tolist() == [0, 5, 5]
+    assert cpu.unit.symbol == "s" and cpu.lines[0].values.tolist() == [0, 5, 5]
     (memory,) = plot.gather(Stored(), JOB, ["memory_current"], rates=True)
-    assert memory.quantity.unit == "B/s" and memory.lines[0].values.tolist() == [0.2, 0.2]
+    assert memory.unit.symbol == "B/s" and memory.lines[0].values.tolist() == [0.2, 0.2]
 
 
 def test_what_only_the_nodes_have_is_that_of_the_jobs_hosts_while_it_was_there():

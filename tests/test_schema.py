@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colmet.common.schema import MAX_FIELDS, RESERVED, UNITS, Batch, Field, Sample, Schema, Table, present
+from colmet.common.schema import MAX_FIELDS, RESERVED, Batch, Field, Sample, Schema, Table, present
+from colmet.common.units import UNITS
 
 SCHEMA = Schema(
     "demo_default",
@@ -187,4 +188,4 @@ def test_a_batch_counts_the_rows_of_all_its_tables() -> None:
 
 
 def test_the_units_are_the_ones_of_colmet_06_and_a_few_more() -> None:
-    assert {"count", "bytes", "kbytes", "nsec", "usec", "sec", "mbytes-usec", "ts_date", "celsius"} <= UNITS
+    assert {"count", "bytes", "kbytes", "nsec", "usec", "sec", "mbytes-usec", "ts_date", "celsius"} <= set(UNITS)

@@ -14,7 +14,6 @@ from colmet.common.live.summary import (
     MAX_TEXT,
     NODE_KEYS,
     NODE_MEASURES,
-    SCALES,
     TABLES,
     Heard,
     Top,
@@ -23,6 +22,7 @@ from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.runtime.cli import load
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Batch, Field, Schema, Table
+from colmet.common.units import UNITS
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.backends import NAMES
 
@@ -144,7 +144,7 @@ def test_memory_and_tasks_that_no_cgroup_counts_are_those_of_the_processes(bed):
 def test_the_sources_of_a_measure_are_declared_and_of_one_unit(measure):
     for source in measure.sources:
         (field,) = [field for field in SCHEMAS[source.table].fields if field.name == source.column]
-        assert source.factor == SCALES.get(field.unit, 1.0)
+        assert source.factor == UNITS[field.unit].scale
         assert source.origin in ORIGINS
 
 

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colmet.common.errors import WireError
-from colmet.common.schema import FOLDS, KINDS, RESERVED, UNITS, Batch, Field, Sample, Schema, Table
+from colmet.common.schema import FOLDS, KINDS, RESERVED, Batch, Field, Sample, Schema, Table
+from colmet.common.units import UNITS
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder, colmet06, dialect_of, v1
 from colmet.common.wire.limits import MAX_JOBS
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.dependencies import how_to_install
-from colmet.stored.curves import Band, Line, Quantity, band, shown, thinned
+from colmet.common.units import Unit
+from colmet.stored.curves import Band, Line, band, shown, thinned
 
 # It would tell users of its caches where their home directory cannot be written to, and of fonts.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -67,17 +68,17 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: lines of one quantity over time.
+    """One chart: lines of one unit over time.
 
     Attributes:
         title: what it shows.
-        quantity: what its values are.
+        unit: of its values.
         lines: by name; may be none.
         bound: what no line can go beyond, in the unit of the lines.
     """
 
     title: str
-    quantity: Quantity
+    unit: Unit
     lines: Sequence[Line]
     bound: float | None = None
 
@@ -206,7 +207,7 @@ def _draw(axes: Axes, panel: Panel, order: Sequence[str], most: int) -> None:
         return
     if panel.bound is not None and panel.bound <= MOST_ROOM * values.max():
         values = np.append(values, panel.bound)
-    divisor, unit = panel.quantity.scale(float(np.abs(values).max()))
+    divisor, unit = panel.unit.scaled(float(np.abs(values).max()))
     if panel.bound is not None:  # outside of the picture where it is far away
         axes.axhline(panel.bound / divisor, color=FAINT, linestyle=(0, (2, 2)), linewidth=1)
     if len(panel.lines) > MAX_LINES:

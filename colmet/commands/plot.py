@@ -25,9 +25,10 @@ from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.runtime import cli
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
+from colmet.common.units import Unit
 from colmet.stored import sources
 from colmet.stored.capacity import CGROUP, capacities, ceilings
-from colmet.stored.curves import Line, Quantity, is_rate, lines, quantity, shown
+from colmet.stored.curves import Line, is_rate, lines, shown, unit_of
 from colmet.stored.names import names_of, near
 from colmet.stored.series import NODE, History, Series, of_one_agent
 
@@ -107,7 +108,7 @@ class Plotted(NamedTuple):
 
     choice: Choice
     rate: bool
-    quantity: Quantity
+    unit: Unit
     lines: Sequence[Line]
     columns: Sequence[Choice]
 
@@ -239,13 +240,13 @@ def gather(
                 most = ceilings(column.table, column.column, there[column.job])
             known = {line.host for line, _ in made}
             series = [one for one in found[column.job, column.table] if one.host not in known]
-            factor = quantity(column.field, rate).factor
+            factor = unit_of(column.field, rate).factor
             drawn = lines(series, column.column, _label(column.table), rate, factor, most)
             made += [(line, column) for line in drawn]
         if choice.measure:
             made.sort(key=lambda pair: pair[0].host)
-        of_it = quantity(choice.field, rate)
-        plotted.append(Plotted(choice, rate, of_it, [line for line, _ in made], [column for _, column in made]))
+        unit = unit_of(choice.field, rate)
+        plotted.append(Plotted(choice, rate, unit, [line for line, _ in made], [column for _, column in made]))
     if not any(one.lines for one in plotted):
         limited = since is not None or until is not None or hosts is not None
         where = "there in this time and on these hosts" if limited else "there"
@@ -282,7 +283,7 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
                 "node": one.choice.job == NODE,
                 **({"measure": one.choice.measure} if one.choice.measure else {}),
                 "rate": one.rate,
-                "unit": one.quantity.unit,
+                "unit": one.unit.symbol,
                 "series": [
                     {
                         "host": line.host,
@@ -312,7 +313,7 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height:
     """
     from colmet.commands import charts  # takes matplotlib, and a second
 
-    panels = [charts.Panel(one.title, one.quantity, one.lines) for one in plotted]
+    panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
     hosts = {line.host for one in plotted for line in one.lines}
     where = f"on {shown(min(hosts), 100)}" if len(hosts) == 1 else f"on {len(hosts)} nodes"
     height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))

@@ -16,31 +16,13 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.units import UNITS
+
 try:  # as random.py does it: hashlib loads all of OpenSSL, 3.5 MB of every agent's memory
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
 
-UNITS = frozenset(
-    {
-        "count",
-        "bytes",
-        "kbytes",
-        "mbytes",
-        "nsec",
-        "usec",
-        "sec",
-        "jiffies",  # clock ticks of 1/USER_HZ s, as in /proc/stat
-        "mbytes-usec",
-        "ts_date",  # seconds since the epoch
-        "celsius",
-        "watts",
-        "ujoules",
-        "mhz",
-        "percent",
-        "none",
-    }
-)
 KINDS = frozenset({"counter", "gauge", "label"})
 FOLDS = frozenset({"sum", "max", "min", "first"})
 SCOPES = frozenset({"job", "node"})
@@ -64,7 +46,7 @@ class Field:
 
     Attributes:
         name: the kernel's or Colmet 0.6's name.
-        unit: one of `UNITS`.
+        unit: one of `colmet.common.units.UNITS`.
         kind: counter (only grows), gauge, or label.
         help: what it means; ends with its source (file, struct field, command column).
         dtype: i8, f4, f8 or S<bytes>.

@@ -1,141 +1,105 @@
-"""The unit of systemd that starts a daemon, as its files say: whose rights, directories and environment it has."""
+"""The units of columns, each declared once: its scale, its symbols, and its names in Prometheus and Grafana."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pwd
-import shlex
-from collections.abc import Mapping
-from grp import getgrnam
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.common.errors import ConfigError
-from colmet.common.runtime import capabilities
-
-# Of two files of one name the one in the first folder counts.
-FOLDERS = (
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-)
-MAX_FILE_BYTES = 64 << 10
-# Setting, where the directories are, and the variable that names them to the service.
-_DIRECTORIES = (
-    ("StateDirectory", "/var/lib", "STATE_DIRECTORY"),
-    ("RuntimeDirectory", "/run", "RUNTIME_DIRECTORY"),
-)
+_SI = ("", "k", "M", "G", "T", "P", "E")
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_SMALL = ("n", "µ", "m", "")  # of seconds: nobody counts in kiloseconds
+_NONE = ("",)
 
 
 class Unit(NamedTuple):
-    """What a unit gives its service.
+    """A unit of stored numbers, or of their growth per second.
 
     Attributes:
-        name: of the unit.
-        user: whose rights it has.
-        group: its first group; "" for the user's own.
-        groups: names of more groups.
-        rights: capabilities that its user has (AmbientCapabilities=).
-        directory: in which it works.
-        environment: what the unit adds to it.
+        name: the word that schemas have.
+        symbol: of the unit that charts show; empty for numbers of things.
+        factor: multiplies a stored number, to have the unit of `symbol`.
+        prefixes: of the symbol, by steps of `step`.
+        step: 1000 or 1024.
+        text: ASCII text behind a stored number, for terminals; empty where the family says how to print it.
+        family: how programs format the values: size, duration, date, share, power, temperature, frequency, energy;
+            empty for plain numbers.
+        prometheus: suffix of metric names, with the values in the unit of `symbol`; empty where both stay as stored.
+        grafana: Grafana's name of the unit; empty where it has none.
+        grafana_rate: Grafana's name for the growth per second, with {noun} for what is counted.
     """
 
     name: str
-    user: str
-    group: str
-    groups: tuple[str, ...]
-    rights: frozenset[str]
-    directory: str
-    environment: Mapping[str, str]
+    symbol: str = ""
+    factor: float = 1.0
+    prefixes: Sequence[str] = _NONE
+    step: int = 1000
+    text: str = ""
+    family: str = ""
+    prometheus: str = ""
+    grafana: str = ""
+    grafana_rate: str = ""
 
-    def enter(self) -> None:
-        """Take its environment, its working directory and, as root, its rights, for good.
+    @property
+    def scale(self) -> float:
+        """The factor to bytes, seconds, watts and shares of one, which measures and answers have."""
+        return 0.01 if self.family == "share" else self.factor
 
-        Raises:
-            ConfigError: there is no such user or group; the service would not start either.
+    @property
+    def divisor(self) -> float:
+        """The divisor of a stored number for Prometheus: the exact inverse of `factor`, 1 without a suffix."""
+        if not self.prometheus:
+            return 1
+        return round(1 / self.factor) if self.factor < 1 else 1 / self.factor
+
+    def scaled(self, largest: float) -> tuple[float, str]:
+        """Return the divisor of values up to `largest`, and the symbol with the prefix for it."""
+        plain = self.prefixes.index("")
+        at = plain if largest == 0 else 0
+        while at + 1 < len(self.prefixes) and largest >= float(self.step) ** (at + 1 - plain):
+            at += 1
+        return float(self.step) ** (at - plain), self.prefixes[at] + self.symbol
+
+    def per_second(self, cpu_time: bool = False) -> Unit:
+        """Return the unit of the growth per second.
+
+        Args:
+            cpu_time: of CPU time, which is cores then; other times are tasks, or shares of the time.
         """
-        os.environ.update(self.environment)
-        with contextlib.suppress(OSError):  # systemd makes it at the start
-            os.chdir(self.directory)
-        if os.geteuid() != 0:
-            return
-        try:
-            entry = pwd.getpwnam(self.user)
-            group = getgrnam(self.group).gr_gid if self.group else entry.pw_gid
-            more = [getgrnam(name).gr_gid for name in self.groups]
-        except KeyError as err:
-            raise ConfigError(f"{self.name}: {err.args[0]}; `systemd-sysusers` makes the users of packages") from err
-        os.setgroups([*os.getgrouplist(self.user, group), *more])
-        os.setgid(group)
-        if entry.pw_uid:
-            capabilities.become(entry.pw_uid, capabilities.bits(self.rights))
+        name = f"{self.name}/s"
+        if self.symbol == "J":
+            return Unit(name, "W", self.factor, _SI, family="power")
+        if self.symbol == "s":
+            return Unit(name, "cores" if cpu_time else "s/s", self.factor)
+        if self.family == "size":  # makers of disks and networks count by powers of 1000
+            return Unit(name, f"{self.symbol}/s", self.factor, _SI, family="flow")
+        return Unit(name, f"{self.symbol}/s", self.factor, self.prefixes)
 
 
-def find(program: str) -> Unit | None:
-    """Return the unit of a program, None where none is installed (or it is masked)."""
-    name = f"{program}.service"
-    texts = [text for folder in FOLDERS if (text := _read(f"{folder}/{name}"))][:1]
-    if not texts:
-        return None
-    changes: dict[str, str] = {}  # drop-ins, by their names
-    for folder in FOLDERS:
-        with contextlib.suppress(OSError):
-            for file in os.listdir(f"{folder}/{name}.d"):
-                if file.endswith(".conf"):
-                    changes.setdefault(file, f"{folder}/{name}.d/{file}")
-    settings = _parse([*texts, *[_read(changes[file]) for file in sorted(changes)]])
-
-    def last(key: str, default: str = "") -> str:
-        return settings.get(key, [default])[-1]
-
-    environment = dict([word.partition("=")[::2] for line in settings.get("Environment", []) for word in _words(line)])
-    for key, base, variable in _DIRECTORIES:
-        made = [os.path.join(base, word) for line in settings.get(key, []) for word in _words(line)]
-        environment.update({variable: ":".join(made)} if made else {})
-    return Unit(
-        name,
-        last("User", "root"),
-        last("Group"),
-        tuple(_list(settings, "SupplementaryGroups")),
-        frozenset(_list(settings, "AmbientCapabilities")) & capabilities.NUMBERS.keys(),
-        last("WorkingDirectory", "/").lstrip("-"),
-        environment,
+UNITS: Mapping[str, Unit] = {
+    unit.name: unit
+    for unit in (
+        Unit("none", "", 1, _SI, grafana="short"),
+        Unit("count", "", 1, _SI, grafana="short", grafana_rate="cps"),
+        Unit("bytes", "B", 1, _BINARY, 1024, family="size", grafana="bytes", grafana_rate="binBps"),
+        Unit(
+            *("kbytes", "B", 1024, _BINARY, 1024),
+            family="size",
+            prometheus="_bytes",
+            grafana="kbytes",
+            grafana_rate="KiBs",
+        ),
+        Unit("mbytes", "B", 1 << 20, _BINARY, 1024, family="size", grafana="mbytes"),
+        # si:n is a prefix with a scale of its own in Grafana: 2e9 of si:ncores are "2 cores"
+        Unit("nsec", "s", 1e-9, _SMALL, 1000, "", "duration", "_seconds", "ns", "si:n{noun}"),
+        Unit("usec", "s", 1e-6, _SMALL, 1000, "", "duration", "_seconds", "µs", "si:µ{noun}"),
+        Unit("sec", "s", 1, _SMALL, 1000, "", "duration", "_seconds", "s"),
+        Unit("jiffies", "s", 0.01, _SMALL, family="duration", grafana_rate="suffix:{noun}"),  # 1/USER_HZ s
+        Unit("mbytes-usec", "MB·s", 1e-6, text="MiB s"),
+        Unit("ts_date", "s since 1970", family="date", grafana="dateTimeFromNow"),
+        Unit("celsius", "°C", text="C", family="temperature", grafana="celsius"),
+        Unit("watts", "W", 1, _SI, text="W", family="power", grafana="watt"),
+        Unit("ujoules", "J", 1e-6, _SI, text="J", family="energy", grafana_rate="si:µW"),
+        Unit("mhz", "Hz", 1e6, _SI, text="MHz", family="frequency", grafana="si:MHz"),
+        Unit("percent", "%", text="%", family="share", grafana="percent"),
     )
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_FILE_BYTES)
-    except OSError:
-        return ""
-
-
-def _parse(texts: list[str]) -> dict[str, list[str]]:
-    """Return the values of each setting in the section of services, in order; an empty one forgets those before."""
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        section = ""
-        for line in map(str.strip, text.replace("\\\n", " ").splitlines()):
-            if line.startswith("["):
-                section = line
-            elif section == "[Service]" and line[:1] not in ("", "#", ";"):
-                key, _, value = [part.strip() for part in line.partition("=")]
-                if value:
-                    found.setdefault(key, []).append(value)
-                else:
-                    found.pop(key, None)
-    return found
-
-
-def _list(settings: Mapping[str, list[str]], key: str) -> list[str]:
-    return [word for line in settings.get(key, []) for word in line.split()]
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:  # systemd leaves such a line out, too
-        return []
+}

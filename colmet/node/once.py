@@ -19,6 +19,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime import cli
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.common.tables.agent import SCHEMA as ACCOUNT
+from colmet.common.units import UNITS
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.controllers import held_now
@@ -33,11 +34,8 @@ WIDTH = 100
 MAX_LABEL = 24
 INTERVAL_S = 1.0  # for what tells of the time between two samples
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_BYTES = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
 # seconds, name; and below how many seconds the next larger one is not used yet
 _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
-_SECONDS = {"nsec": 1e-9, "usec": 1e-6, "sec": 1.0}
-_SUFFIXES = {"celsius": " C", "watts": " W", "mhz": " MHz", "percent": " %"}
 
 
 def add_options(parser: cli.Options) -> None:
@@ -83,22 +81,19 @@ def humanise(field: Field, value: Value) -> str:
         return "-"
     if isinstance(value, bytes):
         return printable(value.decode("utf-8", "replace"))
-    if field.unit in _BYTES:
-        return _bytes(value * _BYTES[field.unit])
-    if field.unit in _SECONDS:
-        return _duration(value * _SECONDS[field.unit])
-    if field.unit == "jiffies":
-        return _duration(value / os.sysconf("SC_CLK_TCK"))
-    if field.unit == "ts_date":
+    unit = UNITS[field.unit]
+    if unit.family == "size":
+        return _bytes(value * unit.factor)
+    if unit.family == "duration":
+        return _duration(value * unit.factor)
+    if unit.family == "date":
         try:
             return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
         except (OverflowError, ValueError, OSError):  # beyond any calendar
             return _number(value)
-    if field.unit == "mbytes-usec":
-        return f"{value / 1e6:,.1f} MiB s"
-    if field.unit == "ujoules":
-        return f"{value / 1e6:,.1f} J"
-    return _number(value) + _SUFFIXES.get(field.unit, "")
+    if unit.text and unit.factor < 1:
+        return f"{value * unit.factor:,.1f} {unit.text}"
+    return f"{_number(value)} {unit.text}".rstrip()
 
 
 def printable(text: str) -> str:

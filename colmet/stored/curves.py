@@ -12,78 +12,18 @@ import numpy.typing as npt
 
 from colmet.common.growth import gaps, rates
 from colmet.common.schema import Field
+from colmet.common.units import UNITS, Unit
 from colmet.stored.series import Series
 
 Floats = npt.NDArray[np.float64]
 
 MAX_NAME = 40  # characters of a host's or a GPU's name that are shown
 
-_SI = ("", "k", "M", "G", "T", "P", "E")
-_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_SMALL = ("n", "µ", "m", "")  # of seconds: nobody counts in kiloseconds
-_NONE = ("",)
 
-
-@dataclass(frozen=True)
-class Quantity:
-    """What numbers are.
-
-    Attributes:
-        unit: its symbol; empty for numbers of things.
-        factor: by which a stored number is multiplied to have this unit.
-        prefixes: that the unit may have, by steps of `base`.
-        base: 1000 or 1024.
-    """
-
-    unit: str
-    factor: float = 1.0
-    prefixes: Sequence[str] = _NONE
-    base: int = 1000
-
-    def scale(self, largest: float) -> tuple[float, str]:
-        """By what values are divided, and the unit that they then have, for the largest of them to read well."""
-        plain = self.prefixes.index("")
-        at = plain if largest == 0 else 0
-        while at + 1 < len(self.prefixes) and largest >= float(self.base) ** (at + 1 - plain):
-            at += 1
-        return float(self.base) ** (at - plain), self.prefixes[at] + self.unit
-
-
-# Units of docs/metrics.md, as they are read.
-QUANTITIES = {
-    "count": Quantity("", 1, _SI),
-    "bytes": Quantity("B", 1, _BINARY, 1024),
-    "kbytes": Quantity("B", 1024, _BINARY, 1024),
-    "mbytes": Quantity("B", 1 << 20, _BINARY, 1024),
-    "nsec": Quantity("s", 1e-9, _SMALL),
-    "usec": Quantity("s", 1e-6, _SMALL),
-    "sec": Quantity("s", 1, _SMALL),
-    "jiffies": Quantity("s", 0.01, _SMALL),
-    "mbytes-usec": Quantity("MB·s", 1e-6),
-    "ts_date": Quantity("s since 1970"),
-    "celsius": Quantity("°C"),
-    "watts": Quantity("W", 1, _SI),
-    "ujoules": Quantity("J", 1e-6, _SI),
-    "mhz": Quantity("Hz", 1e6, _SI),
-    "percent": Quantity("%"),
-    "none": Quantity("", 1, _SI),
-}
-
-
-def quantity(field: Field, rate: bool) -> Quantity:
-    """What the numbers of a column are, or those of its growth per second."""
-    stored = QUANTITIES[field.unit]
-    return per_second(stored, "CPU time" in field.help) if rate else stored
-
-
-def per_second(stored: Quantity, cpu_time: bool = False) -> Quantity:
-    """What the growth per second of something is."""
-    if stored.unit == "J":
-        return Quantity("W", stored.factor, _SI)
-    if stored.unit == "s":  # CPU time in a second is so many cores; waits are so many tasks that wait
-        return Quantity("cores" if cpu_time else "s/s", stored.factor)
-    # what flows is told by powers of 1000, as the makers of disks and networks do
-    return Quantity(f"{stored.unit}/s", stored.factor, _SI if stored.base == 1024 else stored.prefixes)
+def unit_of(field: Field, rate: bool) -> Unit:
+    """Return the unit of a column, or that of its growth per second."""
+    unit = UNITS[field.unit]
+    return unit.per_second("CPU time" in field.help) if rate else unit
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,14 @@ import numpy.typing as npt
 from colmet.common.growth import gaps
 from colmet.common.growth import rates as rates_of
 from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
-from colmet.common.live.summary import SCALES
 from colmet.common.schema import MISSING_INT, Field
+from colmet.common.units import UNITS
 from colmet.stored.curves import once, text
 from colmet.stored.series import Series
 from colmet.web.recent_cache import JobSamples
 
 Floats = npt.NDArray[np.float64]
 
-TIME_UNITS = {**{unit: SCALES[unit] for unit in ("nsec", "usec", "jiffies")}, "sec": 1.0}
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 DAY_S = 86400.0
 
@@ -221,8 +220,8 @@ def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
     """The unit of what is told, and by what stored numbers are multiplied for it."""
     if not is_rate or unit is None:
         return unit, 1.0
-    if unit in TIME_UNITS:
-        return "seconds/s", TIME_UNITS[unit]
+    if unit in UNITS and UNITS[unit].family == "duration":
+        return "seconds/s", UNITS[unit].scale
     return f"{unit}/s", 1.0
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from colmet.common.schema import Field, Schema
 from colmet.common.tables import schemas
+from colmet.common.units import UNITS
 
 # Ways to make a line of rows: of a counter, how it grows a second or a step, of a gauge its mean, or others.
 RATE, INCREASE, MEAN, LARGEST, TOTAL, DISTINCT = "rate", "increase", "mean", "largest", "total", "distinct"
@@ -19,31 +20,6 @@ _ADDED = {
     "hostname": Field("hostname_", "none", "label", "The node.", dtype="S255"),
     "job_id": Field("job_id_", "none", "gauge", "The job."),
     "timestamp": Field("timestamp_", "ts_date", "gauge", "When it was measured."),
-}
-# Units as Grafana names them; si:n is a prefix of its own scale: 2e9 of si:ncores are "2 cores".
-_RATES = {
-    "count": "cps",
-    "bytes": "binBps",
-    "kbytes": "KiBs",
-    "ujoules": "si:µW",
-    "nsec": "si:n{noun}",
-    "usec": "si:µ{noun}",
-    "jiffies": "suffix:{noun}",
-}
-_AMOUNTS = {
-    "none": "short",
-    "count": "short",
-    "bytes": "bytes",
-    "kbytes": "kbytes",
-    "mbytes": "mbytes",
-    "nsec": "ns",
-    "usec": "µs",
-    "sec": "s",
-    "ts_date": "dateTimeFromNow",
-    "celsius": "celsius",
-    "watts": "watt",
-    "percent": "percent",
-    "mhz": "si:MHz",
 }
 
 
@@ -117,12 +93,13 @@ class Line(NamedTuple):
             ValueError: Grafana has none for it.
         """
         field, way = self.field, self.way
-        units = _RATES if way == RATE else _AMOUNTS
         if way == DISTINCT:
             return "short"
-        if field.unit not in units:
+        unit = UNITS[field.unit]
+        name = unit.grafana_rate if way == RATE else unit.grafana
+        if not name:
             raise ValueError(f"{self.table} {self.column}: no unit for the {way} of {field.unit}")
-        return units[field.unit].format(noun=self.noun)
+        return name.format(noun=self.noun)
 
     @property
     def meaning(self) -> str:

@@ -23,7 +23,8 @@ from colmet.commands.report.model import Curve, HostFigures, Number, Report
 from colmet.commands.report.text import MOST_LINES, Page, by_use
 from colmet.commands.units import UNKNOWN, cores, energy, percent, size
 from colmet.common.runtime.plural import counted
-from colmet.stored.curves import QUANTITIES, Quantity, per_second, shown
+from colmet.common.units import UNITS, Unit
+from colmet.stored.curves import shown
 
 CHART_SIZE = (360, 190)  # pixels; charts stand side by side as far as there is room, and are not made smaller
 PICTURE_WIDTH, ROW_HEIGHT, LINE_HEIGHT = 1200, 210, 18
@@ -32,13 +33,11 @@ MOST_HOSTS = 200  # in the table; all are in the JSON
 FEW_HOSTS = 16  # more are folded away
 LONGEST = 400  # characters of a line of text
 
-QUANTITY = {
-    "cores": Quantity("cores"),
-    "tasks": Quantity("tasks"),
-    "bytes": QUANTITIES["bytes"],
-    "bytes/s": per_second(QUANTITIES["bytes"]),
-    "percent": QUANTITIES["percent"],
-    "watts": QUANTITIES["watts"],
+_UNITS_OF_CURVES = {
+    "cores": Unit("cores", "cores"),
+    "tasks": Unit("tasks", "tasks"),
+    "bytes/s": UNITS["bytes"].per_second(),
+    **{name: UNITS[name] for name in ("bytes", "percent", "watts")},
 }
 
 STYLE = """
@@ -142,14 +141,14 @@ def capital(text: str) -> str:
 
 def panel(curve: Curve, titled: bool) -> charts.Panel:
     """The chart of a curve."""
-    return charts.Panel(heading(curve) if titled else "", QUANTITY[curve.unit], curve.lines, curve.bound)
+    return charts.Panel(heading(curve) if titled else "", _UNITS_OF_CURVES[curve.unit], curve.lines, curve.bound)
 
 
 def heading(curve: Curve) -> str:
     """The title of a chart."""
     if curve.bound is None or curve.unit == "percent":
         return curve.title
-    divisor, unit = QUANTITY[curve.unit].scale(curve.bound)
+    divisor, unit = _UNITS_OF_CURVES[curve.unit].scaled(curve.bound)
     return f"{curve.title}, of {curve.bound / divisor:.4g} {unit}{' a host' if len(curve.lines) > 1 else ''}"
 
 
@@ -158,7 +157,7 @@ def _told(curve: Curve) -> str:
     values = np.concatenate([line.values[np.isfinite(line.values)] for line in curve.lines] or [np.empty(0)])
     if not len(values):
         return "No values."
-    divisor, unit = QUANTITY[curve.unit].scale(float(values.max()))
+    divisor, unit = _UNITS_OF_CURVES[curve.unit].scaled(float(values.max()))
     low, mean, high = [value / divisor for value in (values.min(), values.mean(), values.max())]
     return f"{counted(len(curve.lines), 'hosts')}: from {low:.3g} to {high:.3g} {unit}, {mean:.3g} on average."
 

@@ -21,6 +21,7 @@ from colmet.common.live.recent_pairs import LEAST_S, Kept, Pair, Watch
 from colmet.common.measures import MEMORY, MEMORY_ANON, TASKS
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
+from colmet.common.units import UNITS
 
 MAX_ROWS = 5000  # of one answer
 ROWS = 500
@@ -28,12 +29,6 @@ MAX_TEXT = 255  # as long as a node's name may be
 HEARD_S = 60.0  # a node that was heard since counts as one that is to be waited for
 GONE_S = 86400.0
 VIEWS = ("jobs", "nodes", "job")
-
-# To bytes and seconds; shares of one, not percent.
-SCALES = {
-    **{"kbytes": 1024.0, "mbytes": float(1 << 20)},
-    **{"nsec": 1e-9, "usec": 1e-6, "jiffies": 1e-2, "percent": 1e-2},
-}
 
 Indices = npt.NDArray[np.int64]
 Keys = dict[tuple[int, int], int]
@@ -533,7 +528,7 @@ def _numbers(rows: Any, field: Field) -> Floats:
     column = rows[field.name].astype(np.float64)
     if field.dtype == "i8":
         column[rows[field.name] == field.missing] = np.nan
-    return _finite(np.asarray(column * SCALES.get(field.unit, 1.0), np.float64))
+    return _finite(np.asarray(column * UNITS[field.unit].scale, np.float64))
 
 
 def _spread(values: Floats, into: Indices, count: int) -> Floats:

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from colmet import __version__
-from colmet.common import units
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import configuration, logs
+from colmet.common.runtime import configuration, logs, service_unit
 from colmet.common.runtime.readable import readable
 from colmet.common.runtime.reload import Settings, verbosity
 from colmet.common.runtime.suggestions import did_you_mean
@@ -402,7 +401,7 @@ def run_daemon(
     classes = load(names)
     read = configuration.Configuration(lambda: build_parser(classes), argv)
     try:
-        own = units.find(read.program) if read.is_check else None
+        own = service_unit.find(read.program) if read.is_check else None
         if own is not None:
             own.enter()
         options = read.read_for_start()

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Union
 
+from colmet.common.units import UNITS
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PIECE = 100  # lines at a time: what writes them can let others work in between
 
 Number = Union[int, float]
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
-# To the base units that Prometheus asks for: the suffix, and by what the value is divided.
-_UNITS = {"usec": ("_seconds", 1e6), "nsec": ("_seconds", 1e9), "sec": ("_seconds", 1), "kbytes": ("_bytes", 1 / 1024)}
 
 
 class Family(NamedTuple):
@@ -38,9 +38,8 @@ def named(*parts: str, kind: str = "gauge") -> str:
 
 
 def in_base_unit(name: str, unit: str, kind: str) -> tuple[str, Number]:
-    """The end of a metric's name in the base unit of its unit, and what its values are to be divided by."""
-    suffix, divisor = _UNITS.get(unit, ("", 1))
-    return named(name + suffix, kind=kind), divisor
+    """Return the end of a metric's name, with its base unit, and the divisor of its values."""
+    return named(name + UNITS[unit].prometheus, kind=kind), UNITS[unit].divisor
 
 
 def labels(pairs: Mapping[str, str]) -> str:
