@@ -2,7 +2,7 @@
 
 `steady`: rows per CPU second that reach the HDF5 file from 1,000 jobs on 4 nodes each, at 1 s, while jobs come and go,
 against bare PyTables, which appends 100 rows that are ready for the file to each of its open tables; what the journal
-costs; what messages of Colmet 0.6 cost. All of it in this process, with the clock of the outlet set forward, so that
+costs; what messages of Colmet 0.6 cost. All of it in this process, with the clock of the worker set forward, so that
 nobody waits; CPU time of all threads.
 `nodes`: a real collector takes thousands of nodes over as many connections.
 `restart`: a real collector finds a large journal, and receives again.
@@ -41,7 +41,7 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
-from colmet.collector.output_worker import Outlet
+from colmet.collector.output_worker import OutputWorker
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.transport import link_uri
@@ -119,7 +119,7 @@ class Cluster:
 
 
 class Chain:
-    """Receiver, journal, outlet and HDF5, in this process; time goes as `second` is called."""
+    """Receiver, journal, worker and HDF5, in this process; time goes as `second` is called."""
 
     def __init__(self, folder: Path, complevel: int, with_journal: bool) -> None:
         self._now_s = 0.0
@@ -129,7 +129,7 @@ class Chain:
         self._state = self._journal.state("hdf5")
         self._output = Hdf5Output(str(folder / "steady.hdf5"), complevel, max_delay_s=MAX_DELAY_S)
         self._output.open(self._state)
-        self._outlet = Outlet(self._output, self._journal, self._state, 100, 5.0, monotonic=lambda: self._now_s)
+        self._worker = OutputWorker(self._output, self._journal, self._state, 100, 5.0, monotonic=lambda: self._now_s)
         self._journal.start(self._receiver.account)
         self._came_s = [0.0]  # when each record came
         self.bursts = self.rows = 0
@@ -150,10 +150,10 @@ class Chain:
                 self._journal.changed.wait_for(lambda: self._journal.end == self._count)
             self._now_s += 1 / COMMITS_PER_S
             before = self._state.position
-            self._outlet._turn()
+            self._worker._turn()
             if self._state.position > before:
                 self.bursts += 1
-                self.rows = self._outlet.written
+                self.rows = self._worker.written
                 self.oldest_s = max(self.oldest_s, self._now_s - self._came_s[before])
         self.used_s += time.process_time() - began
 

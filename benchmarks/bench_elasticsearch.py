@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import requests
 
-from colmet.collector.backend import Record
-from colmet.collector.backends.elasticsearch.documents import Place
+from colmet.collector.backend import JournalRecord
+from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import MAX_BULK_BYTES, ElasticsearchOutput
 from colmet.collector.journal.output_state import State
 from colmet.common.runtime import cli
@@ -107,14 +107,14 @@ class Ours:
         self._messages = messages
         self._decode = Decoder().decode
         self._output = ElasticsearchOutput(
-            [f"http://127.0.0.1:{port}"], requests.Session(), Place("colmet_", "", False)
+            [f"http://127.0.0.1:{port}"], requests.Session(), IndexNaming("colmet_", "", False)
         )
         self._output.open(State(str(folder / "state.json"), "0123456789abcdef", 0, 0))
         self._next = 0
 
     def write(self) -> None:
         records = [
-            Record(self._next + number, TIME_NS, self._decode(message).batches)
+            JournalRecord(self._next + number, TIME_NS, self._decode(message).batches)
             for number, message in enumerate(self._messages)
         ]
         self._next += len(records)

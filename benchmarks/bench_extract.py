@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import State
 from colmet.common.runtime import cli
@@ -77,7 +77,7 @@ def make(path: Path, jobs: int, size: int) -> None:
                 rows["job_id"] = ids
                 parts.append(Table(schema, time_ns, rows))
             host = f"node-{tick % HOSTS}.example.org"
-            records.append(Record(number, time_ns, (Batch(host, START_S, number, time_ns, ids, tuple(parts)),)))
+            records.append(JournalRecord(number, time_ns, (Batch(host, START_S, number, time_ns, ids, tuple(parts)),)))
             number += 1
         state.end = number
         output.write(records)

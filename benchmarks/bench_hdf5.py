@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import State
@@ -77,7 +77,7 @@ class Ours:
     def write(self) -> None:
         batches = self._decoded() if self._batches is None else self._batches
         first = self._state.position
-        self._output.write([Record(first + n, TIME_NS, some) for n, some in enumerate(batches)])
+        self._output.write([JournalRecord(first + n, TIME_NS, some) for n, some in enumerate(batches)])
 
     def close(self) -> None:
         self._output.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from bench_hdf5 import messages
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.stdout import FORMATS, StdoutOutput
 from colmet.collector.journal.output_state import State
 from colmet.common.wire import Decoder
@@ -55,7 +55,7 @@ def run() -> list[tuple[str, float, str, str]]:
 
             def work(output: StdoutOutput = output, state: State = state) -> None:
                 decoder, first = Decoder(), state.position
-                output.write([Record(first + n, 0, decoder.decode(one).batches) for n, one in enumerate(packed)])
+                output.write([JournalRecord(first + n, 0, decoder.decode(one).batches) for n, one in enumerate(packed)])
 
             rate = rows_per_cpu_second(work)
             figures.append((f"{form}: message bytes to text", rate, "rows/CPU s", ""))

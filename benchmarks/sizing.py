@@ -33,8 +33,8 @@ import requests
 from bench_collector import Collector, Senders, free_uri, tables
 from bench_elasticsearch import serve
 
-from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.backends.elasticsearch.documents import Place
+from colmet.collector.backend import JournalRecord, OutputBackend
+from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import file_columns
@@ -133,11 +133,11 @@ class Node:
         return Batch(self._name, TIME_NS, seq, now, self._jobs, tuple(made))
 
 
-def decoded(nodes: Sequence[Node], seqs: range, first: int) -> list[Record]:
+def decoded(nodes: Sequence[Node], seqs: range, first: int) -> list[JournalRecord]:
     """What nodes measure, as outputs are given it; records are numbered from `first` on."""
     decode = Decoder().decode
     batches = [decode(v1.encode(node.tick(seq))).batches for seq in seqs for node in nodes]
-    return [Record(first + n, TIME_NS, some) for n, some in enumerate(batches)]
+    return [JournalRecord(first + n, TIME_NS, some) for n, some in enumerate(batches)]
 
 
 def fit(points: Sequence[tuple[Sequence[float], float]]) -> list[float]:
@@ -237,7 +237,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def cpu_s(output: OutputBackend, records: Sequence[Record]) -> float:
+def cpu_s(output: OutputBackend, records: Sequence[JournalRecord]) -> float:
     """CPU time to write them."""
     began = time.process_time()
     output.write(records)
@@ -303,7 +303,7 @@ def documents(url: str, prefix: str, rounds: int) -> Iterator[tuple[Schema, floa
             state = State(f"{folder}/state.json", "0" * 16, 0, 0)
             session = requests.Session()
             session.trust_env = False
-            output = ElasticsearchOutput([url], session, Place(prefix, "", False))
+            output = ElasticsearchOutput([url], session, IndexNaming(prefix, "", False))
             output.open(state)
             nodes = [Node(f"node-{n}.example.org", (1000 + n % 50, 1100), [schema]) for n in range(200)]
             ticks = DOCUMENTS // (len(nodes) * (2 if schema.scope == "job" else 1))

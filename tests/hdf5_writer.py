@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import State
 
@@ -13,11 +13,11 @@ JOURNAL = "0123456789abcdef"
 
 def records_of(batches, first=0, received_s=0.0):
     """One record for each batch."""
-    return [Record(first + n, int(received_s * 10**9), (batch,)) for n, batch in enumerate(batches)]
+    return [JournalRecord(first + n, int(received_s * 10**9), (batch,)) for n, batch in enumerate(batches)]
 
 
 class Writer:
-    """An output that is open, and what stands for its outlet and its journal.
+    """An output that is open, and what stands for its worker and its journal.
 
     Args:
         output: not open yet.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.journal.output_state import State
 
 
@@ -13,7 +13,7 @@ def in_memory():
 
 def records(batches, first=0):
     """A record for each batch, as from a journal; `first` is the number of the first one."""
-    return [Record(first + n, 1, (batch,)) for n, batch in enumerate(batches)]
+    return [JournalRecord(first + n, 1, (batch,)) for n, batch in enumerate(batches)]
 
 
 def write(output, batches):

@@ -18,11 +18,11 @@ from conftest import cannot_run
 from elastic_server import RESET, SILENCE, Elastic, error
 
 from colmet.collector import main as collector_main
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch import client as hosts
 from colmet.collector.backends.elasticsearch import output
 from colmet.collector.backends.elasticsearch.client import checked_url
-from colmet.collector.backends.elasticsearch.documents import Place
+from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
@@ -34,7 +34,7 @@ JOB = Schema("job_default", "job", [Field("cpu", "nsec", "counter"), Field("mode
 GROWN = Schema("job_default", "job", [*JOB.fields, Field("gpu", "percent", "gauge", dtype="f4")])
 NODE = Schema("node_default", "node", [Field("load", "none", "gauge", dtype="f4")])
 INDEX = "colmet_job_default"
-PLACE = Place("colmet_", "", False)
+PLACE = IndexNaming("colmet_", "", False)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class Writer:
 def record(number, jobs=2, schema=JOB, time_ns=TIME):
     samples = [Sample(job, {"cpu": number} if schema.scope == "job" else {"load": 0.5}) for job in range(jobs)]
     tables = (Table.from_samples(schema, time_ns, samples),)
-    return Record(number, TIME, (Batch("node-1", 1, number, time_ns, (1, 2), tables),))
+    return JournalRecord(number, TIME, (Batch("node-1", 1, number, time_ns, (1, 2), tables),))
 
 
 def stored(elastic, index=INDEX):
@@ -245,7 +245,7 @@ def test_one_document_that_is_too_large_is_refused_alone(tmp_path, elastic, monk
     samples = [Sample(1, {"cpu": 1}), Sample(2, {"cpu": 2, "text": b"x" * 2000}), Sample(3, {"cpu": 3})]
     batch = Batch("node-1", 1, 1, TIME, (), (Table.from_samples(large, TIME, samples),))
     elastic.max_bytes = 1500
-    writer.write(Record(0, TIME, (batch,)))
+    writer.write(JournalRecord(0, TIME, (batch,)))
     assert stored(elastic, "colmet_wide") == [(1, 1), (3, 3)]
     [line] = (tmp_path / "elasticsearch.rejects.ndjson").read_text().splitlines()
     reject = json.loads(line)
@@ -574,14 +574,14 @@ def test_an_index_that_may_not_be_looked_at_or_that_another_makes_is_written_to(
 
 
 def test_dates_make_an_index_each_and_one_template(tmp_path, elastic):
-    writer = Writer(tmp_path, elastic.url, place=Place("colmet_", "%Y.%m.%d", False))
+    writer = Writer(tmp_path, elastic.url, place=IndexNaming("colmet_", "%Y.%m.%d", False))
     writer.write(record(0), record(1, time_ns=TIME + 86400 * 10**9))
     assert sorted(elastic.indices) == [f"{INDEX}-2023.11.14", f"{INDEX}-2023.11.15"]
     assert elastic.templates[INDEX]["index_patterns"] == [f"{INDEX}-*"] and len(elastic.templates) == 1
 
 
 def test_data_streams_are_made_from_their_template(tmp_path, elastic):
-    place = Place("colmet_", "", True)
+    place = IndexNaming("colmet_", "", True)
     for number in range(2):
         Writer(tmp_path, elastic.url, place=place).write(record(number))
     template = elastic.templates[INDEX]
@@ -592,7 +592,7 @@ def test_data_streams_are_made_from_their_template(tmp_path, elastic):
 
 
 def test_a_data_stream_without_a_template_waits_for_one(tmp_path, elastic):
-    writer = Writer(tmp_path, elastic.url, place=Place("colmet_", "", True), use_templates=False)
+    writer = Writer(tmp_path, elastic.url, place=IndexNaming("colmet_", "", True), use_templates=False)
     with pytest.raises(OutputUnavailable, match="no matching index template"):
         writer.write(record(0))
     assert not elastic.bulks

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch import documents
 from colmet.collector.backends.elasticsearch.documents import (
     DATE_FORMAT,
     Documents,
-    Place,
+    IndexNaming,
     mappings,
     properties,
     settings,
@@ -51,8 +51,8 @@ def table(schema, *rows, time_ns=TIME):
 
 def rendered(*batches, place=None, number=5, maker=None):
     """(index, id, document) of all rows; each batch is a record of its own."""
-    maker = maker or Documents(place or Place("colmet_", "", False), JOURNAL)
-    records = [Record(number + n, TIME, (each,)) for n, each in enumerate(batches)]
+    maker = maker or Documents(place or IndexNaming("colmet_", "", False), JOURNAL)
+    records = [JournalRecord(number + n, TIME, (each,)) for n, each in enumerate(batches)]
     return of_records(maker, records)
 
 
@@ -77,7 +77,9 @@ def test_the_documents_are_those_of_06():
     lines = [json.loads(line) for line in recorded[-1]["body"] if line]
     theirs = [(action["create"]["_index"], document) for action, document in zip(lines[::2], lines[1::2])]
     batches = Decoder().decode((DATA / "frames/mixed.bin").read_bytes()).batches
-    ours = [(index, document) for index, _, document in rendered(*batches, place=Place("colmet_dahu_", "", False))]
+    ours = [
+        (index, document) for index, _, document in rendered(*batches, place=IndexNaming("colmet_dahu_", "", False))
+    ]
     key = lambda pair: (pair[0], pair[1]["job_id"])  # noqa: E731
     assert sorted(ours, key=key) == sorted(theirs, key=key)
     assert len(ours) == 7 and any(-1 in document.values() for document in lines[1::2])
@@ -120,8 +122,8 @@ def test_floats_are_finite_short_and_floats_to_whoever_guesses_types():
     rows["load"] = [np.float32(0.1), np.inf, -np.inf, 3.0]
     rows["exact"] = [0.1, np.nan, 5.0, -np.inf]
     rows["job_id"] = 1
-    maker = Documents(Place("c_", "", False), JOURNAL)
-    [(schema, _, sources)] = maker.tables([Record(0, 0, (batch(Table(JOB, TIME, rows)),))])
+    maker = Documents(IndexNaming("c_", "", False), JOURNAL)
+    [(schema, _, sources)] = maker.tables([JournalRecord(0, 0, (batch(Table(JOB, TIME, rows)),))])
     text = b"".join(bulk.body for bulk in maker.render(schema, sources)).decode()
     assert '"load":0.1,"exact":0.1}' in text and '"load":3.0}' in text and '"exact":5.0}' in text
     assert "inf" not in text.lower() and "nan" not in text.lower()
@@ -168,7 +170,7 @@ def test_rows_of_the_node_name_its_jobs():
 def test_an_index_has_the_tables_name_in_lower_case_and_the_rows_own_date():
     first, second = 1_700_006_399, 1_700_006_400  # around midnight, UTC
     rows = [table(JOB, (1, {"cpu": time_s}), time_ns=time_s * 10**9) for time_s in (first, second)]
-    found = rendered(batch(*rows), place=Place("x_", "%Y.%m.%d", False))
+    found = rendered(batch(*rows), place=IndexNaming("x_", "%Y.%m.%d", False))
     assert [(index, document["cpu"]) for index, _, document in found] == [
         ("x_job_default-2023.11.14", first),
         ("x_job_default-2023.11.15", second),
@@ -176,7 +178,7 @@ def test_an_index_has_the_tables_name_in_lower_case_and_the_rows_own_date():
 
 
 def test_a_data_stream_has_its_own_time_field_in_milliseconds():
-    [(index, _, document)] = rendered(batch(table(JOB, (1, {"cpu": 1}))), place=Place("colmet_", "", True))
+    [(index, _, document)] = rendered(batch(table(JOB, (1, {"cpu": 1}))), place=IndexNaming("colmet_", "", True))
     assert index == "colmet_job_default"
     assert (document["@timestamp"], document["timestamp"]) == (1_700_000_005_999, 1_700_000_005)
 
@@ -207,10 +209,10 @@ def test_an_id_names_its_row_whatever_is_written_with_it():
 
 def test_a_batch_without_a_name_is_named_by_its_place_in_the_journal():
     unnamed = batch(table(JOB, (1, {"cpu": 1})), epoch=None, seq=None)
-    place = Place("colmet_", "", False)
+    place = IndexNaming("colmet_", "", False)
     ids = set()
     for journal, number, batches in (("a" * 16, 5, 2), ("a" * 16, 6, 1), ("b" * 16, 5, 1)):
-        found = of_records(Documents(place, journal), [Record(number, TIME, (unnamed,) * batches)])
+        found = of_records(Documents(place, journal), [JournalRecord(number, TIME, (unnamed,) * batches)])
         ids.update(id_ for _, id_, _ in found)
     assert len(ids) == 4
     named = batch(table(JOB, (1, {"cpu": 1})))
@@ -219,7 +221,7 @@ def test_a_batch_without_a_name_is_named_by_its_place_in_the_journal():
 
 def test_collectors_that_have_both_taken_a_batch_write_the_same_documents():
     """Whatever their journals, and whatever each had taken before: ids, indices and contents."""
-    place = Place("colmet_", "%Y.%m.%d", False)
+    place = IndexNaming("colmet_", "%Y.%m.%d", False)
     midnight = 1_700_006_400 * 10**9
     both = batch(
         table(NODE, (0, {"load": 1.0}), (0, {"load": 1.0}), (0, {})),  # tables of the node may have several rows
@@ -249,7 +251,7 @@ def test_more_rows_than_are_rendered_at_a_time_keep_their_order_and_numbers(monk
 def test_what_is_kept_between_bulks_is_bounded(monkeypatch):
     for name in ("MAX_FORMS", "MAX_PATTERNS", "MAX_TEXTS", "MAX_DATES"):
         monkeypatch.setattr(documents, name, 3)
-    maker = Documents(Place("", "%Y.%m.%d", False), JOURNAL)
+    maker = Documents(IndexNaming("", "%Y.%m.%d", False), JOURNAL)
     for number in range(20):
         schema = Schema(f"t{number}", "job", [Field(f"f{n}", "count", "gauge") for n in range(6)])
         values = [(job, {f"f{n}": 1 for n in range(6) if (number + job) >> n & 1}) for job in range(12)]

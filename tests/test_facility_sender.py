@@ -26,7 +26,7 @@ from endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, Ha
 
 from colmet.common.errors import ConfigError
 from colmet.facility import sender as module
-from colmet.facility.sender import Outcome, Sender, parse_retry_after
+from colmet.facility.sender import DocumentSender, Outcome, parse_retry_after
 from colmet.facility.spool import DocumentSpool
 
 NS = 10**9
@@ -79,7 +79,7 @@ def make(endpoint, clock, tmp_path):
         options = {"timeout_s": 5.0, "rate": 1e6, "jitter": lambda: 0.5, **options}
         spool = DocumentSpool(str(tmp_path / "spool"), now_ns=clock.now_ns) if spooled else None
         times = {"now_ns": clock.now_ns, "monotonic": clock.monotonic, "sleep": clock.sleep}
-        made.append(Sender(url or endpoint.url, token, spool, **{**times, **options}))
+        made.append(DocumentSender(url or endpoint.url, token, spool, **{**times, **options}))
         return made[-1]
 
     yield run
@@ -161,7 +161,7 @@ def test_an_hour_without_the_endpoint_loses_nothing(endpoint, make, clock, monke
 def test_beyond_the_bounds_of_the_spool_the_oldest_are_lost_and_counted(endpoint, clock, tmp_path, make):
     endpoint.stop()
     spool = DocumentSpool(str(tmp_path / "spool"), max_age_s=3600, now_ns=clock.now_ns)
-    one = Sender(endpoint.url, None, spool, now_ns=clock.now_ns, monotonic=clock.monotonic, sleep=clock.sleep)
+    one = DocumentSender(endpoint.url, None, spool, now_ns=clock.now_ns, monotonic=clock.monotonic, sleep=clock.sleep)
     assert one.send(documents(1, 2)).kept == 2
     clock.now_s += 3601
     assert one.send(documents(3)) == Outcome(0, 1, 0, 2)
@@ -560,7 +560,7 @@ def test_a_token_in_clear_is_warned_of_but_for_this_machine(make, caplog):
 )
 def test_what_is_no_address_is_an_error_of_the_command_line(url):
     with pytest.raises(ConfigError, match="--url"):
-        Sender(url, None, None)
+        DocumentSender(url, None, None)
 
 
 def options_of(*arguments):
@@ -595,10 +595,10 @@ def test_a_file_of_certificates_that_holds_none_is_an_error_of_the_command_line(
 
 RUN = """
 import sys
-from colmet.facility.sender import Sender
+from colmet.facility.sender import DocumentSender
 from colmet.facility.spool import DocumentSpool
 url, directory, notes, first, count = sys.argv[1:]
-sender = Sender(url, None, DocumentSpool(directory), timeout_s=5, rate=1e5)
+sender = DocumentSender(url, None, DocumentSpool(directory), timeout_s=5, rate=1e5)
 documents = [{"token": None, "kind": "ssh", "n": n} for n in range(int(first), int(first) + int(count))]
 put = sender._spool.put
 def noting(texts):

@@ -12,7 +12,7 @@ import pytest
 from conftest import fork
 from hdf5_writer import JOURNAL
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file, output, repair
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -46,7 +46,7 @@ def record(number):
         rows["number"] = number
         parts.append(Table(one, TIME_S * 10**9, rows))
     received_ns = (TIME_S + number) * 10**9  # one a second
-    return Record(number, received_ns, (Batch("node", 1, number, TIME_S * 10**9, (1,), tuple(parts)),))
+    return JournalRecord(number, received_ns, (Batch("node", 1, number, TIME_S * 10**9, (1,), tuple(parts)),))
 
 
 def expected(end):

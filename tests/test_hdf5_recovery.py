@@ -49,7 +49,7 @@ def started(folder, path="x", end=0, oldest=0, **options):
 
 
 def write(output, state, end, step=10):
-    """Records up to `end`, a few at a time, as an outlet does."""
+    """Records up to `end`, a few at a time, as an output worker does."""
     state.end = max(state.end, end)
     while state.position < end:
         output.write([record(number) for number in range(state.position, min(end, state.position + step))])

@@ -119,7 +119,7 @@ def test_the_nodes_status_tells_of_collectors_and_of_what_waits_for_them():
 # -- the collector --
 
 
-def outlet(name="hdf5", **values):
+def worker(name="hdf5", **values):
     values = {
         **{"why": "", "away_since": 0.0, "waiting": 0, "written": 5, "lost": 0, "dropped": 0, "all_failures": 0},
         **values,
@@ -146,14 +146,14 @@ def served():
         thread.join()
 
 
-def make(errands, outlets=(), clock=None, **journal):
+def make(errands, workers=(), clock=None, **journal):
     clock = clock or Clock()
     journal = SimpleNamespace(
         **{"directory": "/j", "why": "", "full": False, "end": 0, "dropped": 0, "all_failures": 0, **journal}
     )
     journal.counters = lambda: {"records": journal.end, "bytes": 0}
     receiver = Receiver()
-    health = CollectorHealth(errands, receiver, journal, outlets, {"link": lambda: {"acks": 1}}, None, clock.ns, clock)
+    health = CollectorHealth(errands, receiver, journal, workers, {"link": lambda: {"acks": 1}}, None, clock.ns, clock)
     health.start()
     return health, receiver, journal, clock
 
@@ -203,7 +203,7 @@ def test_clocks_that_are_ahead_and_nodes_without_acknowledgements_are_in_the_sta
 
 
 def test_what_outputs_refuse_and_a_reload_that_failed_are_in_the_last_hour(served):
-    one = outlet()
+    one = worker()
     health, *_ = make(served, [one])
     health._parts["configuration"] = lambda: {"reloads": 2, "failures": 1}
     one.counters = lambda: {"written": 5, "rejected": 3, "rows_lost": 2}
@@ -267,7 +267,7 @@ def test_senders_known_from_before_a_restart_are_silent_when_their_time_has_pass
 
 
 def test_an_output_is_as_far_behind_as_what_waits_for_it_is_old(served):
-    one = outlet()
+    one = worker()
     health, _, journal, clock = make(served, [one])
     for _ in range(20):  # 100 messages in 10 s
         health.note()
@@ -286,8 +286,8 @@ def test_an_output_is_as_far_behind_as_what_waits_for_it_is_old(served):
 
 
 def test_an_output_that_is_away_says_why_and_for_how_long(served):
-    one = outlet("elastic", why="connection refused", away_since=940.0)
-    health, _, journal, _ = make(served, [one, outlet()])
+    one = worker("elastic", why="connection refused", away_since=940.0)
+    health, _, journal, _ = make(served, [one, worker()])
     first, second = health.status({})["outputs"]
     assert (first["available"], first["why"], first["away_s"]) == (False, "connection refused", 60)
     assert (second["available"], second["why"], second["away_s"]) == (True, "", 0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from elastic_server import Elastic, error
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch import client as hosts
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import State
@@ -63,7 +63,7 @@ def write(elastic, folder, batches, *arguments):
     output = ElasticsearchOutput.from_options(parser.parse_args(["--elastic-host", elastic.url, *arguments]))
     output.open(State(str(folder / "state.json"), "0123456789abcdef", 0, 0))
     output.recover()
-    output.write([Record(number, batch.time_ns, (batch,)) for number, batch in enumerate(batches)])
+    output.write([JournalRecord(number, batch.time_ns, (batch,)) for number, batch in enumerate(batches)])
     output.close()
 
 

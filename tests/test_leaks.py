@@ -17,7 +17,7 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.main import build_parser
-from colmet.collector.output_worker import Outlet
+from colmet.collector.output_worker import OutputWorker
 from colmet.common.runtime.cli import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1
@@ -157,7 +157,7 @@ def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(t
     receiver, journal = Receiver(), Journal(str(tmp_path / "j"), 64 << 20)
     state = journal.state("hdf5")
     output.open(state)
-    outlet = Outlet(output, journal, state, 1, 5)
+    worker = OutputWorker(output, journal, state, 1, 5)
     journal.start(receiver.account)
 
     def burst(n):
@@ -168,8 +168,8 @@ def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(t
         journal.append(message, receiver.take(message, "10.0.0.1"))
         with journal.changed:
             assert journal.changed.wait_for(lambda: journal.end > n, 20)
-        outlet._recover()
-        outlet._write_next()
+        worker._recover()
+        worker._write_next()
         assert state.position == n + 1
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.ingest import link as module
 from colmet.collector.ingest import receiver as receiver_module
 from colmet.collector.ingest.link import Durable, Link
@@ -53,7 +53,7 @@ class World:
             fresh = self.receiver.take(v1.encode(Batch(host, epoch, seq, time_ns, (), ())), "10.0.0.1")
             self.link.took(fresh, self.receiver.again)
             if fresh:
-                self.written.append(Record(0, 0, tuple(fresh)))
+                self.written.append(JournalRecord(0, 0, tuple(fresh)))
 
     def sync(self):
         """The journal syncs what has come."""

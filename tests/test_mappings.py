@@ -7,7 +7,7 @@ from elastic_server import Elastic
 from test_elasticsearch import Writer
 from test_elasticsearch_documents import TIME
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.mappings import MAX_FIELDS, Mappings
 from colmet.collector.columns import names_for
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -114,7 +114,7 @@ def elastic():
 
 def record(number_, host, one, **values):
     table = Table.from_samples(one, TIME, [Sample(7, values)])
-    return Record(number_, TIME, (Batch(host, 1, number_, TIME, (7,), (table,)),))
+    return JournalRecord(number_, TIME, (Batch(host, 1, number_, TIME, (7,), (table,)),))
 
 
 def test_no_document_is_refused_for_what_another_sender_has_sent(tmp_path, elastic):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from outputs import in_memory, records, write
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.stdout import StdoutOutput
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -178,7 +178,7 @@ def test_a_record_that_is_cut_off_is_not_taken_for_written(reads_again, caplog):
     output = StdoutOutput("json", fd)
     state = in_memory()
     output.open(state)
-    all_records = [Record(n, 1, (batch(),) * 50) for n in range(40)]  # more than a pipe holds
+    all_records = [JournalRecord(n, 1, (batch(),) * 50) for n in range(40)]  # more than a pipe holds
     with pytest.raises(OutputUnavailable):
         output.write(all_records)
     text = os.read(read, 1 << 20) if reads_again else b""

@@ -12,7 +12,7 @@ from colmet.common.runtime.cli import Options
 from colmet.common.schema import Batch
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """What one message brought.
 
     Attributes:
@@ -93,7 +93,7 @@ class OutputBackend(ABC):
         """
 
     @abstractmethod
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[JournalRecord]) -> None:
         """Write all rows of records, which start at `State.position`, and save the position after the last one.
 
         It may save positions in between, once all rows before them are written. Rows that were written after the

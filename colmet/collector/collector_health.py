@@ -9,7 +9,7 @@ from typing import Any
 
 from colmet.collector.ingest.receiver import OTHERS, Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.collector.output_worker import Outlet
+from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import Refused
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.namesakes import is_namesake
@@ -72,11 +72,11 @@ class CollectorHealth:
         errands: of the main thread.
         receiver: has the account of the senders.
         journal: of what was received.
-        outlets: of the outputs.
+        workers: of the outputs.
         parts: other parts' counters, by the name of the part.
         latest: is given what comes; None where nobody asks for it.
         now_ns: of the wall clock.
-        monotonic: seconds, the clock of the outlets.
+        monotonic: seconds, the clock of the workers.
 
     Attributes:
         top: answers what jobs and nodes use.
@@ -88,7 +88,7 @@ class CollectorHealth:
         errands: Errands,
         receiver: Receiver,
         journal: Journal,
-        outlets: Sequence[Outlet],
+        workers: Sequence[OutputWorker],
         parts: Mapping[str, Callable[[], Mapping[str, int]]],
         latest: Latest | None = None,
         now_ns: Callable[[], int] = time.time_ns,
@@ -97,7 +97,7 @@ class CollectorHealth:
         self._errands = errands
         self._receiver = receiver
         self._journal = journal
-        self._outlets = outlets
+        self._workers = workers
         self._watch = Watch(TABLES)
         self._parts = {**parts, "top": self._watch.counters}
         self._latest = latest
@@ -132,7 +132,7 @@ class CollectorHealth:
         """For the main thread: how it is, in a line for the service manager."""
         recently = self._now_ns() - int(MAX_AGE_S * 1e9)
         heard = sum([sender.batches > 0 and sender.seen_ns >= recently for sender in self._receiver.senders.values()])
-        away = [outlet.output.name for outlet in self._outlets if outlet.why]
+        away = [worker.output.name for worker in self._workers if worker.why]
         wrong = [counted(count, name.replace("_", " ")) for name, count in self._recent.growth().items() if count]
         parts = [f"{counted(heard, 'nodes')} heard in the last minute"]
         shared = self._receiver.shared_names()
@@ -183,7 +183,7 @@ class CollectorHealth:
                 "lag_max_s": max(lags) if lags else None,
                 "worst": senders[:most] if most >= 0 else senders,
             },
-            "outputs": [self._output(outlet) for outlet in self._outlets],
+            "outputs": [self._output(worker) for worker in self._workers],
             "journal": self.journal(),
             "link_failed": self.link_failed,
             **parts,
@@ -224,7 +224,7 @@ class CollectorHealth:
             yield Family(f"{name}_output_{metric}", kind, text, [(told_, output[key] + 0) for told_, output in outputs])
         own = [
             (labels({"output": o.output.name, "name": k}), v)
-            for o in self._outlets
+            for o in self._workers
             for k, v in o.output.counters().items()
         ]
         yield Family(f"{name}_output_counts", "untyped", "What the output counts itself, by name.", own)
@@ -252,16 +252,16 @@ class CollectorHealth:
             **self._journal.counters(),
         }
 
-    def _output(self, outlet: Outlet) -> dict[str, Any]:
-        why = outlet.why
+    def _output(self, worker: OutputWorker) -> dict[str, Any]:
+        why = worker.why
         return {
-            "name": outlet.output.name,
+            "name": worker.output.name,
             "available": not why,
             "why": why,
-            "away_s": round(self._monotonic() - outlet.away_since, 1) if why else 0.0,
-            "behind_s": self._backlog.behind_s(self._journal.end, outlet.waiting),
-            **outlet.counters(),
-            "all_failures": outlet.all_failures,
+            "away_s": round(self._monotonic() - worker.away_since, 1) if why else 0.0,
+            "behind_s": self._backlog.behind_s(self._journal.end, worker.waiting),
+            **worker.counters(),
+            "all_failures": worker.all_failures,
         }
 
     # -- in the main thread --
@@ -287,7 +287,7 @@ class CollectorHealth:
     def _wrong(self) -> dict[str, int]:
         """What has gone wrong since the start, by name."""
         senders = self._receiver.senders.values()
-        outlets = [outlet.counters() for outlet in self._outlets]
+        workers = [worker.counters() for worker in self._workers]
         return {
             "missing_batches": sum([sender.missing for sender in senders]),
             "refused_messages": self._receiver.rejects + sum([sender.foreign for sender in senders]),
@@ -295,12 +295,12 @@ class CollectorHealth:
             "limited_messages": sum([sender.limited for sender in senders]),
             "left_out_rows": sum([sender.left_out for sender in senders]),
             "conflicting_batches": sum([sender.conflicts for sender in senders]),
-            "lost_records": sum([outlet.lost for outlet in self._outlets]),
-            "dropped_rows": sum([outlet.dropped for outlet in self._outlets]),
+            "lost_records": sum([worker.lost for worker in self._workers]),
+            "dropped_rows": sum([worker.dropped for worker in self._workers]),
             "journal_dropped_records": self._journal.dropped,
             "journal_failures": self._journal.all_failures,
-            "output_failures": sum([outlet.all_failures for outlet in self._outlets]),
-            **{what: sum([counts.get(key, 0) for counts in outlets]) for key, what in _LOSSES.items()},
+            "output_failures": sum([worker.all_failures for worker in self._workers]),
+            **{what: sum([counts.get(key, 0) for counts in workers]) for key, what in _LOSSES.items()},
             "reload_failures": self._parts["configuration"]()["failures"] if "configuration" in self._parts else 0,
             **({"http_restarts": self._parts["http"]()["restarts"]} if "http" in self._parts else {}),
         }

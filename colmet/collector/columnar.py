@@ -1,4 +1,4 @@
-"""Rows of many messages joined, one array for each schema, so that outputs work on arrays and not on messages."""
+"""The rows of many messages as one array for each schema, so that outputs work on arrays and not on messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NS = 1_000_000_000
 Ints = npt.NDArray[np.int64]
 
 
-class Joined(NamedTuple):
+class ColumnBatch(NamedTuple):
     """All rows of one schema, in order of arrival.
 
     A source is one table of one batch; what is the same for all of its rows is kept once, in `hosts[host_of[s]]`,
@@ -53,7 +53,7 @@ class Joined(NamedTuple):
         return order, ordered[starts].tolist(), [*starts, count]
 
 
-def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> Joined:
+def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:
     """The rows of some tables of one schema, one after the other."""
     batches, tables = zip(*sources)
     # by bytes: np.concatenate takes 100 times as long for many small structured arrays
@@ -62,7 +62,7 @@ def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> Joined:
     hosts: dict[str, int] = {}
     host_of = [hosts.setdefault(batch.host, len(hosts)) for batch in batches]
     count = len(packed)
-    return Joined(
+    return ColumnBatch(
         schema,
         rows,
         np.repeat(np.arange(count), np.fromiter(map(len, packed), np.int64, count) // schema.dtype.itemsize),
@@ -73,7 +73,7 @@ def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> Joined:
     )
 
 
-def join(batches: Iterable[Batch]) -> list[Joined]:
+def join(batches: Iterable[Batch]) -> list[ColumnBatch]:
     """The rows of all batches, joined by schema, in the order in which the schemas first appear."""
     # By identity first: a decoder hands out one object for each schema, and hash(schema) costs more than the rest.
     known: dict[int, list[tuple[Batch, Table]]] = {}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.columnar import Ints, Joined
+from colmet.collector.columnar import ColumnBatch, Ints
 from colmet.common.schema import MISSING_INT, Rows, Schema
 from colmet.common.tables import column_types, is_declared
 from colmet.common.wire.colmet06 import INVOLVED_JOBS_BYTES, pack_jobs
@@ -142,7 +142,7 @@ class _Copy(NamedTuple):
     picks: npt.NDArray[np.intp]  # which of these, in the file's order
 
 
-class Layout:
+class RowLayout:
     """How packed rows of one schema become rows of one form of table.
 
     It is worked out once; `fill` then moves whole runs of columns at a time, for a block of rows.
@@ -221,20 +221,20 @@ class Layout:
         picks = np.array([(offset_of(packed, name) - run[0]) // source.itemsize for name in names])
         return _Copy(view, source, run[0], run[1], picks)
 
-    def fill(self, joined: Joined, order: Ints, hosts: npt.NDArray[Any], jobs: npt.NDArray[Any] | None) -> Rows:
-        """The rows `order` of `joined`, at most `capacity` of them, as rows of the table.
+    def fill(self, batch: ColumnBatch, order: Ints, hosts: npt.NDArray[Any], jobs: npt.NDArray[Any] | None) -> Rows:
+        """The rows `order` of `batch`, at most `capacity` of them, as rows of the table.
 
         They lie in the layout's own block, until the next call.
 
         Args:
-            joined: rows of this schema.
+            batch: rows of this schema.
             order: indexes of rows.
-            hosts: `joined.hosts` as an array.
+            hosts: `batch.hosts` as an array.
             jobs: what `involved_jobs` says for each source, and at last for a row that is not the node's.
         """
         count = len(order)
-        packed = joined.rows.take(order)
-        source = joined.source.take(order)
+        packed = batch.rows.take(order)
+        source = batch.source.take(order)
         for target, dtype, offset, columns, picks in self._copies:
             strides = (packed.dtype.itemsize, dtype.itemsize)
             values = np.ndarray((count, columns), dtype, packed.data, offset, strides).take(picks, axis=1)
@@ -242,9 +242,9 @@ class Layout:
                 np.copyto(values, MISSING_INT, where=np.isnan(values))
             target[:count] = values
         if self._timestamp is not None:
-            self._timestamp[:count] = joined.time_s.take(source)
+            self._timestamp[:count] = batch.time_s.take(source)
         if self._hostname is not None:
-            self._hostname[:count] = hosts.take(joined.host_of.take(source))
+            self._hostname[:count] = hosts.take(batch.host_of.take(source))
         if self._involved_jobs is not None and jobs is not None:
             self._involved_jobs[:count] = jobs.take(np.where(packed["job_id"] == 0, source, len(jobs) - 1))
         return self._block[:count]
@@ -260,10 +260,10 @@ def packed_runs(dtype: np.dtype[Any]) -> dict[str, tuple[int, int]]:
     return {name: (offset_of(dtype, run[0]), len(run)) for run in runs for name in run}
 
 
-def involved_jobs(joined: Joined) -> npt.NDArray[Any] | None:
+def involved_jobs(batch: ColumnBatch) -> npt.NDArray[Any] | None:
     """What `involved_jobs` says for each source, and an empty string at last; None where nothing says it."""
-    if joined.schema.name not in NODE_TABLES:
+    if batch.schema.name not in NODE_TABLES:
         return None
-    packed = {jobs: b"" if jobs is None else pack_jobs(jobs) for jobs in set(joined.jobs)}
+    packed = {jobs: b"" if jobs is None else pack_jobs(jobs) for jobs in set(batch.jobs)}
     # objects, as 8 kB for each source would be much memory
-    return np.array([*[packed[jobs] for jobs in joined.jobs], b""], dtype=object)
+    return np.array([*[packed[jobs] for jobs in batch.jobs], b""], dtype=object)

@@ -26,7 +26,7 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal, check_directory
 from colmet.collector.malloc import tame_malloc
-from colmet.collector.output_worker import Outlet
+from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
@@ -146,7 +146,7 @@ class Collector:
     Args:
         pull: where messages come in.
         journal: opened.
-        outlets: for opened outputs.
+        workers: for opened outputs.
         errands: of other threads, done between messages.
         service: is told that the collector is ready, how it is, and that it is alive.
         latest: is given what comes; None where nobody asks for it.
@@ -165,7 +165,7 @@ class Collector:
         self,
         pull: Pull,
         journal: Journal,
-        outlets: Sequence[Outlet],
+        workers: Sequence[OutputWorker],
         errands: control.Errands,
         service: Service,
         latest: Latest | None = None,
@@ -178,7 +178,7 @@ class Collector:
     ) -> None:
         self._pull = pull
         self._journal = journal
-        self._outlets = outlets
+        self._workers = workers
         self._errands = errands
         self._service = service
         self._reload = reload
@@ -189,7 +189,7 @@ class Collector:
         parts = {**parts, **({} if link is None else {"link": link.counters})}
         if interface is not None:
             parts["http"] = interface.counters
-        self.health = CollectorHealth(errands, self._receiver, journal, outlets, parts, latest)
+        self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, latest)
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
         self._paused = 0
@@ -201,8 +201,8 @@ class Collector:
         self._receiver.restore(*self._journal.account())
         self.health.start()
         self._journal.start(self._receiver.account)
-        for outlet in self._outlets:
-            outlet.start()
+        for worker in self._workers:
+            worker.start()
         self._pull.wake_on(signals.fd)
         self._pull.wake_on(self._errands.fd)
         self._service.ready()
@@ -226,8 +226,8 @@ class Collector:
             if signals.take(signal.SIGHUP):
                 self._service.reloading()
                 self._reload()
-                for outlet in self._outlets:
-                    outlet.reopen()
+                for worker in self._workers:
+                    worker.reopen()
                 self._service.ready()
             self._tell()
             if time.monotonic() >= self._report_at:
@@ -240,16 +240,16 @@ class Collector:
         self._journal.finish()
         if self._link is not None:
             self._link.serve()
-        for outlet in self._outlets:
-            outlet.stop(LAST_WRITE_S)
+        for worker in self._workers:
+            worker.stop(LAST_WRITE_S)
         until = time.monotonic() + LAST_WRITE_S
-        for outlet in self._outlets:
-            if not outlet.join(max(0.0, until - time.monotonic())):
-                outlet.output.interrupt()
+        for worker in self._workers:
+            if not worker.join(max(0.0, until - time.monotonic())):
+                worker.output.interrupt()
         until = time.monotonic() + LAST_JOIN_S
-        left = [outlet for outlet in self._outlets if not outlet.join(max(0.0, until - time.monotonic()))]
-        for outlet in left:
-            log.error("output does not end, left alone: output=%s waiting=%d", outlet.output.name, outlet.waiting)
+        left = [worker for worker in self._workers if not worker.join(max(0.0, until - time.monotonic()))]
+        for worker in left:
+            log.error("output does not end, left alone: output=%s waiting=%d", worker.output.name, worker.waiting)
         self._report()
         log.info("stopping")
         return not left
@@ -321,25 +321,25 @@ class Collector:
         log.info("connections %s", " ".join([f"{name}={count}" for name, count in self._pull.counters().items()]))
         if self._journal.directory:
             log.info("journal %s", " ".join([f"{name}={count}" for name, count in self._journal.counters().items()]))
-        for outlet in self._outlets:
+        for worker in self._workers:
             log.log(
-                logging.WARNING if outlet.dropped or outlet.lost else logging.INFO,
+                logging.WARNING if worker.dropped or worker.lost else logging.INFO,
                 "output %s %s",
-                outlet.output.name,
-                " ".join([f"{name}={count}" for name, count in outlet.counters().items()]),
+                worker.output.name,
+                " ".join([f"{name}={count}" for name, count in worker.counters().items()]),
             )
         self._reported = lines
         self._report_at = time.monotonic() + REPORT_S
 
 
 def changes(
-    journal: Journal, outlets: Sequence[Outlet], limits: rate_limit.Rates, novelty: Novelty
+    journal: Journal, workers: Sequence[OutputWorker], limits: rate_limit.Rates, novelty: Novelty
 ) -> dict[str, Prepare]:
     """The options that can change while the collector runs."""
 
     def gather(**how: Any) -> None:
-        for outlet in outlets:
-            outlet.gather(**how)
+        for worker in workers:
+            worker.gather(**how)
 
     return {
         "sample_period": at_once(lambda period_s: gather(max_age_s=period_s)),
@@ -351,26 +351,26 @@ def changes(
     }
 
 
-def open_outlets(outputs: Sequence[OutputBackend], journal: Journal, options: argparse.Namespace) -> list[Outlet]:
+def open_workers(outputs: Sequence[OutputBackend], journal: Journal, options: argparse.Namespace) -> list[OutputWorker]:
     """Open the outputs, each with its place in the journal.
 
     Raises:
         ConfigError: one of them can never work as configured; all are closed.
     """
-    outlets = []
+    workers = []
     try:
         for output in outputs:
             state = journal.state(output.name)
             output.open(state)
-            outlets.append(Outlet(output, journal, state, options.buffer_size, options.sample_period))
+            workers.append(OutputWorker(output, journal, state, options.buffer_size, options.sample_period))
     except BaseException:
         for output in outputs:
             output.close()
         raise
-    return outlets
+    return workers
 
 
-class Parts(NamedTuple):
+class CollectorParts(NamedTuple):
     """What a collector is made of, before anything is opened.
 
     Attributes:
@@ -388,7 +388,7 @@ class Parts(NamedTuple):
     page_service: str
 
 
-def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> Parts:
+def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
     """Make of the options all that can be made without opening a socket or writing a file.
 
     A start refuses here what it refuses, but for addresses, files and journals that are in use: --check-config does no
@@ -417,7 +417,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
     for output in outputs:
         output.check(journal_dir)
     check_directory(journal_dir)
-    return Parts(outputs, journal_dir, keys, control_keys, page_service)
+    return CollectorParts(outputs, journal_dir, keys, control_keys, page_service)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
@@ -492,11 +492,11 @@ def run(
         journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
         stack.callback(journal.close)
         limits.store_in(journal.admits)
-        outlets = open_outlets(outputs, journal, options)
-        unstarted = stack.enter_context(contextlib.ExitStack())  # from the start on each outlet closes its own
+        workers = open_workers(outputs, journal, options)
+        unstarted = stack.enter_context(contextlib.ExitStack())  # from the start on each worker closes its own
         for output in outputs:
             unstarted.callback(output.close)
-        settings.add(changes(journal, outlets, limits, novelty))
+        settings.add(changes(journal, workers, limits, novelty))
         cli.tune_garbage_collector()
         tame_malloc()
         log.info(
@@ -531,7 +531,7 @@ def run(
                 interface = WebLauncher(settings.argv, receiver.heard, service=page_service)
                 stack.callback(interface.close)
             collector = Collector(
-                *(pull, journal, outlets, errands, service, latest, settings.reload, receiver, link, link_port),
+                *(pull, journal, workers, errands, service, latest, settings.reload, receiver, link, link_port),
                 parts=parts,
                 interface=interface,
             )

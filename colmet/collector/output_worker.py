@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.journal import Cursor, Journal, Reading
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ColmetError, OutputUnavailable
@@ -24,7 +24,7 @@ LAST_BURST_BYTES = 8 << 20  # at the end, so that it can be left off soon
 MAX_GATHERED_BYTES = 64 << 20
 
 
-class Outlet:
+class OutputWorker:
     """Has one output write what the journal has. An output that fails delays no other.
 
     Args:
@@ -267,7 +267,7 @@ class Outlet:
         self.all_failures += 1
         self.why = why
 
-    def _write(self, records: Sequence[Record], after: int) -> None:
+    def _write(self, records: Sequence[JournalRecord], after: int) -> None:
         """Write records; one that meets a defect of the output is dropped alone.
 
         Raises:
@@ -303,7 +303,7 @@ class Outlet:
             self._write(records[:middle], records[middle].number)
             self._write(records[middle:], after)
 
-    def _count_until(self, records: Sequence[Record]) -> None:
+    def _count_until(self, records: Sequence[JournalRecord]) -> None:
         """Count what was written of records of which some were not."""
         position = self._state.position
         done = [record for record in records if record.number < position]

@@ -36,7 +36,7 @@ from colmet.facility.machine import DISKS, MAX_AGE_S, Disks, Network
 from colmet.facility.obfuscation import Obscure
 from colmet.facility.options import TOKEN_VARIABLE, Program
 from colmet.facility.people import People, find_group
-from colmet.facility.sender import Sender
+from colmet.facility.sender import DocumentSender
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Outputs(NamedTuple):
         token: of the documents in these files.
     """
 
-    sender: Sender | None = None
+    sender: DocumentSender | None = None
     collector: CollectorOutput | None = None
     prints: bool = False
     debug: bool = False
@@ -332,12 +332,12 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
         renew = None
         if parsed.token is None and parsed.token_file is not None:
             renew = functools.partial(secretfile.read_line, parsed.token_file, "--token-file")
-        outlet = sender.from_options(parsed, url, token, stopping, renew) if url else None
+        documents = sender.from_options(parsed, url, token, stopping, renew) if url else None
     except BaseException:
         if collector is not None:
             collector.close()
         raise
-    return Outputs(outlet, collector, prints)
+    return Outputs(documents, collector, prints)
 
 
 def _token(parsed: argparse.Namespace, inherited: str) -> str | None:

@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
         return not (self.kept or self.refused or self.lost)
 
 
-class Fate(Enum):
+class Verdict(Enum):
     """Of one document after one exchange."""
 
     TAKEN = "taken"
@@ -92,18 +92,18 @@ class Fate(Enum):
     REFUSED = "refused"
 
 
-class Answer(NamedTuple):
+class Attempt(NamedTuple):
     """What an exchange came to.
 
     Attributes:
-        fate: of the document.
+        verdict: of the document.
         why: a line for people; empty where it was taken.
         pause_s: that the endpoint asks for; None where it does not.
         status: of HTTP; 0 where there is none.
         is_late: the endpoint may have the document, and has not said so in time.
     """
 
-    fate: Fate
+    verdict: Verdict
     why: str = ""
     pause_s: float | None = None
     status: int = 0
@@ -200,7 +200,7 @@ def from_options(
     token: str | None,
     stopping: Callable[[], bool] = lambda: False,
     renew: Callable[[], str] | None = None,
-) -> Sender:
+) -> DocumentSender:
     """What the command line asks for. A spool directory that cannot be used is told of, and nothing is kept then.
 
     Args:
@@ -231,7 +231,7 @@ def from_options(
                 *(directory, err.strerror),
             )
     try:
-        return Sender(
+        return DocumentSender(
             url,
             token,
             spool,
@@ -304,7 +304,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
     return text
 
 
-class Sender:
+class DocumentSender:
     """Sends documents to one endpoint. For one thread.
 
     Args:
@@ -369,7 +369,7 @@ class Sender:
         self._next_at = 0.0  # when the rate allows another exchange
         self._not_before = 0.0  # when the endpoint wants to hear from us again
         self._refused = 0
-        self._last = Answer(Fate.AWAY)  # of those with which a document stayed here
+        self._last = Attempt(Verdict.AWAY)  # of those with which a document stayed here
         if token and url.startswith("http:") and not _is_here(urlsplit(url).hostname or ""):
             log.warning("token and documents can be read on the way; use https: --url %s", self._shown)
 
@@ -423,7 +423,7 @@ class Sender:
                 spool.release()
         lost += len(memory)
         if kept and held:
-            level = logging.ERROR if self._last.fate is Fate.MISDIRECTED else logging.WARNING
+            level = logging.ERROR if self._last.verdict is Verdict.MISDIRECTED else logging.WARNING
             log.log(level, "documents are kept for the next run kept=%d endpoint=%s: %s", kept, *self._where())
         if len(memory):
             log.error(
@@ -486,11 +486,11 @@ class Sender:
                     continue
                 # while one fails, the next is a question whether the endpoint or the document is what is wrong
                 answer = self._try(entry, 1 if failing else self._tries)
-                if answer.fate is Fate.TAKEN:
+                if answer.verdict is Verdict.TAKEN:
                     store.done(entry)
                     sent += 1
                     failing = 0
-                elif answer.fate is Fate.REFUSED:
+                elif answer.verdict is Verdict.REFUSED:
                     self._refuse(store, entry, answer)
                     refused += 1
                     failing = 0
@@ -498,10 +498,11 @@ class Sender:
                     self._last = answer
                     failing += 1
                     passed[kind] += 1
-                    if answer.fate is Fate.AWAY or answer.status < 400:  # nobody is there, or it is about the address
+                    # no server answers, or the address is wrong
+                    if answer.verdict is Verdict.AWAY or answer.status < 400:
                         return sent, refused
-                    if answer.fate is Fate.MISDIRECTED or failing == MAX_FAILING:
-                        if not self._takes_another(stores, entry, passed, answer.fate is Fate.AGAIN):
+                    if answer.verdict is Verdict.MISDIRECTED or failing == MAX_FAILING:
+                        if not self._takes_another(stores, entry, passed, answer.verdict is Verdict.AGAIN):
                             return sent, refused
                         sent += 1
                         failing = 0
@@ -527,18 +528,18 @@ class Sender:
 
     def _is_taken(self, store: DocumentStore, entry: WaitingDocument) -> bool:
         answer = self._try(entry, 1)
-        if answer.fate is Fate.TAKEN:
+        if answer.verdict is Verdict.TAKEN:
             store.done(entry)
-        return answer.fate is Fate.TAKEN
+        return answer.verdict is Verdict.TAKEN
 
-    def _refuse(self, store: DocumentStore, entry: WaitingDocument, answer: Answer) -> None:
+    def _refuse(self, store: DocumentStore, entry: WaitingDocument, answer: Attempt) -> None:
         store.refuse(entry, answer.why)
         self._note_refused(_kind(entry), answer.why)
 
-    def _try(self, entry: WaitingDocument, tries: int) -> Answer:
+    def _try(self, entry: WaitingDocument, tries: int) -> Attempt:
         """Send one, at most so many times; the last answer."""
         body = self._body(entry)
-        answer = Answer(Fate.AWAY, "the endpoint has asked to wait")
+        answer = Attempt(Verdict.AWAY, "the endpoint has asked to wait")
         for number in range(tries):
             pause_s = self._pause_s(number, answer)
             if not self._wait(max(self._next_at, self._monotonic() + pause_s, self._not_before)):
@@ -547,18 +548,18 @@ class Sender:
                     why = "this program was told to end"
                 elif not number and self._not_before <= self._until:
                     why = "the --deadline of this run is over"
-                return answer._replace(fate=Fate.AWAY, why=why)
+                return answer._replace(verdict=Verdict.AWAY, why=why)
             self._next_at = self._monotonic() + self._gap_s
             answer = self._exchange(body)
             if answer.pause_s is not None:
                 self._not_before = self._monotonic() + min(answer.pause_s, LONGEST_ASKED_PAUSE_S)
             if answer.is_late:  # it may come twice then: a slow endpoint gets more time rather than more copies
                 self._patience *= 2
-            if answer.fate not in (Fate.AGAIN, Fate.AWAY):
+            if answer.verdict not in (Verdict.AGAIN, Verdict.AWAY):
                 break
         return answer
 
-    def _pause_s(self, number: int, answer: Answer) -> float:
+    def _pause_s(self, number: int, answer: Attempt) -> float:
         """Before a try: longer each time, and another for each of many hosts that all wait for the same endpoint."""
         if number == 0 or answer.pause_s is not None:
             return 0.0
@@ -583,14 +584,14 @@ class Sender:
 
     # -- an exchange --
 
-    def _exchange(self, body: bytes) -> Answer:
+    def _exchange(self, body: bytes) -> Attempt:
         """Send a document and hear the answer, in a thread: nothing else bounds the time of all that may hang."""
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= MAX_STUCK:
-            return Answer(Fate.AWAY, f"{MAX_STUCK} earlier exchanges still hang")
+            return Attempt(Verdict.AWAY, f"{MAX_STUCK} earlier exchanges still hang")
         timeout_s = max(0.01, min(self._timeout_s * self._patience, self._until - self._monotonic()))
         session = self._session
-        answers: list[Answer] = []
+        answers: list[Attempt] = []
         arguments = (session, body, timeout_s, answers.append)
         thread = threading.Thread(target=self._post, args=arguments, name="exchange", daemon=True)
         thread.start()
@@ -602,9 +603,11 @@ class Sender:
         if thread.is_alive():
             self._stuck.append(thread)
             self._session = self._open_session()  # the other one is that thread's
-        return answers[0] if answers else Answer(Fate.AWAY, f"no whole answer within {timeout_s:.3g} s", is_late=True)
+        if answers:
+            return answers[0]
+        return Attempt(Verdict.AWAY, f"no whole answer within {timeout_s:.3g} s", is_late=True)
 
-    def _post(self, session: requests.Session, body: bytes, timeout_s: float, tell: Callable[[Answer], None]) -> None:
+    def _post(self, session: requests.Session, body: bytes, timeout_s: float, tell: Callable[[Attempt], None]) -> None:
         """Tell of the answer as soon as it is known what it is, and read what follows."""
         try:
             response = session.post(
@@ -618,19 +621,19 @@ class Sender:
             )
         except requests.exceptions.SSLError as err:
             is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(err))
-            fate = Fate.MISDIRECTED if is_certificate else Fate.AWAY
-            tell(Answer(fate, f"{_innermost(err)}; see --ca-file"))
+            verdict = Verdict.MISDIRECTED if is_certificate else Verdict.AWAY
+            tell(Attempt(verdict, f"{_innermost(err)}; see --ca-file"))
             return
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
-            tell(Answer(Fate.AWAY, _innermost(err), is_late=isinstance(err, requests.ReadTimeout)))
+            tell(Attempt(Verdict.AWAY, _innermost(err), is_late=isinstance(err, requests.ReadTimeout)))
             return
         except Exception:  # a defect, in a thread whose end would look like silence
             log.exception("exchange failed endpoint=%s", self._shown)
-            tell(Answer(Fate.AWAY, "a defect"))
+            tell(Attempt(Verdict.AWAY, "a defect"))
             return
         with response:
             if 200 <= response.status_code < 300:  # whatever follows: it has the document
-                tell(Answer(Fate.TAKEN, status=response.status_code))
+                tell(Attempt(Verdict.TAKEN, status=response.status_code))
             text = self._read(response)
         log.debug("answer status=%d%s", response.status_code, f": {text}" if text else "")
         tell(self._judge(response.status_code, response.headers, text))
@@ -647,28 +650,28 @@ class Sender:
         text = text[:SHOWN]
         return text if text.isprintable() else text.encode("unicode_escape").decode()
 
-    def _judge(self, status: int, headers: Mapping[str, str], text: str) -> Answer:
+    def _judge(self, status: int, headers: Mapping[str, str], text: str) -> Attempt:
         """What a status means for the document."""
         said = f"status {status}{f': {text}' if text else ''}"
         if 200 <= status < 300:
-            return Answer(Fate.TAKEN, status=status)
+            return Attempt(Verdict.TAKEN, status=status)
         if 300 <= status < 400:
             where = shown_url(headers.get("Location", ""))[:SHOWN]
             why = f"status {status}, a redirection {f'to {where!r}' if where else 'without an address'}, which is not "
             why += "followed; give the right address with --url"
-            return Answer(Fate.MISDIRECTED, why, status=status)
+            return Attempt(Verdict.MISDIRECTED, why, status=status)
         if status in ABOUT_US:
             why = f"{said}; the documents are kept; is the token right, and has it not expired?"
-            return Answer(Fate.MISDIRECTED, why, status=status)
+            return Attempt(Verdict.MISDIRECTED, why, status=status)
         if status in ABOUT_ADDRESS:
             why = f"{said}; the documents are kept; is --url right?"
-            return Answer(Fate.MISDIRECTED, why, status=status)
+            return Attempt(Verdict.MISDIRECTED, why, status=status)
         pause_s = parse_retry_after(headers.get("Retry-After"), self._now_ns() / 1e9)
         if status == 429 or (status == 503 and pause_s is not None):
-            return Answer(Fate.AWAY, said, pause_s, status)
+            return Attempt(Verdict.AWAY, said, pause_s, status)
         if status in BUSY or not 400 <= status < 500:
-            return Answer(Fate.AGAIN, said, pause_s, status)
-        return Answer(Fate.REFUSED, said, status=status)
+            return Attempt(Verdict.AGAIN, said, pause_s, status)
+        return Attempt(Verdict.REFUSED, said, status=status)
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:

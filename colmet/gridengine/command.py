@@ -21,7 +21,7 @@ from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
 from colmet.gridengine import server, text
 from colmet.gridengine.model import Memory, Wanted, count
-from colmet.gridengine.server import Fetched, Server
+from colmet.gridengine.server import Fetched, QmemClient
 
 CONFIG = "/etc/colmet/collector.toml"
 EPILOG = """\
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         ColmetError: the server does not answer, or the options cannot be used.
     """
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
-    asked = Server.from_options(url, options)
+    asked = QmemClient.from_options(url, options)
     printing = Printing(options, text.SHORT_TITLES, "colmet mem")
     if options.interval is None:
         return printing.once(asked.fetch())
@@ -133,7 +133,7 @@ class Printing:
             print(f"{self._program}: {note}", file=sys.stderr)
         return 0
 
-    def watch(self, asked: Server, period_s: float) -> int:
+    def watch(self, asked: QmemClient, period_s: float) -> int:
         """Print what there is now, again and again, until Ctrl-C.
 
         Raises:

@@ -12,7 +12,7 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.gridengine import server, text
 from colmet.gridengine.command import Printing
-from colmet.gridengine.server import Server
+from colmet.gridengine.server import QmemClient
 
 FAILED = 1
 EPILOG = """\
@@ -66,7 +66,7 @@ def _run(argv: Sequence[str]) -> int:
         print(f"qmemview: {err}", file=sys.stderr)
         return FAILED
     try:
-        return Printing(options, text.TITLES, "qmemview").once(Server.from_options(url, options).fetch())
+        return Printing(options, text.TITLES, "qmemview").once(QmemClient.from_options(url, options).fetch())
     except ColmetError as err:
         print(f"qmemview: {err}", file=sys.stderr)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else FAILED

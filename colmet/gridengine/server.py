@@ -114,7 +114,7 @@ def checked_address(text: str) -> str:
     return text.rstrip("/")
 
 
-class Server:
+class QmemClient:
     """A server that is asked.
 
     Args:
@@ -140,7 +140,7 @@ class Server:
         }
 
     @classmethod
-    def from_options(cls, url: str, options: argparse.Namespace) -> Server:
+    def from_options(cls, url: str, options: argparse.Namespace) -> QmemClient:
         """The server at this address, asked as the options of `add_options` say.
 
         Raises:

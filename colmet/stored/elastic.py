@@ -72,7 +72,7 @@ class ElasticHistory(History):
         prefix: what the names of all indices begin with.
     """
 
-    def __init__(self, client: client.Client, prefix: str) -> None:
+    def __init__(self, client: client.DatabaseClient, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
         self._types: dict[str, dict[str, set[str]]] = {}  # of fields, by table
@@ -86,7 +86,7 @@ class ElasticHistory(History):
         """
         urls, prefix = client.checked_urls(options), client.checked_prefix(options)
         session = client.open_session(options, urls)
-        return cls(client.Client(urls, session, options.elastic_timeout, threading.Event()), prefix)
+        return cls(client.DatabaseClient(urls, session, options.elastic_timeout, threading.Event()), prefix)
 
     def close(self) -> None:
         """Close all connections."""

@@ -20,7 +20,7 @@ import search
 from programs import serving
 from search import Server
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import LEGACY_COLUMNS
@@ -142,7 +142,7 @@ def put_as_06(server, sent):
 
 
 def records_of(sent):
-    return [Record(number, batch.time_ns, (batch,)) for number, batch in enumerate(sent)]
+    return [JournalRecord(number, batch.time_ns, (batch,)) for number, batch in enumerate(sent)]
 
 
 class Writer:
@@ -528,7 +528,7 @@ def test_rows_that_are_written_again_change_nothing(empty, tmp_path):
             writer.write(records, at_once)
     counters = written(empty, tmp_path / "second", records)
     assert counters["already_there"] == len(first) and counters["documents"] == counters["rejected"] == 0
-    in_one = [Record(0, 0, tuple(SENT[:20])), *records[20:]]  # several batches in a record
+    in_one = [JournalRecord(0, 0, tuple(SENT[:20])), *records[20:]]  # several batches in a record
     assert written(empty, tmp_path / "third", in_one)["already_there"] == len(first)
     assert stored(empty) == first
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.collector import text06
-from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
@@ -144,7 +144,7 @@ class StdoutOutput(OutputBackend):
         except OSError as err:
             raise ConfigError(f"--enable-stdout-backend: standard output is closed: {err.strerror}") from err
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[JournalRecord]) -> None:
         """Write all rows, in the order they came.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from colmet import __version__
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.ingest.rate_limit import Rates
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import WireError
@@ -44,7 +44,7 @@ class Durable:
         self._keys: list[Key] = []
         self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def put(self, records: Iterable[Record]) -> None:
+    def put(self, records: Iterable[JournalRecord]) -> None:
         """These are on disk."""
         keys = [
             (batch.host, batch.epoch, batch.seq)

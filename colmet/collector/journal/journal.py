@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.journal import segments
 from colmet.collector.journal.output_state import MAX_BYTES, State, parse, replace
 from colmet.collector.journal.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
@@ -62,7 +62,7 @@ class Reading(NamedTuple):
         after: position behind them.
     """
 
-    records: list[Record]
+    records: list[JournalRecord]
     lost: int
     after: int
 
@@ -82,13 +82,13 @@ class _Tail:
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self.records: list[Record] = []
+        self.records: list[JournalRecord] = []
         # of all records ever up to and with this one
         self._bytes: list[int] = []
         self._rows: list[int] = []
         self._bytes_before = self._rows_before = 0
 
-    def extend(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+    def extend(self, records: Sequence[JournalRecord], sizes: Sequence[int]) -> None:
         size = self._bytes[-1] if self._bytes else self._bytes_before
         rows = self._rows[-1] if self._rows else self._rows_before
         for record, more in zip(records, sizes):
@@ -106,7 +106,7 @@ class _Tail:
         size, rows = (self._bytes[at - 1], self._rows[at - 1]) if at > 0 else (self._bytes_before, self._rows_before)
         return self._bytes[-1] - size, self._rows[-1] - rows
 
-    def read(self, position: int, most_bytes: int) -> list[Record]:
+    def read(self, position: int, most_bytes: int) -> list[JournalRecord]:
         """Records from a position on that is here; at least one if there is any."""
         at = position - self.first
         if at >= len(self.records):
@@ -175,7 +175,7 @@ class Journal:
         self,
         directory: str,
         max_bytes: int,
-        durable: Callable[[Sequence[Record]], None] = lambda records: None,
+        durable: Callable[[Sequence[JournalRecord]], None] = lambda records: None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.directory = directory
@@ -376,7 +376,7 @@ class Journal:
         self._appended += 1
         self._waiting.add(sender, len(message) if self.directory else size, self._appended)
         if not self.directory:
-            record = Record(self._next, time.time_ns(), tuple(batches))
+            record = JournalRecord(self._next, time.time_ns(), tuple(batches))
             self._next += 1
             self._show([record], [size])
             self._durable([record])
@@ -438,14 +438,14 @@ class Journal:
     def _write(self, group: Sequence[_Entry]) -> None:
         begins = group[0].kind == ACCOUNT or self._segment < 0
         parts: list[bytes] = []
-        records: list[Record] = []
+        records: list[JournalRecord] = []
         sizes: list[int] = []
         number = self._next
         for kind, received_ns, content, batches, size in group:
             parts.append(segments.pack_record(self._seed, number, kind, received_ns, content))
             parts.append(content)
             if kind == MESSAGE:
-                records.append(Record(number, received_ns, batches))
+                records.append(JournalRecord(number, received_ns, batches))
                 sizes.append(size)
                 number += 1
         packed = b"".join(parts)
@@ -534,7 +534,7 @@ class Journal:
                 err.strerror,
             )
 
-    def _show(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+    def _show(self, records: Sequence[JournalRecord], sizes: Sequence[int]) -> None:
         with self.changed:
             self._tail.extend(records, sizes)
             self.end += len(records)
@@ -628,7 +628,7 @@ class Journal:
         size, rows = self._tail.size(position)
         return position < min(self._tail.first, self.end), size, rows
 
-    def recent(self, position: int, most_bytes: int) -> tuple[list[Record] | None, int]:
+    def recent(self, position: int, most_bytes: int) -> tuple[list[JournalRecord] | None, int]:
         """Records from memory, None where the position is further back; and where memory starts."""
         with self.changed:
             if position < self._tail.first:
@@ -717,13 +717,13 @@ class Cursor:
         after = records[-1].number + 1 if records else max(position, memory_from)
         return Reading(records, after - position - len(records), after)
 
-    def _from_disk(self, position: int, limit: int, most_bytes: int) -> list[Record]:
+    def _from_disk(self, position: int, limit: int, most_bytes: int) -> list[JournalRecord]:
         """Records from a position on, and before another one."""
         if self._reader is None or position != self._position:
             self.close()
             self._open(self._journal.segment_of(position))
         self._position = -1  # an error on the way leaves the reader somewhere else
-        records: list[Record] = []
+        records: list[JournalRecord] = []
         size = 0
         # never beyond the limit: what is there may be being written
         while self._reader is not None and position < limit and (size < most_bytes or not records):
@@ -739,7 +739,7 @@ class Cursor:
                     position = found.number + 1  # after a failed write, one may be in two segments
                     try:
                         batches = self._decoder.decode(found.content).batches
-                        records.append(Record(found.number, found.received_ns, batches))
+                        records.append(JournalRecord(found.number, found.received_ns, batches))
                     except WireError as err:  # of another version of Colmet
                         self._journal.refuse(found.number, err)
                     if position >= limit or (size >= most_bytes and records):

@@ -41,7 +41,7 @@ _IS_PLAIN = re.compile("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", re.IGNORECAS
 API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What a host answered.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Host:
         self.rest_until = 0.0
 
 
-class Client:
+class DatabaseClient:
     """Asks one of several hosts: the first that has not failed lately.
 
     Args:
@@ -113,7 +113,7 @@ class Client:
         self.failures = 0
         self.failovers = 0
 
-    def ask(self, method: str, path: str, body: bytes | None = None, form: str = "application/json") -> Answer:
+    def ask(self, method: str, path: str, body: bytes | None = None, form: str = "application/json") -> Response:
         """What a host answers.
 
         Raises:
@@ -145,7 +145,7 @@ class Client:
             return answer
         raise OutputUnavailable(why)
 
-    def _ask(self, host: _Host, method: str, path: str, body: bytes | None, form: str) -> Answer:
+    def _ask(self, host: _Host, method: str, path: str, body: bytes | None, form: str) -> Response:
         try:
             with self._session.request(
                 method,
@@ -170,13 +170,13 @@ class Client:
         except (ValueError, RecursionError):
             parsed = None
         if status >= 500:
-            raise _HostFailedError(f"status {status}: {': '.join(Answer(status, _mapping(parsed)).error)}")
+            raise _HostFailedError(f"status {status}: {': '.join(Response(status, _mapping(parsed)).error)}")
         if 300 <= status < 400:
             where = response.headers.get("Location", "")
             raise _HostFailedError(f"status {status}, points to {where[:200]!r}; give that as --elastic-host")
         if status < 300 and not isinstance(parsed, dict):
             raise _HostFailedError("its answer is not that of Elasticsearch")
-        return Answer(status, _mapping(parsed))
+        return Response(status, _mapping(parsed))
 
     def close(self) -> None:
         """Close all connections."""

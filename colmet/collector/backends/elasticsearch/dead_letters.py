@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 64 << 20
 
 
-class RejectFile:
+class DeadLetters:
     """Lines in a file that is moved aside to `PATH.1` once, when it is full; after that they are only counted.
 
     Args:

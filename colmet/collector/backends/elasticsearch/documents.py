@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.backend import Record
+from colmet.collector.backend import JournalRecord
 from colmet.collector.columns import packed_runs
 from colmet.common.schema import MISSING_INT, Batch, Rows, Schema, Table
 from colmet.common.wire import colmet06
@@ -33,7 +33,7 @@ NS_PER_MS = 1_000_000
 
 BLOCK_BYTES = 256 << 10  # of packed rows that are rendered at a time: about five times as much text
 BLOCK_ROWS = 2048
-MAX_FORMS = 1024
+MAX_RENDERERS = 1024
 MAX_PATTERNS = 128  # templates kept for one schema
 MAX_TEXTS = 16384  # strings whose JSON is kept
 MAX_DATES = 4096
@@ -62,7 +62,7 @@ class Fit(NamedTuple):
     left_out: frozenset[str]
 
 
-class Place(NamedTuple):
+class IndexNaming(NamedTuple):
     """Where documents go.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Texts(dict[Any, str]):
         return quoted
 
 
-class _Source(NamedTuple):
+class _TableSource(NamedTuple):
     """One table of one batch, and what its documents have in common."""
 
     table: Table
@@ -185,7 +185,7 @@ class _Source(NamedTuple):
     head: str  # the fields that come first
 
 
-class _Form:
+class _RowRenderer:
     """How the rows of one schema become documents."""
 
     def __init__(self, schema: Schema, left_out: frozenset[str]) -> None:
@@ -231,7 +231,7 @@ class _Form:
             )
         return template
 
-    def render(self, rows: Rows, sources: Sequence[_Source], source: Any, number: Any, texts: _Texts) -> str:
+    def render(self, rows: Rows, sources: Sequence[_TableSource], source: Any, number: Any, texts: _Texts) -> str:
         """The lines of some rows.
 
         Args:
@@ -278,7 +278,7 @@ class _Form:
         kinds: Sequence[npt.NDArray[Any]],
         picked: npt.NDArray[np.intp] | None,
         present: npt.NDArray[np.bool_],
-        sources: Sequence[_Source],
+        sources: Sequence[_TableSource],
         source: npt.NDArray[np.int64],
         number: npt.NDArray[np.int64],
         texts: _Texts,
@@ -322,19 +322,19 @@ class Documents:
         fit: where rows of a schema go.
     """
 
-    def __init__(self, place: Place, journal: str, fit: Callable[[Schema], Fit] | None = None) -> None:
-        self._place = place
+    def __init__(self, naming: IndexNaming, journal: str, fit: Callable[[Schema], Fit] | None = None) -> None:
+        self._naming = naming
         self._fit = fit or (lambda schema: Fit(schema.name.lower(), frozenset()))
         self._journal = journal
-        self._forms: OrderedDict[bytes, _Form] = OrderedDict()
+        self._renderers: OrderedDict[bytes, _RowRenderer] = OrderedDict()
         self._texts = _Texts()
         self._dates: dict[int, str] = {}
 
-    def tables(self, records: Iterable[Record]) -> list[tuple[Schema, dict[str, None], list[_Source]]]:
+    def tables(self, records: Iterable[JournalRecord]) -> list[tuple[Schema, dict[str, None], list[_TableSource]]]:
         """The tables of all records by schema, with the indices that their documents go to, for `render`."""
-        known: dict[int, tuple[str, dict[str, None], list[_Source]]] = {}
-        found: dict[bytes, tuple[Schema, dict[str, None], list[_Source]]] = {}
-        texts, prefix, data_stream = self._texts, self._place.prefix, self._place.data_stream
+        known: dict[int, tuple[str, dict[str, None], list[_TableSource]]] = {}
+        found: dict[bytes, tuple[Schema, dict[str, None], list[_TableSource]]] = {}
+        texts, prefix, data_stream = self._texts, self._naming.prefix, self._naming.data_stream
         for record in records:
             for index, batch in enumerate(record.batches):
                 begin = batch_id(self._journal, record.number, index, batch)
@@ -354,36 +354,36 @@ class Documents:
                         head += f',"@timestamp":{table.time_ns // NS_PER_MS}'
                     if schema.scope == "node":
                         head += jobs
-                    group[2].append(_Source(table, f'{name}","_id":"{begin}{number:03x}', head))
+                    group[2].append(_TableSource(table, f'{name}","_id":"{begin}{number:03x}', head))
         return list(found.values())
 
     def _date(self, time_s: int) -> str:
         """What is behind the name of the table for rows of this time."""
-        if not self._place.date_format:
+        if not self._naming.date_format:
             return ""
         hour = time_s // 3600
         text = self._dates.get(hour)
         if text is None:
             if len(self._dates) >= MAX_DATES:
                 self._dates.clear()
-            text = self._dates[hour] = "-" + time.strftime(self._place.date_format, time.gmtime(hour * 3600))
+            text = self._dates[hour] = "-" + time.strftime(self._naming.date_format, time.gmtime(hour * 3600))
         return text
 
-    def render(self, schema: Schema, sources: Sequence[_Source]) -> Iterator[Bulk]:
+    def render(self, schema: Schema, sources: Sequence[_TableSource]) -> Iterator[Bulk]:
         """The documents of tables of one schema, some at a time."""
-        form = self._forms.get(schema.digest)
-        if form is None:
-            form = self._forms[schema.digest] = _Form(schema, self._fit(schema).left_out)
-            if len(self._forms) > MAX_FORMS:
-                self._forms.popitem(last=False)
+        renderer = self._renderers.get(schema.digest)
+        if renderer is None:
+            renderer = self._renderers[schema.digest] = _RowRenderer(schema, self._fit(schema).left_out)
+            if len(self._renderers) > MAX_RENDERERS:
+                self._renderers.popitem(last=False)
         else:
-            self._forms.move_to_end(schema.digest)
+            self._renderers.move_to_end(schema.digest)
         packed = [source.table.packed for source in sources]
-        rows = np.frombuffer(b"".join(packed), dtype=form.dtype)
-        counts = np.array([len(part) for part in packed], dtype=np.int64) // form.dtype.itemsize
+        rows = np.frombuffer(b"".join(packed), dtype=renderer.dtype)
+        counts = np.array([len(part) for part in packed], dtype=np.int64) // renderer.dtype.itemsize
         source = np.repeat(np.arange(len(packed)), counts)
         number = np.arange(len(rows)) - (np.cumsum(counts) - counts)[source]
-        for start in range(0, len(rows), form.rows_at_once):
-            part = slice(start, start + form.rows_at_once)
-            text = form.render(rows[part], sources, source[part], number[part], self._texts)
+        for start in range(0, len(rows), renderer.rows_at_once):
+            part = slice(start, start + renderer.rows_at_once)
+            text = renderer.render(rows[part], sources, source[part], number[part], self._texts)
             yield Bulk(text.encode("ascii"), len(rows[part]))

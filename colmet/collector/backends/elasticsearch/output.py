@@ -18,11 +18,11 @@ from typing import Any
 import requests
 
 from colmet import __version__
-from colmet.collector.backend import OutputBackend, Record
+from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch import client, documents
-from colmet.collector.backends.elasticsearch.client import Answer, Client, reason_of
-from colmet.collector.backends.elasticsearch.dead_letters import RejectFile
-from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, Place
+from colmet.collector.backends.elasticsearch.client import DatabaseClient, Response, reason_of
+from colmet.collector.backends.elasticsearch.dead_letters import DeadLetters
+from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, IndexNaming
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
@@ -61,8 +61,8 @@ class ElasticsearchOutput(OutputBackend):
     Args:
         urls: of the hosts, in the order in which they are preferred.
         session: with credentials and what is to be trusted.
-        place: where documents go.
-        timeout_s: see `Client`.
+        naming: where documents go.
+        timeout_s: see `DatabaseClient`.
         use_templates: whether index templates may be made.
         reject_file: for documents that are refused for good; None for a file beside the state.
     """
@@ -75,14 +75,14 @@ class ElasticsearchOutput(OutputBackend):
         self,
         urls: Sequence[str],
         session: requests.Session,
-        place: Place,
+        naming: IndexNaming,
         timeout_s: float = 30.0,
         use_templates: bool = True,
         reject_file: str | None = None,
     ) -> None:
         self._stop = threading.Event()
-        self._client = Client(urls, session, timeout_s, self._stop)
-        self._place = place
+        self._client = DatabaseClient(urls, session, timeout_s, self._stop)
+        self._naming = naming
         self._use_templates = use_templates
         self._reject_file = reject_file
         self._bulk_bytes = MAX_BULK_BYTES
@@ -91,8 +91,8 @@ class ElasticsearchOutput(OutputBackend):
         self._ready: dict[str, Schema] = {}  # by index
         self._refused: list[bytes] = []  # lines for the reject file, until the position behind them is saved
         self._warned: set[tuple[str, str]] = set()
-        self._looked_at: dict[str, Answer] = {}  # templates, until they are made or completed
-        self._mappings = Mappings(self._fields_of, place.data_stream)
+        self._looked_at: dict[str, Response] = {}  # templates, until they are made or completed
+        self._mappings = Mappings(self._fields_of, naming.data_stream)
         self._counters = dict.fromkeys(
             ("documents", "already_there", "rejected", "values_left_out", "retried", "bulks", "splits"), 0
         )
@@ -147,7 +147,7 @@ class ElasticsearchOutput(OutputBackend):
         return cls(
             urls,
             client.open_session(options, urls),
-            Place(prefix, date_format, options.elastic_data_stream),
+            IndexNaming(prefix, date_format, options.elastic_data_stream),
             options.elastic_timeout,
             not options.elastic_no_template,
             options.elastic_reject_file,
@@ -156,11 +156,11 @@ class ElasticsearchOutput(OutputBackend):
     def open(self, state: State) -> None:
         """Nothing is asked of the server yet: it may be away."""
         self._state = state
-        self._documents = Documents(self._place, state.journal, self._mappings.fit)
+        self._documents = Documents(self._naming, state.journal, self._mappings.fit)
         path = self._reject_file
         if path is None:
             path = os.path.join(state.directory, REJECT_FILE) if state.directory else ""
-        self._rejects = RejectFile(path)
+        self._dead_letters = DeadLetters(path)
         if not state.directory:
             log.warning("without a journal, rows that wait for the database are lost at the end; give --journal-dir")
 
@@ -172,7 +172,7 @@ class ElasticsearchOutput(OutputBackend):
         """What was written, and what was in the way."""
         return {
             **self._counters,
-            "rejects_not_kept": self._rejects.not_kept,
+            "rejects_not_kept": self._dead_letters.not_kept,
             "host_failures": self._client.failures,
             "failovers": self._client.failovers,
         }
@@ -181,7 +181,7 @@ class ElasticsearchOutput(OutputBackend):
         """Close all connections."""
         self._client.close()
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[JournalRecord]) -> None:
         """Write all rows, and save the position after every few megabytes of them.
 
         Raises:
@@ -193,7 +193,7 @@ class ElasticsearchOutput(OutputBackend):
             self._keep_refused()
             self._state.save(chunk[-1].number + 1)
 
-    def _write(self, records: Sequence[Record]) -> None:
+    def _write(self, records: Sequence[JournalRecord]) -> None:
         bodies: list[bytes] = []
         count = 0
         for schema, indices, sources in self._documents.tables(records):
@@ -279,7 +279,7 @@ class ElasticsearchOutput(OutputBackend):
             self._stop.wait(WAITS_S[tries])
             tries += 1
 
-    def _settle(self, bulk: Bulk, answer: Answer) -> tuple[list[bytes], str]:
+    def _settle(self, bulk: Bulk, answer: Response) -> tuple[list[bytes], str]:
         """Account for what was answered for each document; the lines to be sent again, and why.
 
         Raises:
@@ -355,14 +355,14 @@ class ElasticsearchOutput(OutputBackend):
         """Keep what was refused among documents that are now all settled."""
         if not self._refused:
             return
-        self._rejects.add(self._refused)
+        self._dead_letters.add(self._refused)
         for line in self._refused:
             self._counters["rejected"] += 1
             if powers_of_ten(self._counters["rejected"]):
                 log.error(
                     "document refused for good rejected=%d path=%s: %.600s",
                     self._counters["rejected"],
-                    self._rejects.path,
+                    self._dead_letters.path,
                     line.decode(),
                 )
         self._refused.clear()
@@ -378,7 +378,7 @@ class ElasticsearchOutput(OutputBackend):
             self._templates[schema.digest] = has_template
         for index in indices:
             if index not in self._ready:
-                if self._place.data_stream:
+                if self._naming.data_stream:
                     self._create_data_stream(index)
                 else:
                     self._create_index(index, schema)
@@ -391,7 +391,7 @@ class ElasticsearchOutput(OutputBackend):
 
         Whether there is one now.
         """
-        index = self._place.prefix + self._mappings.fit(schema).name
+        index = self._naming.prefix + self._mappings.fit(schema).name
         path = f"/_index_template/{index}"
         answer = self._looked_at.pop(index, None) or self._client.ask("GET", path)
         there: Mapping[str, Any] = {}
@@ -405,16 +405,16 @@ class ElasticsearchOutput(OutputBackend):
         fields, own = self._mappings.fields_of(schema), column_types(schema.name)
         known.update({name: field for name, field in fields.items() if name in own or name not in known})
         template: dict[str, Any] = {
-            "index_patterns": [f"{index}-*" if self._place.date_format else index],
+            "index_patterns": [f"{index}-*" if self._naming.date_format else index],
             "priority": TEMPLATE_PRIORITY,
             "template": {"settings": documents.settings(known), "mappings": documents.mappings(known)},
             "_meta": {"managed_by": MANAGED_BY, "version": __version__},
         }
-        if self._place.data_stream:
+        if self._naming.data_stream:
             template["data_stream"] = {}
         if (
             all(there.get(part) == template[part] for part in ("index_patterns", "priority", "_meta"))
-            and ("data_stream" in there) == self._place.data_stream
+            and ("data_stream" in there) == self._naming.data_stream
             and there["template"]["mappings"]["properties"] == known
         ):
             return True
@@ -429,7 +429,7 @@ class ElasticsearchOutput(OutputBackend):
         """
         if not self._use_templates:
             return {}
-        index = self._place.prefix + index
+        index = self._naming.prefix + index
         answer = self._client.ask("GET", f"/_index_template/{index}")
         if answer.status != 200:
             _wait_where_busy(answer)
@@ -441,7 +441,7 @@ class ElasticsearchOutput(OutputBackend):
             return {}
         return dict(there["template"]["mappings"]["properties"])
 
-    def _without_template(self, index: str, answer: Answer) -> bool:
+    def _without_template(self, index: str, answer: Response) -> bool:
         """Go on without a template that cannot be made, or without any where the server does not let us make them."""
         _wait_where_busy(answer)
         if answer.status == 400:
@@ -457,7 +457,7 @@ class ElasticsearchOutput(OutputBackend):
             )
         return False
 
-    def _warn(self, index: str, phrase: str, answer: Answer) -> None:
+    def _warn(self, index: str, phrase: str, answer: Response) -> None:
         """Warn once of what the server says of an index."""
         self._warn_once(index, phrase, f"status={answer.status} {': '.join(answer.error)}")
 
@@ -483,7 +483,7 @@ class ElasticsearchOutput(OutputBackend):
             raise OutputUnavailable(f"data stream {name} cannot be made: {': '.join(answer.error)}")
         self._created(name, answer)
 
-    def _created(self, index: str, answer: Answer) -> None:
+    def _created(self, index: str, answer: Response) -> None:
         """See whether an index is there now; where we may not know, the documents will tell."""
         if answer.status == 200 or answer.error[0] == ALREADY_THERE:
             return
@@ -491,7 +491,7 @@ class ElasticsearchOutput(OutputBackend):
         self._warn(index, "index cannot be looked at or created", answer)
 
 
-def _template_of(index: str, answer: Answer) -> Mapping[str, Any]:
+def _template_of(index: str, answer: Response) -> Mapping[str, Any]:
     """Return an index template as the server has it.
 
     Raises:
@@ -506,15 +506,15 @@ def _template_of(index: str, answer: Answer) -> Mapping[str, Any]:
         raise OutputUnavailable(f"index template {index} is not what was expected: {err!r}") from err
 
 
-def _wait_where_busy(answer: Answer) -> None:
+def _wait_where_busy(answer: Response) -> None:
     """Raise OutputUnavailable where the same may work later."""
     if answer.status in (408, 429) or answer.error[0] in WAIT_FOR:
         raise OutputUnavailable(f"status {answer.status}: {': '.join(answer.error)}")
 
 
-def _chunks(records: Sequence[Record]) -> Iterator[list[Record]]:
+def _chunks(records: Sequence[JournalRecord]) -> Iterator[list[JournalRecord]]:
     """The records, in parts of a few megabytes."""
-    chunk: list[Record] = []
+    chunk: list[JournalRecord] = []
     size = 0
     for record in records:
         chunk.append(record)

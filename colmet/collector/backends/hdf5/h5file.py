@@ -24,9 +24,9 @@ import numpy as np
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, remove_tails
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library
 from colmet.collector.backends.hdf5.library import tables as tables  # others take it from here, too
-from colmet.collector.columnar import Joined
+from colmet.collector.columnar import ColumnBatch
 from colmet.collector.columns import (
-    Layout,
+    RowLayout,
     columns_of,
     declared_columns,
     file_columns,
@@ -67,7 +67,7 @@ MAX_WARNINGS = 1000
 # Of one table, for columns that Colmet does not declare, while a file is open; a site has a few versions at a time.
 MAX_REBUILDS = 16
 
-_HELD = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
+_BUSY = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
 
 # Path of a table -> its rows before the burst, None if it is created by it.
 Undo = Mapping[str, "int | None"]
@@ -79,7 +79,7 @@ class Damaged(ColmetError):
     """The file, or a table in it, cannot be read."""
 
 
-class Held(OutputUnavailable):
+class FileBusy(OutputUnavailable):
     """A reader has the file open in a way that keeps a writer out."""
 
 
@@ -88,7 +88,7 @@ def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
     return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
 
 
-class _Handle:
+class _OpenTable:
     """An open table, and how the rows that it took last are laid out in it."""
 
     __slots__ = ("columns", "digest", "layout", "table", "used")
@@ -97,7 +97,7 @@ class _Handle:
         self.table = table
         self.columns = len(table.colnames)
         self.digest = b""
-        self.layout: Layout | None = None
+        self.layout: RowLayout | None = None
         self.used = 0.0
 
 
@@ -167,30 +167,30 @@ def promise(descriptor: int, start: int, size: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from err
 
 
-class Grouped(NamedTuple):
+class RowsByJob(NamedTuple):
     """Rows of one schema, and in which order they go to the tables of their jobs.
 
     Attributes:
-        joined: the rows.
-        order, jobs, starts: as `Joined.by_job` tells.
+        batch: the rows.
+        order, jobs, starts: as `ColumnBatch.by_job` tells.
     """
 
-    joined: Joined
+    batch: ColumnBatch
     order: Any
     jobs: Sequence[int]
     starts: Sequence[int]
 
 
-def grouped(joined: Joined) -> Grouped:
+def group_by_job(batch: ColumnBatch) -> RowsByJob:
     """The rows of one schema by job."""
-    return Grouped(joined, *joined.by_job())
+    return RowsByJob(batch, *batch.by_job())
 
 
 class _Piece(NamedTuple):
     """Rows `first` to `last`, in the order by job, which go to one table."""
 
-    handle: _Handle
-    layout: Layout
+    handle: _OpenTable
+    layout: RowLayout
     first: int
     last: int
 
@@ -253,9 +253,9 @@ class Hdf5File:
         self._filters = filters
         self._file: Any = None
         self._lock = -1
-        self._handles: OrderedDict[tuple[int, str], _Handle | None] = OrderedDict()
+        self._handles: OrderedDict[tuple[int, str], _OpenTable | None] = OrderedDict()
         self._handle_columns = 0
-        self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], Layout] = OrderedDict()
+        self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], RowLayout] = OrderedDict()
         self._dropped = 0  # handles, since their memory was given back
         self._rebuilds: dict[str, int] = {}
         self._replaced: list[str] = []
@@ -309,7 +309,7 @@ class Hdf5File:
 
         Raises:
             ConfigError: that cannot be; nothing is left behind.
-            Held: a reader keeps it.
+            FileBusy: a reader keeps it.
             Damaged: it is an HDF5 file, or was one, and the library cannot open it.
         """
         directory = os.path.dirname(self.path)
@@ -331,8 +331,8 @@ class Hdf5File:
             raise
         except Exception as err:
             self.close()
-            if _HELD.search(str(err)):
-                raise Held(f"{self.path} is held open by a reader; waiting until that closes it") from err
+            if _BUSY.search(str(err)):
+                raise FileBusy(f"{self.path} is held open by a reader; waiting until that closes it") from err
             if not is_of_system(err):
                 raise Damaged(f"{self.path}: cannot be opened for writing: {cause(err)}") from err
             raise ConfigError(
@@ -412,14 +412,14 @@ class Hdf5File:
 
     # -- a burst --
 
-    def plan(self, parts: Iterable[Grouped]) -> tuple[dict[str, int | None], dict[str, int]]:
+    def plan(self, parts: Iterable[RowsByJob]) -> tuple[dict[str, int | None], dict[str, int]]:
         """The rows that each table which a burst will touch has now, and the checksums of the last chunks."""
         self.left_out = [0, 0]
         self._header_bytes = 0
         undo: dict[str, int | None] = {}
         with TailWriter(self.path) as tails:
             for part in parts:
-                names = names_for(part.joined.schema)
+                names = names_for(part.batch.schema)
                 for job, name in ((job, name) for job in part.jobs for name in names):
                     found, handle = self._find(job, name)
                     path = f"{group_path(job)}/{name}"
@@ -432,15 +432,15 @@ class Hdf5File:
                         tails.add(path, tail_of(handle.table, rows))
         return undo, tails.checksums
 
-    def append(self, part: Grouped) -> None:
+    def append(self, part: RowsByJob) -> None:
         """Convert the rows of one schema and append them to the tables of their jobs."""
-        joined = part.joined
-        hosts = np.array([host.encode() for host in joined.hosts], dtype="S")
-        involved = involved_jobs(joined)
-        for block in _blocks(self._pieces(joined.schema, part.jobs, part.starts)):
+        batch = part.batch
+        hosts = np.array([host.encode() for host in batch.hosts], dtype="S")
+        involved = involved_jobs(batch)
+        for block in _blocks(self._pieces(batch.schema, part.jobs, part.starts)):
             self._reserve(sum([chunk_bytes(piece.handle.table, piece.last - piece.first) for piece in block]))
             start = block[0].first
-            rows = block[0].layout.fill(joined, part.order[start : block[-1].last], hosts, involved)
+            rows = block[0].layout.fill(batch, part.order[start : block[-1].last], hosts, involved)
             for handle, _, first, last in block:
                 handle.table.append(rows[first - start : last - start])
 
@@ -532,7 +532,7 @@ class Hdf5File:
 
     # -- tables --
 
-    def _find(self, job: int, name: str) -> tuple[bool, _Handle | None]:
+    def _find(self, job: int, name: str) -> tuple[bool, _OpenTable | None]:
         """Whether something has the name of this table, and the table, opened, unless it is something else."""
         key = (job, name)
         if key in self._handles:
@@ -562,7 +562,7 @@ class Hdf5File:
             log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)
         return True, None
 
-    def _handle(self, job: int, schema: Schema) -> _Handle | None:
+    def _handle(self, job: int, schema: Schema) -> _OpenTable | None:
         """The open table for a job's rows; None where there can be no table.
 
         It has every column that they need. Where it cannot, as others came before with other columns, the rows go to
@@ -585,7 +585,7 @@ class Hdf5File:
                 break
         return handle
 
-    def _fitted(self, handle: _Handle, schema: Schema, is_last: bool) -> Layout:
+    def _fitted(self, handle: _OpenTable, schema: Schema, is_last: bool) -> RowLayout:
         """How rows are laid out in a table, which gets the columns that it lacks, where they go there at all."""
         layout = self._layout(schema, handle.table.dtype)
         own = column_types(schema.name)
@@ -597,7 +597,7 @@ class Hdf5File:
             layout = self._layout(schema, handle.table.dtype)
         return layout
 
-    def _tell(self, table: str, layout: Layout, name: str, last: str) -> None:
+    def _tell(self, table: str, layout: RowLayout, name: str, last: str) -> None:
         """Say, once, what became of values that have no column."""
         if not layout.fits and name != last:
             if (table, last) not in self._warned and len(self._warned) < MAX_WARNINGS:
@@ -620,8 +620,8 @@ class Hdf5File:
         self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
         return self._rebuilds[path] <= MAX_REBUILDS
 
-    def _keep(self, key: tuple[int, str], table: Any) -> _Handle | None:
-        handle = self._handles[key] = None if table is None else _Handle(table)
+    def _keep(self, key: tuple[int, str], table: Any) -> _OpenTable | None:
+        handle = self._handles[key] = None if table is None else _OpenTable(table)
         now = time.monotonic()
         if handle is not None:
             handle.used = now
@@ -653,11 +653,11 @@ class Hdf5File:
             self._handle_columns -= oldest.columns
             oldest.table._f_close(flush=False)  # the burst ends with a flush of the whole file
 
-    def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> Layout:
+    def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> RowLayout:
         key = (schema.digest, dtype)
         layout = self._layouts.get(key)
         if layout is None:
-            layout = self._layouts[key] = Layout(schema, dtype)
+            layout = self._layouts[key] = RowLayout(schema, dtype)
             if len(self._layouts) > MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
         else:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.collector.backend import OutputBackend, Record
-from colmet.collector.backends.hdf5.h5file import Damaged, Hdf5File, Held, grouped
+from colmet.collector.backend import JournalRecord, OutputBackend
+from colmet.collector.backends.hdf5.h5file import Damaged, FileBusy, Hdf5File, group_by_job
 from colmet.collector.backends.hdf5.isolated import salvage, verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.columnar import join
@@ -322,7 +322,7 @@ class Hdf5Output(OutputBackend):
                     self._file.lock()
             else:
                 self._open_file()
-        except Held as err:
+        except FileBusy as err:
             log.warning("%s", err)
         except Damaged as err:
             if self.path != notes.file:
@@ -371,7 +371,7 @@ class Hdf5Output(OutputBackend):
             raise OutputUnavailable(str(err)) from err
         self._doubt = False
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[JournalRecord]) -> None:
         """Append all rows of all records and flush.
 
         Raises:
@@ -454,7 +454,7 @@ class Hdf5Output(OutputBackend):
         """Open or create the file at `_path`, and remember it.
 
         Raises:
-            ConfigError, Held, Damaged: as `Hdf5File.open`.
+            ConfigError, FileBusy, Damaged: as `Hdf5File.open`.
             OutputUnavailable: it cannot be remembered; it is open.
         """
         file = self._file or self._hdf5_file()
@@ -500,7 +500,7 @@ class Hdf5Output(OutputBackend):
             self._close_file()
             self._open_file()
 
-    def _prepare(self, record: Record) -> None:
+    def _prepare(self, record: JournalRecord) -> None:
         """See that the file is open, and as it was before the last burst if that one failed."""
         try:
             self._take_back()
@@ -518,7 +518,7 @@ class Hdf5Output(OutputBackend):
         except OSError as err:
             raise OutputUnavailable(f"cannot look at {self.path}: {cause(err)}") from err
 
-    def _switch(self, record: Record) -> None:
+    def _switch(self, record: JournalRecord) -> None:
         """Begin the next file if this record is the first one that goes into it."""
         try:
             while path := self._path_for(record):
@@ -528,7 +528,7 @@ class Hdf5Output(OutputBackend):
         except (ConfigError, Damaged) as err:
             raise OutputUnavailable(str(err)) from err
 
-    def _path_for(self, record: Record) -> str:
+    def _path_for(self, record: JournalRecord) -> str:
         """The file that is to be begun with this record; empty for none, were it not for the size."""
         if self._next is not None and record.number >= self._next[0]:
             return self._next[1]
@@ -538,7 +538,7 @@ class Hdf5Output(OutputBackend):
                 return self._path_at(period * self._rotate_s)
         return ""
 
-    def _in_this_file(self, records: Sequence[Record]) -> int:
+    def _in_this_file(self, records: Sequence[JournalRecord]) -> int:
         """How many of the records, of which the first is one, go to the file."""
         if self._next is None and not self._rotate_s:
             return len(records)
@@ -563,11 +563,11 @@ class Hdf5Output(OutputBackend):
 
     # -- a burst --
 
-    def _write(self, records: Sequence[Record]) -> None:
+    def _write(self, records: Sequence[JournalRecord]) -> None:
         """Append the rows of records to the file, as one burst."""
         file = self._file
         assert file is not None  # `_prepare` opened it
-        parts = [grouped(joined) for joined in join([batch for record in records for batch in record.batches])]
+        parts = [group_by_job(columns) for columns in join([batch for record in records for batch in record.batches])]
         try:
             burst = self._noted(*file.plan(parts))
             self._save(self._state.position, burst)
@@ -647,7 +647,7 @@ class Hdf5Output(OutputBackend):
 
     # -- damage --
 
-    def _suspect(self, records: Sequence[Record], err: Exception) -> None:
+    def _suspect(self, records: Sequence[JournalRecord], err: Exception) -> None:
         """See whether it is the file on which writing failed in an unexpected way, and not a defect of ours.
 
         The defect is passed on: its record is then looked for in parts of these, without another look at the file.

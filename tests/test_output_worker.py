@@ -11,7 +11,7 @@ import pytest
 from colmet.collector import output_worker as module
 from colmet.collector.backend import OutputBackend
 from colmet.collector.journal.journal import Journal
-from colmet.collector.output_worker import Outlet
+from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
@@ -85,7 +85,7 @@ class Fake(OutputBackend):
 
 
 class Rig:
-    """An outlet whose turns the test takes, over a journal in memory."""
+    """An output worker whose turns the test takes, over a journal in memory."""
 
     def __init__(self, rows=5, age=60):
         self.clock = Clock()
@@ -93,7 +93,7 @@ class Rig:
         self.output = Fake()
         self.state = self.journal.state("fake")
         self.output.open(self.state)
-        self.outlet = Outlet(self.output, self.journal, self.state, rows, age, self.clock)
+        self.worker = OutputWorker(self.output, self.journal, self.state, rows, age, self.clock)
 
     def put(self, *seqs, rows=1):
         for seq in seqs:
@@ -101,8 +101,8 @@ class Rig:
 
     def turn(self, later=0.0):
         self.clock.now += later
-        self.outlet._turn()
-        return self.outlet._delay_s()
+        self.worker._turn()
+        return self.worker._delay_s()
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_rows_are_gathered_until_there_are_enough(rig):
     assert rig.turn() == 60
     rig.put(3, rows=3)
     assert rig.turn() is None
-    assert rig.output.bursts == [[1, 2, 3]] and rig.outlet.written == 5
+    assert rig.output.bursts == [[1, 2, 3]] and rig.worker.written == 5
     assert rig.output.events == ["recover"]
 
 
@@ -134,9 +134,9 @@ def test_or_until_they_are_old_enough(rig):
 def test_how_long_rows_are_gathered_can_change_while_some_wait(rig):
     rig.put(1, 2)
     assert rig.turn() == 60
-    rig.outlet.gather(max_age_s=10)
+    rig.worker.gather(max_age_s=10)
     assert rig.turn(4) == 6
-    rig.outlet.gather(max_rows=2)
+    rig.worker.gather(max_rows=2)
     assert rig.turn() is None
     assert rig.output.bursts == [[1, 2]]
 
@@ -163,12 +163,12 @@ def test_an_unavailable_output_is_tried_again_ever_more_seldom_and_nothing_is_lo
     for _ in range(8):
         delays.append(rig.turn(delays[-1] + 0.01))
     assert [round(delay) for delay in delays] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert rig.outlet.failures == 9 and caplog.text.count("disk full") == 1, "told the 1st, 10th, 100th time"
+    assert rig.worker.failures == 9 and caplog.text.count("disk full") == 1, "told the 1st, 10th, 100th time"
     rig.put(5)
     rig.output.error = None
     assert rig.turn(30) == pytest.approx(30, abs=0.1) and not rig.output.bursts
     rig.turn(30.1)
-    assert rig.output.written == list(range(6)) and rig.outlet.failures == 0
+    assert rig.output.written == list(range(6)) and rig.worker.failures == 0
     assert "available again" in caplog.text
 
 
@@ -176,10 +176,10 @@ def test_what_was_written_before_it_failed_is_not_written_again(rig):
     rig.output.error, rig.output.partly = OutputUnavailable("away"), 2
     rig.put(*range(5))
     rig.turn()
-    assert rig.outlet.written == 2 and rig.outlet.waiting == 3
+    assert rig.worker.written == 2 and rig.worker.waiting == 3
     rig.output.error = None
     rig.turn(61)
-    assert rig.output.bursts == [[0, 1], [2, 3, 4]] and rig.outlet.written == 5
+    assert rig.output.bursts == [[0, 1], [2, 3, 4]] and rig.worker.written == 5
 
 
 def test_nothing_is_written_before_it_has_recovered(rig):
@@ -208,16 +208,16 @@ def test_a_record_that_meets_a_defect_is_dropped_alone(rig, caplog, culprit):
     rig.put(*range(10), rows=2)
     rig.turn()
     assert rig.output.written == [seq for seq in range(10) if seq != culprit]
-    assert (rig.outlet.dropped, rig.outlet.written) == (2, 18) and rig.outlet.waiting == 0
+    assert (rig.worker.dropped, rig.worker.written) == (2, 18) and rig.worker.waiting == 0
     assert caplog.text.count("Traceback") == 1 and "rows dropped output=fake dropped=2" in caplog.text
-    assert rig.outlet.failures == 0
+    assert rig.worker.failures == 0
 
 
 def test_a_defect_with_every_record_does_not_flood_the_log(rig, caplog):
     rig.output.write = lambda records: 1 / 0
     rig.put(*range(150))
     rig.turn()
-    assert rig.outlet.dropped == 150 and caplog.text.count("Traceback") == 3
+    assert rig.worker.dropped == 150 and caplog.text.count("Traceback") == 3
 
 
 def test_a_defect_and_then_an_absence_keep_the_rest(rig):
@@ -233,9 +233,9 @@ def test_a_defect_and_then_an_absence_keep_the_rest(rig):
 
     rig.state.save = fails_once
     rig.turn()
-    assert rig.outlet.failures == 1 and rig.outlet.waiting > 0
+    assert rig.worker.failures == 1 and rig.worker.waiting > 0
     rig.turn(2)
-    assert rig.output.written == [0, *range(2, 8)] and rig.outlet.dropped == 1
+    assert rig.output.written == [0, *range(2, 8)] and rig.worker.dropped == 1
 
 
 def test_lost_records_are_counted_and_told(rig, caplog, monkeypatch):
@@ -246,19 +246,19 @@ def test_lost_records_are_counted_and_told(rig, caplog, monkeypatch):
     rig.output.error = None
     rig.put(2000)
     rig.turn(2)
-    assert rig.outlet.lost + len(rig.output.written) == 2001 and rig.output.written[-1] == 2000
+    assert rig.worker.lost + len(rig.output.written) == 2001 and rig.output.written[-1] == 2000
     assert "the journal has them no more" in caplog.text
 
 
 def test_sighup_starts_the_next_file_behind_what_was_received(rig):
     rig.put(1, 2)
     rig.turn()
-    rig.outlet.reopen()
+    rig.worker.reopen()
     rig.put(3)
     rig.turn()
     assert rig.output.events == ["recover", "reopen"] and rig.output.written[:2] == [1, 2]
     rig.output.recover_error = ConfigError("no")
-    rig.outlet.reopen()
+    rig.worker.reopen()
     rig.turn()  # told, and it goes on
     rig.put(*range(10, 20))
     rig.turn(61)
@@ -266,18 +266,18 @@ def test_sighup_starts_the_next_file_behind_what_was_received(rig):
 
 
 class Running:
-    """Outlets with their threads over a journal on disk."""
+    """Output workers with their threads over a journal on disk."""
 
     def __init__(self, directory, *outputs, start=True):
         self.journal = Journal(str(directory), MUCH)
-        self.outlets = []
+        self.workers = []
         for output in outputs:
             state = self.journal.state(output.name)
             output.open(state)
-            self.outlets.append(Outlet(output, self.journal, state, 1, 0.01))
+            self.workers.append(OutputWorker(output, self.journal, state, 1, 0.01))
         self.journal.start(lambda: b"{}")
-        for outlet in self.outlets if start else ():
-            outlet.start()
+        for worker in self.workers if start else ():
+            worker.start()
 
     def put(self, *seqs):
         for seq in seqs:
@@ -285,9 +285,9 @@ class Running:
 
     def stop(self, within=5.0):
         self.journal.finish()
-        for outlet in self.outlets:
-            outlet.stop(within)
-        ended = [outlet.join(20) for outlet in self.outlets]
+        for worker in self.workers:
+            worker.stop(within)
+        ended = [worker.join(20) for worker in self.workers]
         self.journal.close()
         return ended
 
@@ -343,11 +343,11 @@ def test_one_that_hangs_delays_no_other(tmp_path):
     running.put(10)
     until(lambda: there.written == list(range(11)))
     running.journal.finish()
-    for outlet in running.outlets:
-        outlet.stop(0.1)
-    assert running.outlets[0].join(20) and not running.outlets[1].join(0.1)
+    for worker in running.workers:
+        worker.stop(0.1)
+    assert running.workers[0].join(20) and not running.workers[1].join(0.1)
     go_on.set()
-    assert running.outlets[1].join(20)
+    assert running.workers[1].join(20)
     running.journal.close()
 
 
@@ -366,7 +366,7 @@ def test_in_memory_what_cannot_be_written_at_the_end_is_told_as_lost(caplog):
     with caplog.at_level(logging.ERROR):
         assert running.stop() == [True]
     assert "records lost that waited in memory: output=fake records=2" in caplog.text
-    assert running.outlets[0].counters()["lost"] == 2
+    assert running.workers[0].counters()["lost"] == 2
 
 
 def test_a_disk_that_cannot_be_read_for_a_while_stops_nothing(tmp_path, monkeypatch, caplog):
@@ -389,8 +389,8 @@ def test_a_disk_that_cannot_be_read_for_a_while_stops_nothing(tmp_path, monkeypa
     running = Running(tmp_path / "j", there, start=False)
     monkeypatch.setattr("colmet.collector.journal.segments.READ_BYTES", 1000)
     monkeypatch.setattr(os, "pread", pread_in_parts)
-    for outlet in running.outlets:
-        outlet.start()
+    for worker in running.workers:
+        worker.start()
     until(lambda: there.written == list(range(50)))
     assert running.stop() == [True]
-    assert "Input/output error" in caplog.text and running.outlets[0].lost == 0
+    assert "Input/output error" in caplog.text and running.workers[0].lost == 0
