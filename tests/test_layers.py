@@ -56,10 +56,7 @@ ROOMS = {
     "colmet.collector": ("colmet.common",),
     "colmet.batch": ("colmet.common", "colmet.node.system"),
     "colmet.stored": ("colmet.common", "colmet.collector"),
-    "colmet.web": (
-        *("colmet.common", "colmet.collector", "colmet.stored", "colmet.batch", "colmet.gridengine.own"),
-        "colmet.commands.report",
-    ),
+    "colmet.web": ("colmet.common", "colmet.collector", "colmet.stored", "colmet.batch", "colmet.gridengine.own"),
     "colmet.facility": ("colmet.common", "colmet.batch", "colmet.node.delivery", "colmet.node.system"),
     "colmet.gridengine": ("colmet.common", "colmet.batch", "colmet.stored", "colmet.collector", "colmet.commands"),
     "colmet.commands": (

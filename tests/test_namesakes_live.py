@@ -14,11 +14,11 @@ import pytest
 from conftest import cannot_run
 
 from colmet.commands.report.collect import gather
-from colmet.commands.report.figures import Asked
 from colmet.commands.status import WARNING, judge
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.control import ask
 from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.stays import Asked
 from dev.live import NS, Daemons, Failed, JobRoot
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

@@ -12,12 +12,12 @@ from made_up_history import START, MadeUp
 
 from colmet.commands import plot
 from colmet.commands.report.collect import gather
-from colmet.commands.report.figures import Asked
 from colmet.common.errors import ColmetError
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.stored.series import NODE
+from colmet.stored.stays import Asked
 from colmet.web.interface import SeriesQuery
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache

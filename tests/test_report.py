@@ -12,9 +12,9 @@ from made_up_history import GIB, MS, START, MadeUp, S, job_rows, ledger_rows, no
 from colmet.commands import colmet, units
 from colmet.commands.report import command, gpus, page
 from colmet.commands.report.collect import DELAY_S, gather
-from colmet.commands.report.figures import Asked
 from colmet.commands.report.text import show
 from colmet.stored.series import NODE
+from colmet.stored.stays import Asked
 
 LATER = START + 10**6
 WALL_S = 605  # of 121 rows, 5 s apart, the first 5 s after the start

@@ -13,10 +13,11 @@ from made_up_history import GIB, START, MadeUp, job_rows
 from colmet.commands.report.advice import RULES, advise, withheld
 from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
-from colmet.commands.report.figures import Asked
-from colmet.commands.report.model import Curve, Gpu, Missing
+from colmet.commands.report.model import Curve, Gpu
 from colmet.commands.report.text import show
 from colmet.stored.curves import Line
+from colmet.stored.job_completeness import Missing
+from colmet.stored.stays import Asked
 
 PAGE = Path(__file__).parents[1] / "docs/tools/report.md"
 HOUR = 3600.0

@@ -11,10 +11,10 @@ import pytest
 from conftest import cannot_run
 
 from colmet.commands.report.collect import gather
-from colmet.commands.report.figures import Asked
 from colmet.common.errors import ConfigError
 from colmet.stored.gap_finder import LATE
 from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.stays import Asked
 from dev.live import NS, Daemons, Failed, JobRoot
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

@@ -12,7 +12,6 @@ import pytest
 from colmet.commands.report import page
 from colmet.commands.report.model import (
     Advice,
-    Completeness,
     Cpu,
     Curve,
     Energy,
@@ -20,12 +19,12 @@ from colmet.commands.report.model import (
     HostFigures,
     InputOutput,
     Memory,
-    Missing,
     Report,
     Shared,
     Whereabouts,
 )
 from colmet.stored.curves import Line
+from colmet.stored.job_completeness import Completeness, Missing
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"

@@ -207,11 +207,11 @@ class StoreReader:
         return found
 
     def completeness(self, job: int, since: int | None, until: int | None) -> StoreAnswer:
-        """What there is of a job and what is missing, as `report.completeness.hosts_of`; None for none."""
+        """What there is of a job and what is missing, as `job_completeness.hosts_of`; None for none."""
 
         def work(history: History) -> Any:
-            from colmet.commands.report.completeness import hosts_of
-            from colmet.commands.report.figures import Asked, read_stays
+            from colmet.stored.job_completeness import hosts_of
+            from colmet.stored.stays import Asked, read_stays
 
             stays = read_stays(history, Asked(job, since, until), {TASKS: (BEGAN,)})
             if not stays:

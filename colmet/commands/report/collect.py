@@ -9,27 +9,22 @@ import numpy as np
 
 from colmet.commands.report import gpus
 from colmet.commands.report.advice import advise, withheld
-from colmet.commands.report.completeness import DELAY_S, LATER_S, NODE_TABLES, completeness_of, is_past
 from colmet.commands.report.curves import curves_of
 from colmet.commands.report.energy import energy_of, shares_of
 from colmet.commands.report.figures import (
     COLUMNS,
-    TASKS,
-    Asked,
-    Stay,
-    added,
     cpu_of,
     host_of,
     io_of,
-    largest,
     memory_of,
-    read_stays,
     shared_of,
     whereabouts_of,
 )
 from colmet.commands.report.model import Number, Report
 from colmet.stored.accounts import GAPS, LEDGER
+from colmet.stored.job_completeness import DELAY_S, LATER_S, NODE_TABLES, completeness_of, is_past
 from colmet.stored.series import NODE, History
+from colmet.stored.stays import TASKS, Asked, Stay, added, largest, read_stays
 
 RUNNING, ENDED, UNKNOWN = "running", "ended", "unknown"
 RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at every tick

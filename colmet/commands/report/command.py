@@ -14,7 +14,6 @@ from typing import Any
 from colmet.commands import selection
 from colmet.commands.completeness import shown
 from colmet.commands.report.collect import gather
-from colmet.commands.report.figures import Asked
 from colmet.commands.report.model import Report
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
@@ -22,6 +21,7 @@ from colmet.common.runtime.dependencies import how_to_install
 from colmet.stored.series import NODE, History
 from colmet.stored.sources import add_options as add_source_options
 from colmet.stored.sources import open_history
+from colmet.stored.stays import Asked
 
 
 def add_options(parser: cli.Parser) -> None:

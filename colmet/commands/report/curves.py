@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from colmet.commands.report.energy import Share
-from colmet.commands.report.figures import CPU_COLUMNS, NS, PROCESSES, TASKS, Stay
 from colmet.commands.report.gpus import SUMMED
 from colmet.commands.report.model import Curve, Number
 from colmet.common.growth import ceiling, rates
 from colmet.common.measures import MEMORY
 from colmet.stored.curves import Line, broken, once, thinned
+from colmet.stored.stays import CPU_COLUMNS, NS, PROCESSES, TASKS, Stay
 
 MOST_POINTS = 400  # of a line
 

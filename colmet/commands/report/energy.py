@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from colmet.commands.report.figures import CPU_COLUMNS, NS, Stay, text_of
 from colmet.commands.report.model import Energy, Number, ratio
 from colmet.common.growth import MOST_WATTS, NODE_CPUS, ceiling, grown, rates, summed
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, History, Series
+from colmet.stored.stays import CPU_COLUMNS, NS, Stay, text_of
 
 Floats = npt.NDArray[np.float64]
 Tables = Mapping[str, Sequence[str]]

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.commands.report.energy import LONGEST_PERIODS, UJ, power_joules
-from colmet.commands.report.figures import Stay, labels, text_of
 from colmet.commands.report.model import Gpu, Number
 from colmet.common.growth import MOST_WATTS, grown
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, History, Series
+from colmet.stored.stays import Stay, labels, text_of
 
 OF_JOB, OF_NODE, SUMMED = "nvidiajobs_default", "nvidiagpus_default", "nvidiastats_default"
 MIB = float(1 << 20)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from colmet.commands.units import Number as Number
 from colmet.stored.curves import Line
+from colmet.stored.job_completeness import Completeness
+from colmet.stored.stays import Number as Number
 
 
 def ratio(part: Number, whole: Number) -> Number:
@@ -267,41 +268,6 @@ class Energy:
     covered_ratio: Number = None
     busy_ratio: Number = None
     gpu_joules: Number = None
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A gap in the data: from when to when, on which host, of which tables, why."""
-
-    host: str
-    first: int
-    last: int
-    why: str
-    tables: tuple[str, ...]
-    rows: int
-
-
-@dataclass(frozen=True)
-class Completeness:
-    """How much there is of what was to be measured of the job.
-
-    Attributes:
-        here: rows.
-        missing: rows.
-        method: ``ledger`` where the nodes' own account tells, ``steps`` where it is an estimate by the steps between
-            rows, ``mixed`` where some tables have one and some the other.
-        gaps: those found, by host and time.
-    """
-
-    here: int
-    missing: int
-    method: str
-    gaps: tuple[Missing, ...] = ()
-
-    @property
-    def here_ratio(self) -> Number:
-        """Of all that was due."""
-        return ratio(self.here, self.here + self.missing)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colmet.commands.report.figures import text_of
 from colmet.commands.report.model import HostFigures, Number, Report, ratio
 from colmet.commands.units import UNKNOWN, cores, count, duration, energy, percent, power, size
 from colmet.common.measures import PROCESSES
 from colmet.common.runtime.plural import counted
+from colmet.stored.stays import text_of
 
 BAR = 20  # characters
 MOST_HOSTS, FEW_HOSTS = 12, 4  # more hosts than the first are shown as so many at the top, and at the bottom

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from colmet.commands.report.figures import Stay, largest
-from colmet.commands.report.model import Completeness, Missing
 from colmet.stored.accounts import GAPS, LEDGER, Host, Line, gathered, look
 from colmet.stored.gap_finder import Found, Gap, Times, cadence_s, holes_of_job
 from colmet.stored.series import NODE, History, Series
+from colmet.stored.stays import Number, Stay, largest
 
 DELAY_S = 150  # by which rows may be later in the store than they were measured
 LATER_S = 600  # so far behind the last row it is looked whether the nodes went on
@@ -26,6 +26,42 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     LEDGER: ("epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
     GAPS: ("epoch", "first", "last", "samples"),
 }
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A gap in the data: from when to when, on which host, of which tables, why."""
+
+    host: str
+    first: int
+    last: int
+    why: str
+    tables: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """How much there is of what was to be measured of the job.
+
+    Attributes:
+        here: rows.
+        missing: rows.
+        method: ``ledger`` where the nodes' own account tells, ``steps`` where it is an estimate by the steps between
+            rows, ``mixed`` where some tables have one and some the other.
+        gaps: those found, by host and time.
+    """
+
+    here: int
+    missing: int
+    method: str
+    gaps: tuple[Missing, ...] = ()
+
+    @property
+    def here_ratio(self) -> Number:
+        """The share of the rows that were due; None where none was."""
+        due = self.here + self.missing
+        return self.here / due if due else None
 
 
 def completeness_of(

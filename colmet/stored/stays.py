@@ -1,0 +1,268 @@
+"""The rows of a job, host by host, and the totals, peaks and latest values in them.
+
+A counter of a job is a total since its beginning, so its last value is what the job used. Where a counter goes down all
+the same (an agent that lost its state), its growth from there on is added; growth that cannot have been is dropped
+(`colmet.common.growth`). Units of columns: docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from colmet.common.growth import NODE_CPUS, Capacity, Sum, ceiling, is_late, summed
+from colmet.common.growth import largest as most_of
+from colmet.common.measures import CGROUP as FROM_CGROUP
+from colmet.common.measures import MEMORY, Measure
+from colmet.common.measures import TASKS as MEASURED_TASKS
+from colmet.stored.capacity import of_job
+from colmet.stored.gap_finder import cadence_s
+from colmet.stored.series import NODE, History, Series, of_one_agent
+
+Number = Optional[float]  # None: not known
+CGROUP, TASKS, PROCESSES = "cgroup_default", "taskstats_default", "jobprocstats_default"
+CPU_COLUMNS = ((CGROUP, "cpu_usage"), (TASKS, "cpu_total"), (TASKS, "cpu_run_real_total"))
+NS, US, KIB = 1e-9, 1e-6, 1024.0
+OLDEST_S = 400 * 86400  # a start that is further back than this is not believed
+
+
+class Asked(NamedTuple):
+    """Whose report is wanted, and of which time: seconds since 1970, both included."""
+
+    job: int
+    since: int | None = None
+    until: int | None = None
+
+
+@dataclass(frozen=True)
+class Stay:
+    """The rows of a job on one host, by table.
+
+    Attributes:
+        host: its name.
+        tables: with at least one row each.
+        since: from which time on the figures are wanted; None for all of the job.
+        node_cpus: of the host, where the job's own are not known.
+    """
+
+    host: str
+    tables: Mapping[str, Series]
+    since: int | None = None
+    node_cpus: float = math.nan
+
+    @property
+    def first(self) -> int:
+        """Time of the first row."""
+        return min(int(series.times[0]) for series in self.tables.values())
+
+    @property
+    def last(self) -> int:
+        """Time of the last row."""
+        return max(int(series.times[-1]) for series in self.tables.values())
+
+    @property
+    def samples(self) -> int:
+        """Times of the table that has most."""
+        return max(len(np.unique(series.times)) for series in self.tables.values())
+
+    @property
+    def period_s(self) -> Number:
+        """From one sample to the next, most of the time; None where there are too few."""
+        period = max(cadence_s(np.unique(series.times), 0) for series in self.tables.values())
+        return period or None
+
+    @property
+    def began(self) -> int | None:
+        """When the job's first task started; None where that is not known."""
+        times = self.values(TASKS, "ac_btime")
+        times = times[times > self.first - OLDEST_S]
+        return min(int(times.min()), self.first) if len(times) else None
+
+    @property
+    def start(self) -> int:
+        """From when on the figures are: the start of the job, else the first row that is read."""
+        return self.began if self.began is not None and self.whole else self.first
+
+    @property
+    def wall_s(self) -> float:
+        """From then on to the last row."""
+        return float(self.last - self.start)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the figures are those from the beginning of the job, so that the first value counts, too."""
+        return self.since is None or (self.began is not None and self.began >= self.since)
+
+    def values(self, table: str, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """What a column has, without what is missing."""
+        series = self.tables.get(table)
+        values = np.empty(0) if series is None else series.values(column)
+        return values[~np.isnan(values)]
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What the job had here, as far as it is known."""
+        series = self.tables.get(CGROUP)
+        found = Capacity() if series is None else of_job(series)
+        return found._replace(cpus=self.node_cpus) if np.isnan(found.cpus) else found
+
+    @property
+    def counted_since(self) -> float | None:
+        """When the job's counters were 0; None where only their growth is wanted."""
+        if not self.whole:
+            return None
+        if self.began is not None:
+            return float(self.began)
+        # it came since the sample before its first one, which is as far from that as the second, or nearly
+        firsts = [np.unique(series.times)[:2] for series in self.tables.values()]
+        return self.first - 2.0 * max([int(times[-1] - times[0]) for times in firsts])
+
+    def sum_of(self, table: str, column: str, factor: float = 1.0) -> Sum | None:
+        """What a counter has counted, and how much of it cannot have been; None where it is missing."""
+        series = self.tables.get(table)
+        if series is None:
+            return None
+        bound = float(ceiling(table, column, self.capacity))
+        values = series.values(column) * factor
+        found = summed(series.times, values, bound, self.counted_since, is_late(table, column))
+        return found if len(found.times) >= (1 if self.whole else 2) else None
+
+    def total(self, table: str, column: str, factor: float = 1.0) -> Number:
+        """What a counter has counted; None where it is missing."""
+        found = self.sum_of(table, column, factor)
+        return None if found is None else found.total
+
+    def most(self, table: str, column: str, factor: float = 1.0) -> Number:
+        """The largest value."""
+        values = self.values(table, column)
+        return float(values.max()) * factor if len(values) else None
+
+    def most_of(self, measure: Measure) -> Number:
+        """The largest value of the best source that has any."""
+        return first_of(*[self.most(*source[:3]) for source in measure.sources])
+
+    def latest_of(self, measure: Measure) -> Number:
+        """The value of the last row of the best source that has one."""
+        return first_of(*[self.latest(*source[:3]) for source in measure.sources])
+
+    def kernel_peak(self, column: str) -> Number:
+        """A peak that the kernel keeps; None where the job came to it before the interval."""
+        values = self.values(CGROUP, column)
+        return float(values.max()) if len(values) and (self.whole or values.max() > values[0]) else None
+
+    def latest(self, table: str, column: str, factor: float = 1.0) -> Number:
+        """The value of the last row, if that has one."""
+        series = self.tables.get(table)
+        value = math.nan if series is None else float(series.values(column)[-1])
+        return None if math.isnan(value) else value * factor
+
+    def mean(self, table: str, column: str) -> Number:
+        """The mean of all values."""
+        values = self.values(table, column)
+        return float(values.mean()) if len(values) else None
+
+    @cached_property
+    def _cpu(self) -> Sum | None:
+        """CPU time: the cgroup's; where that is missing, the sum of the tasks that are known."""
+        found = (self.sum_of(table, column, NS) for table, column in CPU_COLUMNS)
+        return next((one for one in found if one is not None), None)
+
+    @property
+    def cpu_s(self) -> Number:
+        """CPU time."""
+        return None if self._cpu is None else self._cpu.total
+
+    @property
+    def cpu_left_out(self) -> bool:
+        """Whether there are rows with CPU time that cannot have been used."""
+        return self._cpu is not None and self._cpu.left_out > 0
+
+    @property
+    def cpus(self) -> Number:
+        """CPUs that the job may run on."""
+        return self.mean(CGROUP, "cpus_allocated")
+
+    @property
+    def memory_peak(self) -> Number:
+        """The most memory at one time: the kernel's own figure, else the largest sample."""
+        return first_of(self.kernel_peak("memory_peak"), self.most_of(MEMORY))
+
+    @property
+    def memory_source(self) -> str:
+        """Where the memory is from, one of `ORIGINS`; empty where it was not measured."""
+        if self.kernel_peak("memory_peak") is not None:
+            return FROM_CGROUP
+        return next((one.origin for one in MEMORY.sources if self.most(*one[:3]) is not None), "")
+
+    @property
+    def tasks_peak(self) -> Number:
+        """The most tasks at one time: the kernel's own figure, else the largest sample."""
+        return first_of(self.kernel_peak("pids_peak"), self.most_of(MEASURED_TASKS))
+
+    @property
+    def memory_limit(self) -> Number:
+        """The most memory that the job may have; None where it is unlimited."""
+        values = self.values(CGROUP, "memory_limit")
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def user(self) -> str:
+        """Whose job it is."""
+        series = self.tables.get(CGROUP)
+        names = [] if series is None else labels(series, "user").tolist()
+        return next((text_of(name) for name in reversed(names) if name), "")
+
+
+def labels(series: Series, name: str) -> np.ndarray[tuple[int], np.dtype[np.bytes_]]:
+    """A column of text; empty where there is none."""
+    column = series.columns.get(name)
+    if column is None or column.dtype.kind != "S":
+        return np.zeros(len(series), "S1")
+    return column
+
+
+def text_of(value: object) -> str:
+    """A label as text that can be printed."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def first_of(*values: Number) -> Number:
+    """The first that is known."""
+    return next((value for value in values if value is not None), None)
+
+
+def added(values: Iterable[Number]) -> Number:
+    """The sum of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None
+
+
+def largest(values: Iterable[Number]) -> Number:
+    """The largest of those that are known."""
+    return max([value for value in values if value is not None], default=None)
+
+
+def read_stays(history: History, asked: Asked, columns: Mapping[str, Sequence[str]]) -> list[Stay]:
+    """The rows of a job, by host: of its tables these columns, or the times alone."""
+    found: dict[str, dict[str, Series]] = {}
+    tables = history.tables(asked.job)
+    for table in sorted(tables):
+        wanted = [column for column in columns.get(table, ()) if column in tables[table]]
+        for series in of_one_agent(history.read(asked.job, table, wanted, asked.since, asked.until)):
+            if len(series):
+                found.setdefault(series.host, {})[table] = series
+    stays = [Stay(host, found[host], asked.since) for host in sorted(found)]
+    unsure = [stay.host for stay in stays if np.isnan(stay.capacity.cpus)]
+    if unsure:
+        first, last = min(stay.first for stay in stays), max(stay.last for stay in stays)
+        table, column = NODE_CPUS
+        read = history.read(NODE, table, [column], first, last, unsure)
+        cpus = {series.host: most_of(series.values(column)) for series in read}
+        stays = [replace(stay, node_cpus=cpus.get(stay.host, math.nan)) for stay in stays]
+    return stays
