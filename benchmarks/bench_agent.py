@@ -20,7 +20,8 @@ from colmet.node.backends import NAMES
 from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account

@@ -21,7 +21,7 @@ from colmet.node.backends.cgroup import CgroupBackend
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend
 from colmet.node.backends.taskstats import TaskstatsBackend, TaskstatsClient
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
 
 TASKS = 1000
@@ -103,7 +103,7 @@ def bench_taskstats() -> list[tuple[str, float, str, str]]:
 
         def kernel() -> None:
             client._socket.send(requests)
-            client._socket.receive_many(client._inbox, len(asked))
+            client._socket.receive_many(client.inbox, len(asked))
 
         least = cpu_us(kernel, len(asked))
         client.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conftest import cannot_run, cgroup_mount
 
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
 
 EVENTS = ("page_faults", "context_switches", "task_clock", "cpu_migrations")

@@ -17,7 +17,9 @@ from colmet.common.schema import Field, Sample, Schema
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
+from colmet.node.jobs.job import Job
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.system.processes import Processes
 from colmet.stored.hdf5 import Hdf5History

@@ -11,7 +11,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.agent import FIRST_RETRY_S, Runner
 from colmet.node.backend import InputBackend
-from colmet.node.background import Beside, NotYet
+from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.system.command import Command
 
 FIRST = Schema("slow_default", "node", [Field("n", "count", "gauge")])
@@ -99,7 +99,7 @@ def ended(beside):
 
 def test_no_call_waits_and_rows_come_with_their_own_time(slow):
     clock = Clock()
-    beside = Beside(slow, clock)
+    beside = BackgroundBackend(slow, clock)
     runner = Runner(beside, clock)
     for _ in range(3):
         assert runner.sample(["7"], 1) == [] and not runner.is_open and runner.failures == 0
@@ -126,7 +126,7 @@ def test_no_call_waits_and_rows_come_with_their_own_time(slow):
 
 
 def opened(slow, clock):
-    beside = Beside(slow, clock)
+    beside = BackgroundBackend(slow, clock)
     runner = Runner(beside, clock)
     runner.sample([], 1)
     slow.may_go_on.release()
@@ -204,7 +204,7 @@ def test_a_failure_is_counted_and_the_next_measurement_begins(slow, caplog):
 def test_an_absent_one_is_closed_and_opened_again_later(slow, caplog, at_open):
     clock = Clock()
     slow.error = BackendUnavailable("no such BMC; modprobe it") if at_open else None
-    beside = Beside(slow, clock)
+    beside = BackgroundBackend(slow, clock)
     runner = Runner(beside, clock)
     runner.sample([], 1)
     slow.may_go_on.release()

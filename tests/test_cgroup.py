@@ -20,7 +20,7 @@ from colmet.common.schema import Table
 from colmet.common.wire.colmet_rs import CPU, MEMORY
 from colmet.node.backends import NAMES
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import Blocks, Keyed, count_cpus, has_counted
 from colmet.node.system.host import Host
 

@@ -444,7 +444,7 @@ def test_live_outside_of_the_first_pid_namespace_the_backend_goes_on_without_and
         "import logging, os\n"
         "from colmet.node.backends.taskstats import TaskstatsBackend\n"
         "from colmet.node.system.host import Host\n"
-        "from colmet.node.jobs.jobs import Job\n"
+        "from colmet.node.jobs.job import Job\n"
         "logging.basicConfig(format='%(levelname)s %(message)s')\n"
         "backend = TaskstatsBackend(Host())\n"
         "for _ in range(2):\n"

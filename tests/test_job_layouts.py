@@ -17,8 +17,10 @@ from conftest import CgroupRoot, cannot_run, cgroup_mount
 from colmet.common.errors import ConfigError
 from colmet.node import main as node_main
 from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
+from colmet.node.jobs.job import Job
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.sluids import GRACE_S
+from colmet.node.jobs.source import FULL_WALK_S, JobSource
 from colmet.node.jobs.watches import Directories, parse_events
 from colmet.node.system.host import Host
 
@@ -74,7 +76,7 @@ class Machine:
         return source
 
     def full_look(self, source):
-        self.clock.now += FULL_LOOK_S
+        self.clock.now += FULL_WALK_S
         return source.scan()
 
 

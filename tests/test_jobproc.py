@@ -14,7 +14,7 @@ import pytest
 from colmet.common.errors import ParseError
 from colmet.node.backends.cgroup import SLOW_TICKS, CgroupBackend
 from colmet.node.backends.jobproc import SCHEMA, JobprocBackend, parse_io
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
 
 CAPTURE = Path(__file__).parent / "data/kernel/proc-linux-6.18"

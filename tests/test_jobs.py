@@ -9,7 +9,9 @@ import time
 import pytest
 
 from colmet.common.errors import ConfigError
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, FULL_LOOK_S, Job, JobSource, compile_patterns
+from colmet.node.jobs.job import Job
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import FULL_WALK_S, JobSource
 from colmet.node.system.host import Host
 
 
@@ -137,7 +139,7 @@ def test_a_missed_event_is_harmless(fake, source_of, clock):
     fake.mkdir("/oar/bob_1")
     os.read(source.fd, 1 << 16)  # the event is lost
     assert source.scan() == []
-    clock.now += FULL_LOOK_S
+    clock.now += FULL_WALK_S
     assert ids(source.scan()) == [(1, "bob")]
 
 
@@ -182,7 +184,7 @@ def test_an_error_other_than_absence_does_not_end_the_jobs(fake, source_of, monk
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(fake.host, "directories", fail)
-    clock.now += FULL_LOOK_S
+    clock.now += FULL_WALK_S
     assert source.scan() == before
     assert source.failures == 2, "the root, and the job's directory"
     assert "Input/output error" in caplog.text

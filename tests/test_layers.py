@@ -135,7 +135,7 @@ def test_a_module_imports_only_what_its_layer_may(path):
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("colmet.common.runtime.cli", "colmet.node.jobs.jobs"),
+        ("colmet.common.runtime.cli", "colmet.node.jobs.job"),
         ("colmet.node.agent", "colmet.collector.journal"),
         ("colmet.collector.main", "colmet.node.system.host"),
         ("colmet.node.agent", "colmet.node.backends.taskstats"),

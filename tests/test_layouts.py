@@ -7,7 +7,7 @@ import pytest
 from conftest import cannot_run
 
 from colmet.node.jobs.layouts import LAYOUTS, Claim
-from colmet.node.jobs.mounts import Mount, Mounts, parse_mounts
+from colmet.node.jobs.mounts import CgroupMount, Mounts, parse_mounts
 from colmet.node.system.host import Host
 
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
@@ -121,10 +121,10 @@ def test_mounts_are_read_with_their_controllers_and_escapes():
         b"\xff /odd ext4 rw 0 0\n"
     )
     assert parse_mounts(text) == [
-        Mount("/sys/fs/cgroup/cpu,cpuacct", 1, ("cpu", "cpuacct")),
-        Mount("/a b\\cé", 1, ("cpuset",)),
-        Mount("/sys/fs/cgroup/systemd", 1, ("name=systemd",)),
-        Mount("/sys/fs/cgroup/unified", 2),
+        CgroupMount("/sys/fs/cgroup/cpu,cpuacct", 1, ("cpu", "cpuacct")),
+        CgroupMount("/a b\\cé", 1, ("cpuset",)),
+        CgroupMount("/sys/fs/cgroup/systemd", 1, ("name=systemd",)),
+        CgroupMount("/sys/fs/cgroup/unified", 2),
     ]
 
 
@@ -154,9 +154,9 @@ def test_live_a_mount_is_noticed_without_reading_the_file_at_each_look(root, tmp
         cannot_run(f"no cgroup2 to mount: {done.stderr}")
     try:
         assert mounts.refresh()
-        assert Mount(str(tmp_path), 2) in mounts.mounts
+        assert CgroupMount(str(tmp_path), 2) in mounts.mounts
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
     assert mounts.refresh()
-    assert Mount(str(tmp_path), 2) not in mounts.mounts
+    assert CgroupMount(str(tmp_path), 2) not in mounts.mounts
     mounts.close()

@@ -24,7 +24,9 @@ from colmet.common.wire import v1
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, Job, JobSource, compile_patterns
+from colmet.node.jobs.job import Job
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account

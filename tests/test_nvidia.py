@@ -16,12 +16,12 @@ from nvml_replay import DATA, LOST, NOT_LOADED, Replay
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA, NvidiaBackend, _joined
-from colmet.node.background import Beside, NotYet
+from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.gpus import allocation
 from colmet.node.gpus.allocation import Devices, find_named, parse_devices, parse_resources
 from colmet.node.gpus.nvml import RENEW_S, NvmlReader
 from colmet.node.gpus.reading import Gpu
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.once import format_table
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -475,7 +475,7 @@ def test_the_environment_is_not_read_at_each_sample_for_ever(node, monkeypatch):
     looks = allocation._EAGER_LOOKS + 100 // allocation._RARE_LOOKS
     assert len(reads) == looks * allocation.MAX_PROCESSES and set(reads) == {allocation.MAX_ENVIRONMENT}
     t4.sample()
-    assert t4.backend._holdings._looked == {}
+    assert t4.backend._allocations._looked == {}
 
 
 def test_a_job_whose_processes_cannot_be_read_is_left_out_and_counted(node, caplog):
@@ -655,7 +655,7 @@ def test_a_driver_that_hangs_holds_up_no_tick(fake, monkeypatch, caplog):
     monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", hang, raising=False)
     clock = Clock()
     backend = NvidiaBackend(fake.host)
-    beside = Beside(backend, clock)
+    beside = BackgroundBackend(backend, clock)
     beside_opened(beside)
     threads = threading.active_count()
     started = time.monotonic()

@@ -17,7 +17,7 @@ from colmet.node.backends.nvidia import GPUS, JOBS, NvidiaBackend
 from colmet.node.gpus.allocation import VARIABLES
 from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.smi import SmiReader
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
 
 pytestmark = pytest.mark.live

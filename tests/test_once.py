@@ -18,7 +18,8 @@ from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser
 from colmet.node.system.host import Host
 

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.errors import ConfigError
-from colmet.node.kernel.perfchoices import MAX_TEXT, Choice, parse, parse_all, split
+from colmet.node.kernel.perfchoices import MAX_TEXT, EventChoice, parse, parse_all, split
 
 
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
-        ("cache_ll", Choice("cache_ll", None, None)),
-        ("cache_ll:-1:-1", Choice("cache_ll", None, None)),
-        ("emulation_faults:2:4242", Choice("emulation_faults", 2.0, 4242)),
-        ("r1a8:0.5:-1", Choice("r1a8", 0.5, None)),
-        ("cpu/event=0x3c,umask=0x00/:-1:7", Choice("cpu/event=0x3c,umask=0x00/", None, 7)),
+        ("cache_ll", EventChoice("cache_ll", None, None)),
+        ("cache_ll:-1:-1", EventChoice("cache_ll", None, None)),
+        ("emulation_faults:2:4242", EventChoice("emulation_faults", 2.0, 4242)),
+        ("r1a8:0.5:-1", EventChoice("r1a8", 0.5, None)),
+        ("cpu/event=0x3c,umask=0x00/:-1:7", EventChoice("cpu/event=0x3c,umask=0x00/", None, 7)),
     ],
 )
 def test_a_text_is_a_choice(text, choice):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.perfgroups import PerfGroups
 from colmet.node.system.host import Host
 

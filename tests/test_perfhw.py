@@ -20,7 +20,7 @@ from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Parser
 from colmet.node.backends import perfhw
 from colmet.node.backends.perfhw import SCHEMA, PerfhwBackend, scaled
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.perfevents import NAMES_06
 from colmet.node.system import clib
 from colmet.node.system.host import Host

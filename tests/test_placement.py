@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import cannot_run
 
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
 from colmet.node.system.host import Host
 from colmet.node.system.placement import Placement
@@ -256,7 +256,7 @@ def test_a_real_process_moves_with_all_its_threads():
     code = (
         "import os, sys, threading\nfrom colmet.common.transport import Push\n"
         "from colmet.node.system.host import Host\n"
-        "from colmet.node.jobs.jobs import Job\nfrom colmet.node.system.placement import Placement\n"
+        "from colmet.node.jobs.job import Job\nfrom colmet.node.system.placement import Placement\n"
         "push = Push('tcp://127.0.0.1:9', 10, 0)\n"
         "event = threading.Event()\nthreads = [threading.Thread(target=event.wait) for _ in range(3)]\n"
         "[one.start() for one in threads]\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colmet.node.accounting.child_cpu_time import Reaped
+from colmet.node.accounting.child_cpu_time import ChildCpuTime
 from colmet.node.system.processes import Processes
 
 TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -21,7 +21,7 @@ class Machine:
         self.stat = {}
         self.owner = {}
         self.processes = Processes()
-        self.reaped = Reaped(self, self.owner.get, now_ns=since * TICK)
+        self.reaped = ChildCpuTime(self, self.owner.get, now_ns=since * TICK)
         self.records = []
         self.told = 0  # with what was estimated
         self.found = {}
@@ -182,13 +182,13 @@ def test_what_a_shell_was_found_to_have_used_goes_with_it_to_its_parent(machine)
 
 
 def test_at_most_so_many_processes_are_read_at_once_and_the_others_at_the_next(machine):
-    shells = range(100, 100 + Reaped.AT_ONCE + 3)
+    shells = range(100, 100 + ChildCpuTime.AT_ONCE + 3)
     for pid in shells:
         machine.process(pid)
         machine.end(pid + 1000, pid, told=pid * TICK)
         machine.process(pid, charged=pid + 1)
     machine.drain()
-    assert machine.drain() == {1: Reaped.AT_ONCE * TICK}
+    assert machine.drain() == {1: ChildCpuTime.AT_ONCE * TICK}
     assert machine.drain() == {1: 3 * TICK}
 
 
@@ -343,7 +343,7 @@ def test_parents_of_the_long_ended_are_forgotten(machine):
 
 
 def test_of_too_many_parents_those_that_have_ended_are_forgotten(machine, monkeypatch):
-    monkeypatch.setattr(Reaped, "MAX_PARENTS", 20)
+    monkeypatch.setattr(ChildCpuTime, "MAX_PARENTS", 20)
     for pid in range(100, 130):
         machine.process(pid)
         machine.end(pid + 1000, pid, told=1)

@@ -15,9 +15,9 @@ from conftest import cannot_run
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.node.backends.taskstats import DELAY_FIELDS, TaskstatsBackend
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel import netlink, taskstats
-from colmet.node.kernel.taskstats import FIELDS, Layout, TaskstatsClient, decode_answers
+from colmet.node.kernel.taskstats import FIELDS, RecordLayout, TaskstatsClient, decode_answers
 from colmet.node.system import processes
 from colmet.node.system.host import Host
 
@@ -111,7 +111,7 @@ def test_the_captured_answer_of_a_kernel_decodes_to_what_it_says():
 
 def test_a_version_too_old_or_a_structure_too_short_is_a_parse_error():
     with pytest.raises(ParseError, match="version 6"):
-        Layout.of(6)
+        RecordLayout.of(6)
     message = bytearray(answer(8, {}))
     offset, _ = taskstats.stats_offset(bytes(message))
     for at, cut in ((20, 16), (offset - 4, 16), (0, 16)):  # shorten the nested lengths and the message

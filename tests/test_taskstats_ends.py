@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from colmet.common.errors import ParseError
 from colmet.node.backends import taskstats
 from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.taskstats import FIELDS, Exits
 
 MS = 1_000_000

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, JobSource, compile_patterns
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import JobSource
 from colmet.node.jobs.watches import Directories
 
 

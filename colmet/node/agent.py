@@ -19,9 +19,10 @@ from colmet.common.runtime.reload import Prepare, at_once
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.node.backend import InputBackend
-from colmet.node.background import Beside, NotYet
+from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.jobs.jobs import NODE_JOB, Job, JobSource
+from colmet.node.jobs.job import NODE_JOB, Job
+from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import Account, Meter
 from colmet.node.selfmetrics.completeness import FAILED, LATE, Ledger
@@ -79,7 +80,7 @@ class Runner:
     """A backend with its state: open or waiting to be tried again, what it has cost and what has gone wrong with it.
 
     Args:
-        backend: the backend; a blocking one is used as it is, so whoever must not wait gives it in a `Beside`.
+        backend: the backend; a blocking one blocks the caller, unless it is wrapped in a `BackgroundBackend`.
         period_s: of the samples.
         processes: in whose thread it reads files of processes.
 
@@ -152,12 +153,12 @@ class Runner:
     @property
     def cpu_ns(self) -> int:
         """CPU time of its work, in a thread of its own included."""
-        return self.meter.cpu_ns + (self.backend.meter.cpu_ns if isinstance(self.backend, Beside) else 0)
+        return self.meter.cpu_ns + (self.backend.meter.cpu_ns if isinstance(self.backend, BackgroundBackend) else 0)
 
     @property
     def wall_ns(self) -> int:
         """Time that the same work took."""
-        return self.meter.wall_ns + (self.backend.meter.wall_ns if isinstance(self.backend, Beside) else 0)
+        return self.meter.wall_ns + (self.backend.meter.wall_ns if isinstance(self.backend, BackgroundBackend) else 0)
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
         """Its tables at this tick; none where it has no rows."""
@@ -167,7 +168,7 @@ class Runner:
         tables: list[Table] = []
         with self._guarded():
             tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns)
-            self.missed = LATE if isinstance(self.backend, Beside) and self.backend.is_busy else ""
+            self.missed = LATE if isinstance(self.backend, BackgroundBackend) and self.backend.is_busy else ""
         self.overruns += self.meter.last_wall_ns > self._period_ns
         return tables
 
@@ -184,7 +185,7 @@ class Runner:
 
     def take(self) -> list[Table]:
         """What a backend in a thread has measured since the last tick."""
-        if self.is_open and isinstance(self.backend, Beside):
+        if self.is_open and isinstance(self.backend, BackgroundBackend):
             with self._guarded():
                 return self._tables(self.backend.take(), 0)
         return []
@@ -221,7 +222,7 @@ class Runner:
         by_schema: dict[Schema, list[Sample]] = {}
         for sample in samples:
             by_schema.setdefault(sample.schema or self.backend.schema, []).append(sample)
-        if isinstance(self.backend, Beside):
+        if isinstance(self.backend, BackgroundBackend):
             time_ns = self.backend.measured_ns
         tables = [Table.from_samples(schema, time_ns, some) for schema, some in by_schema.items()]
         self.rows += sum(map(len, tables))
@@ -294,7 +295,7 @@ class Agent:
         self._source = source
         self._runners = [
             Runner(
-                Beside(backend) if backend.blocking else backend,
+                BackgroundBackend(backend) if backend.blocking else backend,
                 period_s=schedule.period_s,
                 processes=None if backend.blocking else source.processes,
             )
@@ -597,7 +598,7 @@ class Agent:
                 log.exception("close failed backend=%s", runner.name)
         until = time.monotonic() + FAREWELL_S
         for runner in self._runners:
-            if isinstance(runner.backend, Beside):
+            if isinstance(runner.backend, BackgroundBackend):
                 runner.backend.join(max(0.0, until - time.monotonic()))
         if self._mapping is not None:
             self._mapping.join(max(0.0, until - time.monotonic()))

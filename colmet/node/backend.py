@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample, Schema
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
@@ -22,9 +22,9 @@ class InputBackend(ABC):
     `sample()` at every tick; `close()`. Between ticks, for those that have something to do then: `drain()`,
     `notice()`, `last()`.
 
-    A blocking backend lives in a thread of its own (`beside.Beside`): `open()`, `sample()` and `close()` may take their
-    time there, and a tick that comes while `sample()` has not returned is left out. It keeps no file of its host open
-    (`Host.keep`), and asks jobs for nothing but in `ask()`.
+    A blocking backend runs in a thread of its own (`background.BackgroundBackend`): `open()`, `sample()` and `close()`
+    may block there, and a tick that comes while `sample()` has not returned is skipped. It keeps no file of its host
+    open (`Host.keep`), and reads from jobs only in `ask()`.
 
     Attributes:
         schema: of the first table.

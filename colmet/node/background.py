@@ -13,7 +13,7 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.agent_stats import Meter
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.host import Host
@@ -53,7 +53,7 @@ class _Call:
         return self._result
 
 
-class Beside(InputBackend):
+class BackgroundBackend(InputBackend):
     """A blocking backend as one that never blocks.
 
     A tick hands over what has been measured since the one before, and has the next measurement begin. Where the former

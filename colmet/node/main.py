@@ -32,7 +32,9 @@ from colmet.node.delivery import link
 from colmet.node.delivery.requests import Requests
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.delivery.uplink import Times, Uplink
-from colmet.node.jobs.jobs import DEFAULT_PATTERN, NODE_JOB, OAR2_ROOTS, Job, JobSource, compile_patterns
+from colmet.node.jobs.job import NODE_JOB, Job
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.source import OAR2_ROOTS, JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
 from colmet.node.selfmetrics.node_health import NodeHealth

@@ -22,9 +22,10 @@ from colmet.common.tables.agent import SCHEMA as ACCOUNT
 from colmet.common.units import UNITS
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.controllers import held_now
-from colmet.node.jobs.jobs import ABSENT, NODE_JOB, Job, JobSource, State
-from colmet.node.jobs.places import NAMED
+from colmet.node.jobs.controllers import distinct_controllers
+from colmet.node.jobs.job import NODE_JOB, Job
+from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
+from colmet.node.jobs.source import JobSource
 from colmet.node.selfmetrics.agent_stats import Account
 from colmet.node.system.host import Host
 
@@ -194,7 +195,7 @@ def _places(source: JobSource) -> Iterator[str]:
     yield "Where jobs' cgroups are looked for"
     states = source.describe()
     here = {state.name for state in states if state.state != ABSENT}
-    shown: list[State] = []
+    shown: list[PlaceState] = []
     for state in states:
         # of a layout, the places where it is, or one where it could be: all would only fill the page
         if state.name == NAMED or state.state != ABSENT or state.name not in here | {one.name for one in shown}:
@@ -230,9 +231,9 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
     yield from columns(rows, right=(0, 2, 3))
 
 
-def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[State]) -> Iterator[str]:
+def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) -> Iterator[str]:
     """Which controllers hold the jobs, and what to set where memory is not among them."""
-    found = held_now(host, jobs, states)
+    found = distinct_controllers(host, jobs, states)
     if not found:
         return
     yield ""

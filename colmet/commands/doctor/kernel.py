@@ -272,7 +272,8 @@ def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
 
 def check_jobs(target: Target) -> Iterator[Finding]:
     """Where jobs' cgroups are looked for, and what is there now."""
-    from colmet.node.jobs.jobs import ABSENT, DEFAULT_PATTERN, NODE_JOB
+    from colmet.node.jobs.job import NODE_JOB
+    from colmet.node.jobs.places import ABSENT, DEFAULT_PATTERN
     from colmet.node.main import find_jobs
 
     try:
@@ -323,13 +324,13 @@ def check_jobs(target: Target) -> Iterator[Finding]:
 
 def check_controllers(target: Target) -> Iterator[Finding]:
     """Whether the cgroup controllers that count hold the jobs; where none is, the directories in which jobs come."""
-    from colmet.node.jobs.controllers import held_now
+    from colmet.node.jobs.controllers import distinct_controllers
     from colmet.node.main import find_jobs
 
     host = target.host
     source = find_jobs(target.options, host)
     try:
-        found = held_now(host, source.scan(), source.describe())
+        found = distinct_controllers(host, source.scan(), source.describe())
     finally:
         source.close()
     if not found:

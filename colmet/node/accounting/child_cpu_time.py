@@ -44,7 +44,7 @@ class _Parent:
         self.charged_ns: int | None = None
 
 
-class Reaped:
+class ChildCpuTime:
     """Compares what processes are charged with for their children with what the children's records told.
 
     Call `read` before the records are received, `add` with those that are a job's, then `settle`: everything that a

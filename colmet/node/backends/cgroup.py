@@ -20,7 +20,7 @@ from colmet.common.runtime.cli import Options, Rare, powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.cgroup import SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import MEMORY, TASKS, Job
+from colmet.node.jobs.job import MEMORY, TASKS, Job
 from colmet.node.kernel.cgroupfiles import (
     Blocks,
     Columns,
@@ -162,7 +162,7 @@ class BlkioProbe:
         return any(fields[3] != b"0" or fields[7] != b"0" for fields in map(bytes.split, lines) if len(fields) > 7)
 
 
-class Source(NamedTuple):
+class FileSource(NamedTuple):
     """A file of a group.
 
     Attributes:
@@ -179,19 +179,19 @@ class Source(NamedTuple):
     empty: tuple[str, ...] = ()
 
 
-class Kind(NamedTuple):
+class ControllerFiles(NamedTuple):
     """What one v1 controller, or v2 in its place, tells of a job. Without a controller it is v2's alone."""
 
     controller: str
-    v1: tuple[Source, ...]
-    v2: tuple[Source, ...]
+    v1: tuple[FileSource, ...]
+    v2: tuple[FileSource, ...]
 
 
 UNIFIED = "unified"
 _COUNTED = frozenset((MEMORY, TASKS))
 
 
-def kinds(host: Host) -> tuple[Kind, ...]:
+def kinds(host: Host) -> tuple[ControllerFiles, ...]:
     """Everything that is read, in that order: first what is compared with what taskstats has just measured."""
     blocks = Blocks(host)
     quota = _as_they_are({"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"})
@@ -201,68 +201,70 @@ def kinds(host: Host) -> tuple[Kind, ...]:
     events = _as_they_are({"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"})
     io_bytes, io_ops = ("io_read_bytes", "io_write_bytes"), ("io_read_ops", "io_write_ops")
     pids = (
-        Source(("pids.current",), number("pids_current")),
-        Source(("pids.peak",), number("pids_peak")),
-        Source(("pids.events",), Keyed(_as_they_are({"max": "pids_limit_hits"}))),
-        Source(("pids.max",), limit("pids_limit"), slow=True),
+        FileSource(("pids.current",), number("pids_current")),
+        FileSource(("pids.peak",), number("pids_peak")),
+        FileSource(("pids.events",), Keyed(_as_they_are({"max": "pids_limit_hits"}))),
+        FileSource(("pids.max",), limit("pids_limit"), slow=True),
     )
     return (
-        Kind(
+        ControllerFiles(
             "cpuacct",
             (
-                Source(("cpuacct.usage",), number("cpu_usage")),
-                Source(("cpuacct.stat",), Keyed(times_v1)),
+                FileSource(("cpuacct.usage",), number("cpu_usage")),
+                FileSource(("cpuacct.stat",), Keyed(times_v1)),
             ),
-            (Source(("cpu.stat",), Keyed({**usage_v2, **quota_v2})),),
+            (FileSource(("cpu.stat",), Keyed({**usage_v2, **quota_v2})),),
         ),
-        Kind(
+        ControllerFiles(
             "cpu",
-            (Source(("cpu.stat",), Keyed({**quota, "throttled_time": ("throttled_time", 1)})),),
-            (Source(("cpu.stat",), Keyed(quota_v2)),),
+            (FileSource(("cpu.stat",), Keyed({**quota, "throttled_time": ("throttled_time", 1)})),),
+            (FileSource(("cpu.stat",), Keyed(quota_v2)),),
         ),
-        Kind(
+        ControllerFiles(
             "cpuset",
-            (Source(("cpuset.effective_cpus", "cpuset.cpus"), count_cpus, slow=True),),
-            (Source(("cpuset.cpus.effective",), count_cpus, slow=True),),
+            (FileSource(("cpuset.effective_cpus", "cpuset.cpus"), count_cpus, slow=True),),
+            (FileSource(("cpuset.cpus.effective",), count_cpus, slow=True),),
         ),
-        Kind(
+        ControllerFiles(
             "memory",
             (
-                Source(("memory.usage_in_bytes",), number("memory_current")),
-                Source(("memory.stat",), memory_stat_v1()),
-                Source(("memory.max_usage_in_bytes",), number("memory_peak")),
-                Source(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
-                Source(("memory.failcnt",), number("memory_limit_hits")),
-                Source(("memory.oom_control",), Keyed(_as_they_are({"oom_kill": "memory_oom_kills"}))),
+                FileSource(("memory.usage_in_bytes",), number("memory_current")),
+                FileSource(("memory.stat",), memory_stat_v1()),
+                FileSource(("memory.max_usage_in_bytes",), number("memory_peak")),
+                FileSource(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
+                FileSource(("memory.failcnt",), number("memory_limit_hits")),
+                FileSource(("memory.oom_control",), Keyed(_as_they_are({"oom_kill": "memory_oom_kills"}))),
             ),
             (
-                Source(("memory.current",), number("memory_current")),
-                Source(("memory.stat",), memory_stat_v2()),
-                Source(("memory.peak",), number("memory_peak")),
-                Source(("memory.swap.current",), number("memory_swap")),
-                Source(("memory.events",), Keyed(events)),
-                Source(("memory.max",), limit("memory_limit"), slow=True),
-                Source(("memory.swap.max",), limit("memory_swap_limit", beside="memory_limit"), slow=True),
+                FileSource(("memory.current",), number("memory_current")),
+                FileSource(("memory.stat",), memory_stat_v2()),
+                FileSource(("memory.peak",), number("memory_peak")),
+                FileSource(("memory.swap.current",), number("memory_swap")),
+                FileSource(("memory.events",), Keyed(events)),
+                FileSource(("memory.max",), limit("memory_limit"), slow=True),
+                FileSource(("memory.swap.max",), limit("memory_swap_limit", beside="memory_limit"), slow=True),
             ),
         ),
-        Kind(
+        ControllerFiles(
             "blkio",
             (
-                Source(BlkioProbe.NAMES, blocks.v1(*io_bytes), empty=io_bytes),
-                Source(
+                FileSource(BlkioProbe.NAMES, blocks.v1(*io_bytes), empty=io_bytes),
+                FileSource(
                     ("blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced"),
                     blocks.v1(*io_ops),
                     empty=io_ops,
                 ),
             ),
-            (Source(("io.stat",), blocks.v2),),
+            (FileSource(("io.stat",), blocks.v2),),
         ),
-        Kind("pids", pids, pids),
-        Kind("", (), tuple([Source((f"{what}.pressure",), pressure(what)) for what in ("cpu", "memory", "io")])),
+        ControllerFiles("pids", pids, pids),
+        ControllerFiles(
+            "", (), tuple([FileSource((f"{what}.pressure",), pressure(what)) for what in ("cpu", "memory", "io")])
+        ),
     )
 
 
-class _File:
+class _OpenFile:
     """A file of one job that is read again and again.
 
     Attributes:
@@ -273,7 +275,7 @@ class _File:
 
     __slots__ = ("_host", "_which", "absent", "directory", "kept", "part", "source")
 
-    def __init__(self, host: Host, part: _Part, directory: str, source: Source) -> None:
+    def __init__(self, host: Host, part: _ControllerPart, directory: str, source: FileSource) -> None:
         self.part = part
         self.directory = directory
         self.source = source
@@ -296,8 +298,8 @@ class _File:
         self.kept.close()
 
 
-class _Part:
-    """What one `Kind` tells of one job.
+class _ControllerPart:
+    """What one `ControllerFiles` tells of one job.
 
     Attributes:
         settled: where it is found is known: a v1 directory, or v2 files that were read.
@@ -305,10 +307,10 @@ class _Part:
 
     __slots__ = ("directory", "files", "kind", "settled")
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ControllerFiles) -> None:
         self.kind = kind
         self.directory: str | None = None
-        self.files: list[_File] = []
+        self.files: list[_OpenFile] = []
         self.settled = False
 
     def look(self, host: Host, job: Job) -> bool:
@@ -324,7 +326,7 @@ class _Part:
         self.close()
         self.directory = directory
         if directory is not None:
-            self.files = [_File(host, self, directory, source) for source in sources]
+            self.files = [_OpenFile(host, self, directory, source) for source in sources]
         return True
 
     def lose(self) -> None:
@@ -358,7 +360,7 @@ class _Group:
         attributed_ns: CPU time that its tasks were known to have used when it was read last.
     """
 
-    def __init__(self, job: Job, parts: Sequence[_Part]) -> None:
+    def __init__(self, job: Job, parts: Sequence[_ControllerPart]) -> None:
         self.job = job
         self._user = _user_of(job)
         self.known: Values = {}
@@ -366,10 +368,10 @@ class _Group:
         self.slow_values: Values = {}
         self.listed = True
         self.attributed_ns: int | None = None
-        self.fast: list[_File] = []
-        self.slow: list[_File] = []
-        self.rest: list[_File] = []
-        self.lost: list[_Part] = []
+        self.fast: list[_OpenFile] = []
+        self.slow: list[_OpenFile] = []
+        self.rest: list[_OpenFile] = []
+        self.lost: list[_ControllerPart] = []
         self._parts = parts
         self._pending = list(parts)
         self._slow_in = self._slow_every = 1
@@ -439,7 +441,7 @@ class _Group:
         return True
 
     def _arrange(self) -> None:
-        files: dict[str, _File] = {}
+        files: dict[str, _OpenFile] = {}
         for part in self._parts:
             for file in part.files:
                 # one cpu.stat of v2 tells what two controllers of v1 do: the first reads it all
@@ -540,7 +542,7 @@ class CgroupBackend(InputBackend):
         former = self._groups.get(job)
         if former is not None and former.listed:
             return former
-        group = self._groups[job] = _Group(job, [_Part(kind) for kind in self._kinds])
+        group = self._groups[job] = _Group(job, [_ControllerPart(kind) for kind in self._kinds])
         if former is not None:  # it was thought to be gone
             group.known = former.known
         return group
@@ -579,7 +581,7 @@ class CgroupBackend(InputBackend):
         if "cpu_usage" in values:
             group.attributed_ns = group.job.attributed_cpu_ns
 
-    def _read(self, group: _Group, files: Sequence[_File]) -> None:
+    def _read(self, group: _Group, files: Sequence[_OpenFile]) -> None:
         """Take in what files tell; what one does not tell is missing."""
         values = group.values
         for file in files:
@@ -608,7 +610,7 @@ class CgroupBackend(InputBackend):
                 elif self._probe.counts(file.directory):
                     values.update(dict.fromkeys(source.empty, 0))
 
-    def _absent(self, job: Job, file: _File, err: OSError) -> None:
+    def _absent(self, job: Job, file: _OpenFile, err: OSError) -> None:
         """A file is not there, or cannot be read: leave it for a while."""
         file.absent = True
         # EOPNOTSUPP: pressure is compiled in and off (psi=0)

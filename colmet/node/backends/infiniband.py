@@ -16,7 +16,7 @@ from colmet.common.runtime.configuration import require
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.infiniband import COUNTERS, DEVICES, FULL, PORTS, SCHEMA
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host, is_gone
 from colmet.node.system.sums import Sums

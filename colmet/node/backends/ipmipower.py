@@ -16,7 +16,7 @@ from colmet.common.runtime.configuration import require
 from colmet.common.schema import Sample
 from colmet.common.tables.ipmipower import SCHEMA
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB
+from colmet.node.jobs.job import NODE_JOB
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
 

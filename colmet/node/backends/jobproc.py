@@ -23,7 +23,7 @@ from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.common.tables.jobproc import IO_FIELDS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import MEMORY, TASKS, Job
+from colmet.node.jobs.job import MEMORY, TASKS, Job
 from colmet.node.kernel.cgroupfiles import Values
 from colmet.node.system.host import Host, Kept, is_gone
 from colmet.node.system.processes import NO_ANSWER, Question

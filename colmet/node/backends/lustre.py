@@ -15,7 +15,7 @@ from colmet.common.runtime.configuration import require
 from colmet.common.schema import Sample
 from colmet.common.tables.lustre import ALWAYS, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host, is_gone
 from colmet.node.system.sums import MAX_TOTAL, Sums

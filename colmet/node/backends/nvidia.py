@@ -12,11 +12,11 @@ from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA
 from colmet.node.backend import InputBackend
-from colmet.node.gpus.allocation import Holdings
+from colmet.node.gpus.allocation import Allocations
 from colmet.node.gpus.nvml import NvmlReader
-from colmet.node.gpus.reading import Gpu, Process, Reader, whole
+from colmet.node.gpus.reading import Gpu, GpuReader, Process, whole
 from colmet.node.gpus.smi import SmiReader
-from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
 
@@ -166,9 +166,9 @@ class NvidiaBackend(InputBackend):
     blocking = True
 
     def __init__(self, host: Host) -> None:
-        self._readers: tuple[Reader, ...] = (NvmlReader(), SmiReader(host))
-        self._reader: Reader | None = None
-        self._holdings = Holdings(host)
+        self._readers: tuple[GpuReader, ...] = (NvmlReader(), SmiReader(host))
+        self._reader: GpuReader | None = None
+        self._allocations = Allocations(host)
         self._devices: dict[str, str] = {}
         self._unread = 0
         self._told = False
@@ -238,7 +238,7 @@ class NvidiaBackend(InputBackend):
         assert self._reader is not None
         gpus = self._reader.read()
         shares = {one.job_id: list(self._shares(one, gpus)) for one in jobs}
-        self._holdings.keep([one.identity for one in jobs])
+        self._allocations.keep([one.identity for one in jobs])
         owners: dict[int, set[int]] = {}
         for one in jobs:
             for pid in one.pids:
@@ -255,7 +255,7 @@ class NvidiaBackend(InputBackend):
         return samples
 
     def _shares(self, job: Asked, gpus: Sequence[Gpu]) -> Iterable[_Share]:
-        held = self._holdings.of(job.job_id, job.identity, job.devices, job.pids, gpus)
+        held = self._allocations.of(job.job_id, job.identity, job.devices, job.pids, gpus)
         pids = set(job.pids)
         for gpu in whole(gpus):
             on_it = None if gpu.processes is None else [process for process in gpu.processes if process.pid in pids]

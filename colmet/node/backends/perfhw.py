@@ -22,7 +22,7 @@ from colmet.common.runtime.configuration import require
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.perfhw import MAX_EVENTS, SCHEMA
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.kernel import perfchoices, perfevents
 from colmet.node.kernel.cpus import parse_cpu_list
@@ -427,7 +427,9 @@ class PerfhwBackend(InputBackend):
                 raise ConfigError(f"--perfhw-list: {choice.name} is not supported by this CPU ({os.strerror(code)})")
         return lambda: self._change(choices, events)
 
-    def _change(self, choices: Sequence[perfchoices.Choice], events: Sequence[perfevents.Event]) -> Iterable[Sample]:
+    def _change(
+        self, choices: Sequence[perfchoices.EventChoice], events: Sequence[perfevents.Event]
+    ) -> Iterable[Sample]:
         rows = [self._row(job, watched, watched.columns) for job, watched in self._watched.items() if watched.opened]
         paces = {self._choices[column.number - 1]: column.every for column in self._columns}
         self._choices = list(choices)

@@ -10,7 +10,7 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.procstats import CPU, LOAD, SCHEMA
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.host import Host
 
 _MEMINFO_KEYS = {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")}

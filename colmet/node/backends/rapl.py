@@ -15,7 +15,7 @@ from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.rapl import PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB, Job
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system import clib
 from colmet.node.system.host import Host

@@ -26,10 +26,10 @@ from colmet.common.schema import MISSING_INT, Sample, Schema
 from colmet.common.tables.taskstats import SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.accounting.attribution import Attribution
-from colmet.node.accounting.child_cpu_time import Reaped
+from colmet.node.accounting.child_cpu_time import ChildCpuTime
 from colmet.node.accounting.plausible import PlausibleWaits
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.procstat import Stat, ask_stats
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
@@ -120,7 +120,7 @@ class TaskstatsBackend(InputBackend):
         self._waits = PlausibleWaits(_TASK, "ac_etime", WAITS)
         self._owners = Attribution()
         self._parties: dict[int, str] = {}  # who can have the reading of a job's processes wait
-        self._reaped = Reaped(host, self._owners.owner, party=self._party)
+        self._child_cpu = ChildCpuTime(host, self._owners.owner, party=self._party)
         self._beyond: dict[int, int] = {}  # CPU time that no record told of, by job
         self._group_ns: dict[int, int] = {}  # CPU time of its cgroup, where no task of the job has ended since
         self._excess: dict[int, int] = {}  # CPU time that its tasks used beyond that of its cgroup, as of the last look
@@ -229,7 +229,7 @@ class TaskstatsBackend(InputBackend):
         self._group_ns = {job: group for job, group in self._group_ns.items() if job in ids}
         self._excess = {job: excess for job, excess in self._excess.items() if job in ids}
         self._parties = {job: party for job, party in self._parties.items() if job in ids}
-        self._reaped.tick(ids)
+        self._child_cpu.tick(ids)
         self._recognize(jobs)
         self._restored = {}  # the others ended while the agent was away
         wanted = self._exits is None or (self._forks is None and self._follow_forks)
@@ -248,7 +248,7 @@ class TaskstatsBackend(InputBackend):
 
     def drain(self) -> Iterable[int]:
         """Take in exit records; the jobs that had one, and of which no task is known to live."""
-        self._reaped.read()
+        self._child_cpu.read()
         self._receive()
         ended = self._attribute()
         self._settle()
@@ -314,7 +314,7 @@ class TaskstatsBackend(InputBackend):
         asked = [tids for tids in (*listed, *absent) if len(tids)]
         wanted = asked[0] if len(asked) == 1 else np.unique(np.concatenate([_NO_TASKS, *asked]))
         if self._exits is not None:
-            self._reaped.read()
+            self._child_cpu.read()
         found, values = self._client.query(wanted)
         self._leave_out_delays(values)
         self._receive()  # after the query: of a task that no longer answers, the record has come
@@ -342,7 +342,7 @@ class TaskstatsBackend(InputBackend):
             counters = self._waits.update(job.id, keys, counters)
             self._owners.list_one(job.id, reborn)
             if reborn:  # its parent learns of the children that it had waited for
-                self._reaped.watch(reborn, job.id)
+                self._child_cpu.watch(reborn, job.id)
             # strangers that are still listed and have ended are counted already
             totals = self._update(job, keys, counters, reborn, strangers.get(job.id, ()))
             self._listed.add(job.id)
@@ -376,7 +376,7 @@ class TaskstatsBackend(InputBackend):
                 excess_ns = int(totals[_VIRTUAL]) - group_ns + (beyond_ns if strangers else -_ROUNDING_NS)
                 share = min(1.0, max(0, excess_ns) / cpu_ns)
             if strangers or share:
-                self._reaped.watch(keys[came].tolist(), job.id)
+                self._child_cpu.watch(keys[came].tolist(), job.id)
                 used = np.where(values[came] == MISSING_INT, MISSING_INT, (values[came] * share).astype(np.int64))
                 self._totals.came(job.id, used)
                 totals = self._totals.update(job.id, keys, values)
@@ -423,7 +423,7 @@ class TaskstatsBackend(InputBackend):
             self._group_ns.pop(job, None)
             told = exits.values[:, _VIRTUAL]
             beyond = np.where(told < _LONG_NS, exits.values[:, _REAL] - told, 0)
-            self._reaped.add(exits.ids.tolist(), told.tolist(), beyond.tolist())
+            self._child_cpu.add(exits.ids.tolist(), told.tolist(), beyond.tolist())
             self._beyond[job] = self._beyond.get(job, 0) + int(beyond.sum())
             self._finished.append(tids)
             self._finished_count += len(tids)
@@ -434,7 +434,7 @@ class TaskstatsBackend(InputBackend):
 
     def _settle(self) -> None:
         """Count what processes are charged with beyond what the records of their descendants told."""
-        for job, beyond in self._reaped.settle().items():
+        for job, beyond in self._child_cpu.settle().items():
             self._beyond[job] = self._beyond.get(job, 0) + beyond
 
     def _strangers(self, jobs: Sequence[Job], members: Mapping[int, Sequence[int]], tick: bool) -> dict[int, list[int]]:
@@ -494,7 +494,7 @@ class TaskstatsBackend(InputBackend):
         vanished = tids[~np.isin(tids, finished)]
         if len(vanished):
             keys, values = self._totals.last_seen(job)
-            self._reaped.owe(job, int(values[np.isin(keys, vanished), _VIRTUAL].sum()))
+            self._child_cpu.owe(job, int(values[np.isin(keys, vanished), _VIRTUAL].sum()))
 
     def _leave_out(self, job: int, keys: Ints, values: Ints, finished: Ints) -> tuple[Ints, Ints, list[int]]:
         """Without the tasks whose final values are counted already, though they are still being taken down.

@@ -13,7 +13,7 @@ from colmet.common.runtime.cli import Options, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.temperature import COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
 from colmet.node.backend import InputBackend
-from colmet.node.jobs.jobs import NODE_JOB
+from colmet.node.jobs.job import NODE_JOB
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.host import Host
 

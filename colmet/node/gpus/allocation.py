@@ -1,6 +1,6 @@
-"""Which GPUs a job holds, whether it uses them or not.
+"""Find the GPUs that a job has been allocated, whether it uses them or not.
 
-Three may say, and the first that does counts:
+There are three sources; the first that names GPUs counts:
 
 1. The kernel: the job's devices cgroup (v1), where it lists the only devices that the job may open. One that was made
    by denying some devices does not list them, and says nothing; device programs of cgroup v2 cannot be read back.
@@ -49,12 +49,12 @@ VARIABLES = (
 )
 
 
-class Held(NamedTuple):
-    """What a job holds.
+class Allocation(NamedTuple):
+    """The GPUs of a job.
 
     Attributes:
         uuids: of GPUs without instances, and of instances.
-        source: who says so: ``devices``, ``oar`` or ``environment``.
+        source: where that is from: ``devices``, ``oar`` or ``environment``.
     """
 
     uuids: frozenset[str]
@@ -171,8 +171,8 @@ class _Looked:
         self.times = 0
 
 
-class Holdings:
-    """Finds out which GPUs each job holds.
+class Allocations:
+    """Finds the GPUs that each job has been allocated.
 
     Everything is read in the thread of a backend that may wait, and the environment of processes, of which a user can
     make a read take as long as he likes, as on the tick: one job's processes do not keep what is known of the others'.
@@ -188,7 +188,7 @@ class Holdings:
 
     def of(
         self, job_id: int, identity: str, devices: str | None, pids: Sequence[int], gpus: Sequence[Gpu]
-    ) -> Held | None:
+    ) -> Allocation | None:
         """What a job holds; None where nobody says.
 
         Args:
@@ -202,12 +202,12 @@ class Holdings:
         for source, allowed in (("devices", self._in_cgroup(devices)), ("oar", looked.resources)):
             uuids = None if allowed is None else self._open_to(allowed, gpus)
             if uuids is not None:
-                return Held(uuids, source)
+                return Allocation(uuids, source)
         for variable in VARIABLES:
             named = [find_named(text, gpus) for text in looked.said.get(variable, ())]
             uuids = frozenset().union(*[some for some in named if some is not None])
             if uuids:
-                return Held(uuids, "environment")
+                return Allocation(uuids, "environment")
         return None
 
     def keep(self, identities: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.dependencies import how_to_install
-from colmet.node.gpus.reading import Gpu, Process, Reader
+from colmet.node.gpus.reading import Gpu, GpuReader, Process
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-class NvmlReader(Reader):
+class NvmlReader(GpuReader):
     """Asks NVML, in this process.
 
     Args:

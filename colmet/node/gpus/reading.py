@@ -54,7 +54,7 @@ class Gpu:
     lost: bool = False
 
 
-class Reader(ABC):
+class GpuReader(ABC):
     """Where readings come from.
 
     Attributes:

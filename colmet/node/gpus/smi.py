@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Value
-from colmet.node.gpus.reading import Gpu, Process, Reader
+from colmet.node.gpus.reading import Gpu, GpuReader, Process
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
 
@@ -110,7 +110,7 @@ def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
         yield uuid, Process(int(pid), memory if isinstance(memory, int) else None)
 
 
-class SmiReader(Reader):
+class SmiReader(GpuReader):
     """Asks nvidia-smi, twice a reading.
 
     Args:

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.node.jobs.jobs import ABSENT, NODE_JOB, Job, State
+from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
+from colmet.node.jobs.places import ABSENT, PlaceState
 from colmet.node.system.host import Host
 
 # Controllers that count something, as cgroup v1 names them, and the same of v2. v2 counts CPU time without any.
@@ -24,7 +25,7 @@ _SLURM_MEMORY = "set ConstrainRAMSpace=yes in cgroup.conf, with TaskPlugin=task/
 _SLURM_CPU = "set JobAcctGatherType=jobacct_gather/cgroup in slurm.conf"
 
 
-class Held(NamedTuple):
+class JobControllers(NamedTuple):
     """What holds a job, or will hold one that comes.
 
     Attributes:
@@ -72,7 +73,7 @@ def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers")
         return set()
 
 
-def held(host: Host, job: Job, is_job: bool = True) -> Held:
+def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControllers:
     """What holds a job; a directory in which jobs come is looked at like a job."""
     unified = job.directory("unified")
     is_v2 = unified is not None and host.resolve(job.tops[0]) == unified
@@ -91,10 +92,10 @@ def held(host: Host, job: Job, is_job: bool = True) -> Held:
             lacks.append(same if is_v2 else name)
     # throttling alone is of cpu: without it nothing that a job uses is missing
     lacking = [name for name in dict.fromkeys(lacks) if name not in ("cpu", *has)]
-    return Held(job.tops[0], is_job, 2 if is_v2 else 1, tuple(dict.fromkeys(has)), tuple(lacking))
+    return JobControllers(job.tops[0], is_job, 2 if is_v2 else 1, tuple(dict.fromkeys(has)), tuple(lacking))
 
 
-def held_now(host: Host, jobs: Iterable[Job], states: Sequence[State]) -> list[Held]:
+def distinct_controllers(host: Host, jobs: Iterable[Job], states: Sequence[PlaceState]) -> list[JobControllers]:
     """What holds the jobs: of those that differ in that, one each; without a job, of the directories where they come.
 
     Args:
@@ -102,14 +103,14 @@ def held_now(host: Host, jobs: Iterable[Job], states: Sequence[State]) -> list[H
         jobs: those that are there.
         states: of the places where jobs are looked for.
     """
-    found = [held(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
+    found = [controllers_of_job(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
     if not found:
         found = [one for state in states if state.state != ABSENT for one in _of_place(host, state.path)]
     different = {(one.version, one.has, one.lacks): one for one in reversed(found)}
     return list(reversed(different.values()))
 
 
-def _of_place(host: Host, path: str) -> Iterator[Held]:
+def _of_place(host: Host, path: str) -> Iterator[JobControllers]:
     mounts = Mounts(host)
     mounts.refresh(anyway=True)
     mounts.close()
@@ -121,4 +122,4 @@ def _of_place(host: Host, path: str) -> Iterator[Held]:
     for name in sorted(names):
         directory = f"{above.rstrip('/')}/{name}"
         if host.is_directory(directory):
-            yield held(host, Job(host, -1, cgroups=[directory], mounts=mounts), is_job=False)
+            yield controllers_of_job(host, Job(host, -1, cgroups=[directory], mounts=mounts), is_job=False)

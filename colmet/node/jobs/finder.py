@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from colmet.common.runtime.cli import powers_of_ten
 from colmet.node.jobs.layouts import Claim
-from colmet.node.jobs.places import Place
+from colmet.node.jobs.places import JobPlace
 from colmet.node.jobs.sluids import Sluids
 from colmet.node.system.host import Host, is_gone
 
@@ -25,7 +25,7 @@ _NOBODY = -1  # a directory whose job is not known
 _MOST_CONFLICTS_KEPT = 1000
 
 
-class Found:
+class FoundJob:
     """A job as one walk finds it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Found:
         elsewhere: its directories in other hierarchies.
     """
 
-    def __init__(self, place: Place, claim: Claim, watched: bool) -> None:
+    def __init__(self, place: JobPlace, claim: Claim, watched: bool) -> None:
         self.place = place
         self.user = claim.user
         self.watched = watched
@@ -67,11 +67,11 @@ class Finder:
         self.left_out = 0
         self.conflicts = 0
 
-    def find(self, places: Sequence[Place], now: float) -> dict[int, Found]:
+    def find(self, places: Sequence[JobPlace], now: float) -> dict[int, FoundJob]:
         """The jobs at all places, by id."""
-        found: dict[int, Found] = {}
+        found: dict[int, FoundJob] = {}
         texts: dict[str, bool] = {}
-        guesses: list[tuple[Place, str, Claim]] = []
+        guesses: list[tuple[JobPlace, str, Claim]] = []
         for place in places:
             for path, claim in place.claims(self._directories):
                 if not claim.sluid:
@@ -96,10 +96,12 @@ class Finder:
         self.sluids.keep(texts)
         return found
 
-    def _add(self, found: dict[int, Found], job_id: int, place: Place, path: str, claim: Claim, watched: bool) -> None:
+    def _add(
+        self, found: dict[int, FoundJob], job_id: int, place: JobPlace, path: str, claim: Claim, watched: bool
+    ) -> None:
         job = found.get(job_id)
         if job is None:
-            job = found[job_id] = Found(place, claim, watched)
+            job = found[job_id] = FoundJob(place, claim, watched)
         if place is job.place or place.layout is None:
             if path not in job.tops:  # two roots may be one, reached by two links
                 job.tops.append(path)
@@ -108,7 +110,7 @@ class Finder:
         else:
             self._conflict(job_id, job, path)
 
-    def _conflict(self, job_id: int, job: Found, path: str) -> None:
+    def _conflict(self, job_id: int, job: FoundJob, path: str) -> None:
         if path not in self._conflicting and len(self._conflicting) < _MOST_CONFLICTS_KEPT:
             self._conflicting.add(path)
             self.conflicts += 1
@@ -157,7 +159,7 @@ class Finder:
                     self.left_out,
                 )
 
-    def keys(self, found: Found) -> set[tuple[str, int]]:
+    def keys(self, found: FoundJob) -> set[tuple[str, int]]:
         """What tells the directories of a job from others that were or will be at the same paths."""
         keys = set()
         for path in found.tops + found.elsewhere:

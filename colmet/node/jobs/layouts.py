@@ -29,7 +29,7 @@ class Claim(NamedTuple):
     sluid: str = ""
 
 
-class Layout(NamedTuple):
+class JobLayout(NamedTuple):
     """How one resource manager lays its jobs' directories out.
 
     Attributes:
@@ -81,7 +81,7 @@ def job_number(text: str) -> int | None:
 # The user of a layout with a uid in it stays that number as text: to look its name up may wait for a directory server
 # for as long as that is away, and the tick must not.
 LAYOUTS = (
-    Layout(
+    JobLayout(
         name="oar2",
         help="OAR 2, cgroup v1: /oar/<user>_<job id> in the cpuset hierarchy",
         version=1,
@@ -91,7 +91,7 @@ LAYOUTS = (
         way=re.compile(r"/oar"),
         job=re.compile(r"/oar/(?P<user>[^/\n]+)_(?P<job>[0-9]+)"),
     ),
-    Layout(
+    JobLayout(
         name="oar3",
         help="OAR 3, cgroup v2: oar-u<uid>-j<job id>... below /oar.slice",
         version=2,
@@ -104,7 +104,7 @@ LAYOUTS = (
             r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}/oar-u(?P<user>[0-9]+)-j(?P<job>[0-9]+)(?:[^0-9/][^/]*)?"
         ),
     ),
-    Layout(
+    JobLayout(
         name="slurm-v1",
         help="Slurm, cgroup v1: /slurm*/uid_<uid>/job_<job id> in cpuset, freezer or another hierarchy",
         version=1,
@@ -114,7 +114,7 @@ LAYOUTS = (
         way=re.compile(r"/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?"),
         job=re.compile(r"/slurm(?:_[^/]+)?/uid_(?P<user>[0-9]+)/job_(?P<job>[0-9]+)"),
     ),
-    Layout(
+    JobLayout(
         name="slurm-v2",
         help="Slurm, cgroup v2: job_<job id> in /system.slice/*slurmstepd.scope",
         version=2,
@@ -124,7 +124,7 @@ LAYOUTS = (
         way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
         job=re.compile(rf"{_SLURM_V2_SCOPE}/job_(?P<job>[0-9]+)"),
     ),
-    Layout(
+    JobLayout(
         name="slurm-sluid",
         help="Slurm 26.05 and later, cgroup v2: a text id instead of job_<job id>",
         version=2,

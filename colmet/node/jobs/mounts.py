@@ -18,7 +18,7 @@ _CONTROLLERS = frozenset(
 )
 
 
-class Mount(NamedTuple):
+class CgroupMount(NamedTuple):
     """One cgroup mount.
 
     Attributes:
@@ -32,7 +32,7 @@ class Mount(NamedTuple):
     controllers: tuple[str, ...] = ()
 
 
-def parse_mounts(data: bytes) -> list[Mount]:
+def parse_mounts(data: bytes) -> list[CgroupMount]:
     """The cgroup mounts in the text of ``/proc/<pid>/mounts``; lines of another form are left out."""
     found = []
     for line in data.splitlines():
@@ -43,11 +43,11 @@ def parse_mounts(data: bytes) -> list[Mount]:
         raw = re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), fields[1])
         point = os.fsdecode(raw)
         if fields[2] == b"cgroup2":
-            found.append(Mount(point, 2))
+            found.append(CgroupMount(point, 2))
             continue
         options = os.fsdecode(fields[3]).split(",")
         names = [option for option in options if option in _CONTROLLERS or option.startswith("name=")]
-        found.append(Mount(point, 1, tuple(names)))
+        found.append(CgroupMount(point, 1, tuple(names)))
     return found
 
 
@@ -64,7 +64,7 @@ class Mounts:
         self._file = host.keep(_PATH)
         self._poll = select.poll()
         self._registered = -1
-        self.mounts: list[Mount] = []
+        self.mounts: list[CgroupMount] = []
         self.v1: dict[str, str] = {}
         self.unified: str | None = None
 
@@ -95,9 +95,9 @@ class Mounts:
                 self.unified = mount.point
         return True
 
-    def of(self, path: str) -> Mount | None:
+    def of(self, path: str) -> CgroupMount | None:
         """The cgroup mount that a path, without symbolic links, lies in; None where it lies in none."""
-        best: Mount | None = None
+        best: CgroupMount | None = None
         for mount in self.mounts:
             inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
             if inside and (best is None or len(mount.point) >= len(best.point)):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.node.jobs.layouts import LAYOUTS, Claim, Layout, job_number
+from colmet.common.errors import ConfigError
+from colmet.node.jobs.layouts import LAYOUTS, Claim, JobLayout, job_number
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.system.host import Host, is_gone
 
@@ -21,9 +23,50 @@ log = logging.getLogger(__name__)
 _MOST_NAMES_TOLD = 1000
 
 NAMED = "root"  # the name of a place that no layout, but the command line names
+ABSENT = "not here"  # the state of a place that does not exist
+DEFAULT_PATTERN = r"_(\d+)$"
 
 
-class Place(ABC):
+def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    """The expressions that find a job's id in the name of its cgroup.
+
+    Raises:
+        ConfigError: one does not compile, or has no group for the id.
+    """
+    compiled = []
+    for text in patterns:
+        try:
+            pattern = re.compile(text)
+        except re.error as err:
+            raise ConfigError(f"--regex_job_id {shlex.quote(text)}: not a regular expression: {err}") from err
+        if not pattern.groups:
+            raise ConfigError(
+                f"--regex_job_id {shlex.quote(text)}: put the job id in parentheses, as in "
+                f"{shlex.quote(DEFAULT_PATTERN)}"
+            )
+        compiled.append(pattern)
+    return compiled
+
+
+class PlaceState(NamedTuple):
+    """What was found at one place.
+
+    Attributes:
+        name: of the layout, "root" where the command line names the place.
+        help: one line on the layout.
+        path: where it was looked for.
+        state: what is there, for people.
+        unmatched: names of some directories that no expression matches.
+    """
+
+    name: str
+    help: str
+    path: str
+    state: str
+    unmatched: tuple[str, ...] = ()
+
+
+class JobPlace(ABC):
     """One place that holds job directories.
 
     Attributes:
@@ -36,7 +79,7 @@ class Place(ABC):
         unmatched: names of directories that the last walk found there and that are no job's, at most 1,000.
     """
 
-    def __init__(self, name: str, text: str, path: str, layout: Layout | None) -> None:
+    def __init__(self, name: str, text: str, path: str, layout: JobLayout | None) -> None:
         self.name = name
         self.help = text
         self.path = path
@@ -50,10 +93,10 @@ class Place(ABC):
         """Each job directory that is there now, and what it says."""
 
 
-class LayoutPlace(Place):
+class LayoutPlace(JobPlace):
     """A layout in one hierarchy."""
 
-    def __init__(self, layout: Layout, point: str) -> None:
+    def __init__(self, layout: JobLayout, point: str) -> None:
         super().__init__(layout.name, layout.help, point.rstrip("/") + layout.where, layout)
         self._layout = layout
         self._point = point.rstrip("/")
@@ -82,7 +125,7 @@ class LayoutPlace(Place):
         return self._layout.leads(relative) or self._layout.match(relative) is not None
 
 
-class NamedRoot(Place):
+class NamedRoot(JobPlace):
     """A root that the command line names: each directory in it whose name matches is a job's.
 
     Args:
@@ -169,9 +212,9 @@ class NamedRoot(Place):
         return None
 
 
-def layout_places(mounts: Mounts) -> list[Place]:
+def layout_places(mounts: Mounts) -> list[JobPlace]:
     """Every layout in every hierarchy that may have it, in order of preference."""
-    places: list[Place] = []
+    places: list[JobPlace] = []
     for layout in LAYOUTS:
         points = [mounts.v1[name] for name in layout.controllers if name in mounts.v1]
         if layout.version == 2 and mounts.unified is not None:

@@ -41,7 +41,7 @@ def parse_events(data: bytes) -> Iterator[tuple[int, int, str]]:
         offset += length
 
 
-class _Entry:
+class _WatchedDirectory:
     """What is known of one directory."""
 
     __slots__ = ("awaited", "fresh", "listed", "names", "tasks", "visited", "wants", "watch")
@@ -76,10 +76,10 @@ class Directories:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._manager = pyinotify.WatchManager()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _WatchedDirectory] = {}
         self._paths: dict[int, list[str]] = {}
         self._incomplete = False
-        self._untold: list[_Entry] = []  # with `listed`
+        self._untold: list[_WatchedDirectory] = []  # with `listed`
         self.fd: int = self._manager.get_fd()
         self.stale = True
         self.changed: set[str] = set()
@@ -197,17 +197,17 @@ class Directories:
             self.stale = True
 
     @staticmethod
-    def _wanted(entry: _Entry, child: str) -> bool:
+    def _wanted(entry: _WatchedDirectory, child: str) -> bool:
         return entry.names is not None and any(wants is None or wants(child) for wants in entry.wants)
 
-    def _visit(self, path: str) -> _Entry:
+    def _visit(self, path: str) -> _WatchedDirectory:
         entry = self._entries.get(path)
         if entry is None:
-            entry = self._entries[path] = _Entry()
+            entry = self._entries[path] = _WatchedDirectory()
         entry.visited = True
         return entry
 
-    def _read(self, path: str, entry: _Entry, tasks: bool) -> tuple[str, ...]:
+    def _read(self, path: str, entry: _WatchedDirectory, tasks: bool) -> tuple[str, ...]:
         entry.tasks = entry.tasks or tasks
         before = entry.watch
         # first, so that nothing comes between the listing and the watch
@@ -243,7 +243,7 @@ class Directories:
         entry.names = names
         return names
 
-    def _watch(self, path: str, entry: _Entry, without: str, again: bool = False) -> bool:
+    def _watch(self, path: str, entry: _WatchedDirectory, without: str, again: bool = False) -> bool:
         if entry.watch >= 0 and not again:
             return True
         mask = _MASK | (pyinotify.IN_MODIFY if entry.tasks else 0)
@@ -277,7 +277,7 @@ class Directories:
                 without,
             )
 
-    def _unwatch(self, path: str, entry: _Entry) -> None:
+    def _unwatch(self, path: str, entry: _WatchedDirectory) -> None:
         paths = self._paths.get(entry.watch)
         if paths is not None and path in paths:
             paths.remove(path)

@@ -14,7 +14,7 @@ _JOB = re.compile(r"[0-9]{1,18}", re.ASCII)
 _SHORTEST_S, _LONGEST_S = 0.01, 86400.0
 
 
-class Choice(NamedTuple):
+class EventChoice(NamedTuple):
     """One event that is to be counted.
 
     Attributes:
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     job_id: int | None = None
 
 
-def parse(text: str) -> Choice:
+def parse(text: str) -> EventChoice:
     """The choice that a text makes; -1 as its period or its job is what a text without them has.
 
     Raises:
@@ -38,7 +38,7 @@ def parse(text: str) -> Choice:
     if not name or not name.isprintable() or len(rest) not in (0, 2):
         raise ConfigError(f"{text!r:.100}: give NAME, or NAME:PERIOD:JOB with -1 for every sample and for all jobs")
     if not rest:
-        return Choice(name)
+        return EventChoice(name)
     period, job = rest
     period_s = float(period) if _DECIMAL.fullmatch(period) else 0.0
     if period != "-1" and not _SHORTEST_S <= period_s <= _LONGEST_S:
@@ -46,10 +46,10 @@ def parse(text: str) -> Choice:
     number = int(job) if _JOB.fullmatch(job) else 0
     if job != "-1" and not number:
         raise ConfigError(f"{text!r:.100}: {job!r:.40} is not the number of a job, nor -1")
-    return Choice(name, period_s or None, number or None)
+    return EventChoice(name, period_s or None, number or None)
 
 
-def parse_all(texts: Sequence[str], most: int) -> list[Choice]:
+def parse_all(texts: Sequence[str], most: int) -> list[EventChoice]:
     """The choices of several texts.
 
     Raises:
@@ -73,9 +73,9 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in marked.split("\0")]
 
 
-def text(choice: Choice) -> str:
+def text(choice: EventChoice) -> str:
     """The shortest text that makes this choice."""
-    if choice == Choice(choice.name):
+    if choice == EventChoice(choice.name):
         return choice.name
     period = -1 if choice.period_s is None else choice.period_s
     return f"{choice.name}:{period:.10g}:{-1 if choice.job_id is None else choice.job_id}"

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 
 from colmet.common.runtime.cli import powers_of_ten
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)

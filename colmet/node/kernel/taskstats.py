@@ -53,7 +53,7 @@ _V15_BEFORE_TGID = 2 * 12
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """Where things are in one version of struct taskstats.
 
     Attributes:
@@ -68,7 +68,7 @@ class Layout:
     words: int
 
     @classmethod
-    def of(cls, version: int) -> Layout:
+    def of(cls, version: int) -> RecordLayout:
         """The layout of a version.
 
         Raises:
@@ -121,7 +121,7 @@ class Form:
         self.offset, size = stats_offset(message)
         self._words = size // 8
         version = int.from_bytes(message[self.offset : self.offset + 2], "little")
-        self._layout = Layout.of(version)
+        self._layout = RecordLayout.of(version)
         if self._words < self._layout.words:
             raise ParseError("struct taskstats", f"version {version} of {size} bytes")
         # what frames the numbers, and is not a length, a pid or a sequence, is the same in each

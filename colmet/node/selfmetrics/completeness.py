@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.common.tables.completeness import ALL, GAPS, SCHEMA
-from colmet.node.jobs.jobs import NODE_JOB
+from colmet.node.jobs.job import NODE_JOB
 
 FAILED, LATE, DROPPED = "failed", "late", "dropped"
 MAX_GAPS = 16  # of one table and reason from one row to the next; then the latest one takes in the next ones

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from colmet.common.runtime import cli
 from colmet.common.schema import Sample, Schema, Table
 from colmet.common.tables.mapping import SCHEMA
-from colmet.node.jobs.jobs import NODE_JOB
+from colmet.node.jobs.job import NODE_JOB
 from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from colmet.common.runtime import cli
-from colmet.node.jobs.jobs import Job
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.system.host import Host, is_gone
 

@@ -1,0 +1,260 @@
+"""Find the jobs on this node through their cgroups.
+
+inotify reports when a job's directory is created or removed, when a directory inside it is, and when a task is moved
+into one. A full walk from time to time finds what an event missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from colmet.common.runtime.plural import counted
+from colmet.node.jobs.finder import Finder, FoundJob
+from colmet.node.jobs.job import NODE_JOB, Job
+from colmet.node.jobs.mounts import Mounts
+from colmet.node.jobs.places import ABSENT, JobPlace, NamedRoot, PlaceState, layout_places
+from colmet.node.jobs.watches import Directories
+from colmet.node.system.host import Host
+from colmet.node.system.processes import Processes
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ROOT = "/dev/oar_cgroups_links/cpuset/oar/"
+OAR2_ROOTS = (DEFAULT_ROOT, "/sys/fs/cgroup/cpuset/oar", "/dev/cpuset/oar")
+FULL_WALK_S = 10.0
+
+
+class JobSource:
+    """Finds the jobs on this machine, and has the unit that the command line names beside them.
+
+    Args:
+        host: the machine.
+        roots: directories whose sub-directories are jobs; all are used; one that does not exist yet is waited for.
+            Where none is named, every layout of the table is looked for in every cgroup mount.
+        patterns: for the roots: the first that matches a directory's name gives the job's id in its first group; what
+            stands before the match is the job's user.
+        unit: tasks to watch beside the jobs, as job 0.
+        monotonic: seconds, for the time between full looks.
+
+    Attributes:
+        started: jobs that came.
+        ended: jobs that went.
+        fd: readable when something has happened that a scan takes in.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        roots: Sequence[str],
+        patterns: Sequence[re.Pattern[str]],
+        unit: Job | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host = host
+        self._unit = unit
+        self._unit_tops = tuple(host.resolve(path) for path in unit.tops) if unit is not None else ()
+        self._monotonic = monotonic
+        self._mounts = Mounts(host)
+        if unit is not None:
+            unit.use(self._mounts)
+        self._named = [NamedRoot(host, self._mounts, root, patterns) for root in roots]
+        self._places: list[JobPlace] = list(self._named)
+        self._directories = Directories(host)
+        self._finder = Finder(host, self._directories)
+        self._jobs: dict[int, Job] = {}
+        self._keys: dict[int, set[tuple[str, int]]] = {}
+        self._found: dict[int, FoundJob] = {}
+        self._owners: dict[str, list[int]] = {}
+        self._gone: list[Job] = []
+        self._changed: set[int] = set()
+        self._look_at = monotonic()
+        self._overflows = 0
+        self.started = 0
+        self.ended = 0
+        self.fd = self._directories.fd
+
+    @property
+    def failures(self) -> int:
+        """Listings of directories that failed otherwise than by absence."""
+        return self._directories.failures
+
+    @property
+    def unmapped(self) -> int:
+        """Directories with a text id of Slurm for which no job id was found."""
+        return self._finder.sluids.unmapped
+
+    @property
+    def left_out(self) -> int:
+        """Directories in jobs' that are beyond the bounds of depth and number."""
+        return self._finder.left_out
+
+    @property
+    def conflicts(self) -> int:
+        """Directories left out as another layout has a job with that id."""
+        return self._finder.conflicts
+
+    @property
+    def processes(self) -> Processes:
+        """What reads the files of the jobs' processes."""
+        return self._host.processes
+
+    @property
+    def overflows(self) -> int:
+        """How often inotify dropped events."""
+        return self._directories.overflows
+
+    def scan(self) -> list[Job]:
+        """The jobs that are there now, in ascending order of their ids; the unit first.
+
+        The same job is the same object from scan to scan; its tasks are read anew. Where nothing has happened, no
+        file is opened.
+        """
+        self._refresh()
+        jobs = [self._jobs[job_id] for job_id in sorted(self._jobs)]
+        if self._unit is not None:
+            jobs.insert(0, self._unit)
+        for job in jobs:
+            job.forget_tasks()
+        return jobs
+
+    def take_ended(self) -> list[Job]:
+        """The jobs that have gone since this was called last; they are kept until it is."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def take_changed(self) -> list[Job]:
+        """The jobs that have come, or to or from which tasks were moved, since this was called last.
+
+        Their tasks are read anew.
+        """
+        self._refresh()
+        ids, self._changed = self._changed, set()
+        jobs = [self._jobs[job_id] for job_id in sorted(ids) if job_id in self._jobs]
+        if NODE_JOB in ids and self._unit is not None:
+            jobs.insert(0, self._unit)
+        for job in jobs:
+            job.forget_tasks()
+        return jobs
+
+    def describe(self) -> list[PlaceState]:
+        """Every place where jobs are looked for, and what is there now."""
+        self._refresh()
+        states = []
+        for place in self._places:
+            count = sum(found.place is place for found in self._found.values())
+            state = f"found, {counted(count, 'jobs')}" if count or place.here else ABSENT
+            sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
+            if sluid and self._finder.sluids.waiting:
+                state += f", {len(self._finder.sluids.waiting)} whose job id cannot be told"
+            if place.unmatched:
+                state += (
+                    f"; {counted(len(place.unmatched), 'directories')} without a match of --regex_job_id, such as "
+                    f"{place.unmatched[0]}"
+                )
+            states.append(PlaceState(place.name, place.help, place.path, state, place.unmatched))
+        if not states:
+            states.append(PlaceState("none", "every layout", "/proc/self/mounts", "no cgroup is mounted"))
+        return states
+
+    def close(self) -> None:
+        """Give watches and descriptors back; also twice."""
+        if self.fd >= 0:
+            self._directories.close()
+            self._mounts.close()
+            self._host.processes.close()
+            for job in self._jobs.values():
+                job.reopen()
+            if self._unit is not None:
+                self._unit.reopen()
+            self.fd = -1
+
+    def _refresh(self) -> None:
+        """Take in what has happened, and look at the directories again where that says so."""
+        directories = self._directories
+        directories.drain()
+        now = self._monotonic()
+        due = now >= self._look_at
+        if self._mounts.refresh(anyway=due):
+            directories.clear()
+            for place in self._places:
+                place.watched = False
+            if not self._named:
+                self._places = layout_places(self._mounts)
+        if due:
+            directories.expire()
+            self._look_at = now + FULL_WALK_S
+        overflow = directories.overflows != self._overflows
+        self._overflows = directories.overflows
+        changed, directories.changed = directories.changed, set()
+        for path in changed:
+            self._changed.update(self._owners.get(path, ()))
+        # a task put into a directory whose job is not known may be the one that tells
+        if directories.stale or not changed.issubset(self._owners):
+            self._walk(now)
+        if overflow:
+            self._changed.update(self._jobs)
+            self._changed.add(NODE_JOB)
+
+    def _walk(self, now: float) -> None:
+        directories = self._directories
+        directories.begin()
+        found = self._finder.find(self._places, now)
+        owners: dict[str, list[int]] = {}
+        for job_id, job in list(found.items()):
+            keys = self._finder.keys(job)
+            cgroups = self._finder.groups(job.tops, job_id)
+            if not (keys and cgroups):
+                del found[job_id]  # gone since it was listed
+                continue
+            for path in cgroups:
+                owners.setdefault(path, []).append(job_id)
+            self._update(job_id, job, keys, cgroups)
+        for job_id in [job_id for job_id in self._jobs if job_id not in found]:
+            self._end(job_id)
+        if self._unit is not None:
+            cgroups = self._finder.groups(self._unit_tops, NODE_JOB) or list(self._unit_tops)
+            for path in cgroups:
+                owners.setdefault(path, []).append(NODE_JOB)
+            if self._unit.regroup(self._unit.tops, cgroups):
+                self._changed.add(NODE_JOB)
+        self._found = found
+        self._owners = owners
+        for place in self._places:
+            place.watched = True
+        self._finder.forget({*found, NODE_JOB})
+        directories.end()
+
+    def _update(self, job_id: int, found: FoundJob, keys: set[tuple[str, int]], cgroups: list[str]) -> None:
+        known = self._jobs.get(job_id)
+        if known is not None:
+            before = {key for key in self._keys[job_id] if key[0] not in self._directories.gone}
+            if not before & keys:
+                self._end(job_id)
+                known = None
+        self._keys[job_id] = keys
+        if known is None:
+            self._begin(job_id, found, cgroups)
+        elif known.regroup(found.tops, cgroups):
+            self._changed.add(job_id)
+
+    def _begin(self, job_id: int, found: FoundJob, cgroups: list[str]) -> None:
+        job = Job(self._host, job_id, found.user, found.tops, mounts=self._mounts)
+        job.witnessed = found.watched
+        _ = job.identity  # now, while its directory is there
+        job.regroup(found.tops, cgroups)
+        self._jobs[job_id] = job
+        self._changed.add(job_id)
+        self.started += 1
+        log.info("job started job=%d user=%s layout=%s cgroup=%s", job_id, found.user, found.place.name, found.tops[0])
+
+    def _end(self, job_id: int) -> None:
+        job = self._jobs.pop(job_id)
+        del self._keys[job_id]
+        job.close()
+        self._gone.append(job)
+        self._changed.discard(job_id)
+        self.ended += 1
+        log.info("job ended job=%d", job_id)
