@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES

@@ -42,7 +42,7 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.transport import link_uri
 from colmet.common.wire import colmet06, link, v1
@@ -273,7 +273,7 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
         return Journal(directory, max_bytes, functools.partial(durable, acknowledge))
 
     collector_main.Journal = journal  # type: ignore[assignment,misc]
-    return cli.run_daemon(NAMES, collector_main.build_parser, collector_main.check, collector_main.run, arguments)
+    return startup.run_daemon(NAMES, collector_main.build_parser, collector_main.check, collector_main.run, arguments)
 
 
 class Collector:
@@ -409,7 +409,7 @@ def node_messages(host: str, jobs: Sequence[int], schemas: Sequence[Schema], epo
 
 def run_senders(uri: str, first: int, count: int, seconds: float, rate: float, jobs: int, churn: float) -> None:
     """Be some nodes, which ask for acknowledgements; nothing is sent again."""
-    cli.raise_open_file_limit()
+    startup.raise_open_file_limit()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 2 * count + 100)
     sockets, links = [], []
@@ -588,14 +588,14 @@ def run_restart(mbytes: int = 1024) -> list[Figure]:
 
 def run() -> list[Figure]:
     """Figures as (name, value, unit, target)."""
-    cli.tune_garbage_collector()
+    startup.tune_garbage_collector()
     return [*run_steady(), *run_nodes(), *run_restart()]
 
 
 def _parts(options: argparse.Namespace) -> Iterator[list[Figure]]:
     for part in options.parts or ("steady", "nodes", "restart"):
         if part == "steady":
-            cli.tune_garbage_collector()
+            startup.tune_garbage_collector()
             yield run_steady(options.rounds)
         elif part == "nodes":
             yield run_nodes(options.nodes, options.seconds)

@@ -28,7 +28,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import MAX_BULK_BYTES, ElasticsearchOutput
 from colmet.collector.journal.output_state import State
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
@@ -180,7 +180,7 @@ def cost_us(writer: Ours | Plain) -> float:
 
 def run() -> list[tuple[str, float, str, str]]:
     """Figures as (name, value, unit, target)."""
-    cli.tune_garbage_collector()
+    startup.tune_garbage_collector()
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     server = context.Process(target=serve, args=(child,), daemon=True)

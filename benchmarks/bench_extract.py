@@ -23,7 +23,7 @@ import numpy as np
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import State
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from colmet.node.backends.taskstats import SCHEMA as TASKSTATS
@@ -143,7 +143,7 @@ def compare(file: Path, job: int) -> list[tuple[str, float, str, str]]:
 
 def run(jobs: int = 100, size: int = 40 << 20) -> list[tuple[str, float, str, str]]:
     """Figures as (name, value, unit, target)."""
-    cli.tune_garbage_collector()
+    startup.tune_garbage_collector()
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "jobs.hdf5"
         make(file, jobs, size)

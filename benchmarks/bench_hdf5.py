@@ -25,7 +25,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import State
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
@@ -153,7 +153,7 @@ def compare(folder: Path, complevel: int, burst: Sequence[bytes], ready: dict[st
 def run() -> list[tuple[str, float, str, str]]:
     """Figures as (name, value, unit, target)."""
     warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
-    cli.tune_garbage_collector()
+    startup.tune_garbage_collector()
     figures: list[tuple[str, float, str, str]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

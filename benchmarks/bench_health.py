@@ -20,11 +20,11 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.common.live.latest_rows import Latest
 from colmet.common.live.recent_pairs import Watch
 from colmet.common.live.summary import TABLES, Top
-from colmet.common.runtime.cli import load
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.metrics_http import Endpoint, Listen
 from colmet.common.runtime.prometheus_text import render
+from colmet.common.runtime.startup import load
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import raise_open_file_limit
+from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.node.backends.cgroup import CgroupBackend
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from bench_node import cpu_us
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import raise_open_file_limit
+from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.mounts import Mounts

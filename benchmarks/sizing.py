@@ -41,7 +41,7 @@ from colmet.collector.columns import file_columns
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.output_state import State
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.wire import Decoder, v1
 from colmet.node.backends import NAMES
@@ -480,7 +480,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=1, help="copies beside the first (default: %(default)s)")
     options = parser.parse_args()
     if options.what == "measure":
-        cli.tune_garbage_collector()
+        startup.tune_garbage_collector()
         costs: Costs = {}
         for part in (receiving, hdf5, elasticsearch):
             costs.update(part())

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.common.schema import Schema
 from colmet.common.tables import facility
 from colmet.common.tables.agent import SCHEMA as AGENT

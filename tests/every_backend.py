@@ -15,7 +15,8 @@ from pathlib import Path
 
 from direct import Direct
 
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
+from colmet.common.runtime.signals import Signals
 from colmet.common.wire import v1
 from colmet.node import main
 from colmet.node.agent import Agent
@@ -63,9 +64,9 @@ class Timed(Agent):
 
 def run():
     root, period_s = sys.argv[1], float(sys.argv[2])
-    classes = cli.load(NAMES)
+    classes = startup.load(NAMES)
     options = main.build_parser(classes).parse_args(["-s", str(period_s), "--state-dir", "", *sys.argv[4:]])
-    cli.set_up_logging(options.verbose)
+    startup.set_up_logging(options.verbose)
     host = Host(root)
     make_command = host.command
     host.command = lambda argv, deadline_s, *more, **named: make_command(argv, DEADLINE_S, *more, **named)
@@ -75,7 +76,7 @@ def run():
     sent = []
     spool = Direct(v1.encode, lambda message: sent.append(len(message)) or True)
     agent = Timed("node", source, backends, spool, Schedule(period_s), None, own)
-    with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+    with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
         agent.run(signals)
     counts = {runner.name: {"failures": runner.failures, **runner.counters()} for runner in agent._runners}
     host.stop_commands()

@@ -27,7 +27,7 @@ from pathlib import Path
 import zmq
 from zmtp import address, frame, greeting, huge_command, read, ready
 
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.runtime.keys import read_pair, read_public, write_pair
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import Client, Push, new_pair
@@ -66,7 +66,7 @@ def garbage(uri, keys, until):
 
 def slow(uri, keys, until):
     """Very many connections, with one byte a second each."""
-    cli.raise_open_file_limit(6000)
+    startup.raise_open_file_limit(6000)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200
     hello = greeting(b"CURVE") + b"\x06" + bytes(1000)
     opened, turn = 0, 0

@@ -18,7 +18,7 @@ import threading
 from colmet.collector import main
 from colmet.collector.backends import NAMES
 from colmet.collector.journal.journal import Journal
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 
 
 def kill_at(place):
@@ -48,10 +48,10 @@ def kill_at(place):
 
 def start(place, segment_bytes, *arguments):
     main.Journal = functools.partial(Journal, segment_bytes=int(segment_bytes))
-    cli.load(NAMES)
+    startup.load(NAMES)
     for one in filter(None, place.split("|")):
         kill_at(one)
-    return cli.run_daemon(NAMES, main.build_parser, main.check, main.run, arguments)
+    return startup.run_daemon(NAMES, main.build_parser, main.check, main.run, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
+from colmet.common.runtime.signals import Signals
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import v1
@@ -96,7 +97,7 @@ class Noting(Outbox):
 
 
 def main(host_name, directory, notes, spool_bytes, factor, *uris):
-    cli.set_up_logging(1)
+    startup.set_up_logging(1)
     times = Times().faster(float(factor))._replace(farewell_s=5.0)
     private = Host().private_directory(directory)
     private.lock(LOCK)
@@ -111,7 +112,7 @@ def main(host_name, directory, notes, spool_bytes, factor, *uris):
     uplinks = [Uplink(uri, Push(uri, 1000, 0), LinkClient(link_uri(uri)), times, now) for uri in uris]
     link = NodeLink(host_name, outbox, uplinks, queue.take, queue.fd, 1000, 200.0, times)
     agent = Agent(host_name, NoJobs(), [MadeUp(epoch)], queue, Schedule(PERIOD_S))
-    with cli.Signals((signal.SIGTERM,)) as signals:
+    with Signals((signal.SIGTERM,)) as signals:
         link.start()
         agent.run(signals)
     until = time.monotonic() + AT_MOST_S

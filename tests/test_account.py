@@ -13,7 +13,7 @@ from direct import Direct
 from outputs import write
 
 from colmet.collector.backends.stdout import StdoutOutput, format_text
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.node.agent import Agent, Runner

@@ -12,7 +12,7 @@ from hdf5_writer import write_once
 
 from colmet.commands import extract
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
-from colmet.common.runtime.cli import Signals
+from colmet.common.runtime.signals import Signals
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner

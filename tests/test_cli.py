@@ -18,18 +18,20 @@ import tables
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.commands import programs
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, startup
+from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.signals import Signals
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS
 from colmet.node.delivery import link as node_link
 
 
 def node(*arguments):
-    return node_main.build_parser(cli.load(INPUTS)).parse_args(arguments)
+    return node_main.build_parser(startup.load(INPUTS)).parse_args(arguments)
 
 
 def collector(*arguments):
-    return collector_main.build_parser(cli.load(OUTPUTS)).parse_args(arguments)
+    return collector_main.build_parser(startup.load(OUTPUTS)).parse_args(arguments)
 
 
 def test_the_nodes_defaults_are_those_of_06():
@@ -98,7 +100,7 @@ def test_options_that_repeat_keep_all_their_values():
 def test_each_v_says_more(count, level, monkeypatch):
     asked = {}
     monkeypatch.setattr(logging, "basicConfig", lambda **kwargs: asked.update(kwargs))
-    cli.set_up_logging(node(*["-v"] * count).verbose)
+    startup.set_up_logging(node(*["-v"] * count).verbose)
     assert asked["level"] == level
 
 
@@ -193,7 +195,7 @@ def test_a_buffer_for_no_row_is_one_for_one_row():
 @pytest.mark.parametrize("source", [["--gridengine"], ["--gridengine-xml", "/tmp"]])
 def test_a_server_of_grid_engines_answers_needs_no_output(source):
     options = collector(*source, "--http-listen", "8080", "--http-open", "--zeromq-curve-secret", "")
-    parts = collector_main.build(options, cli.load(OUTPUTS))
+    parts = collector_main.build(options, startup.load(OUTPUTS))
     assert (parts.outputs, parts.journal_dir) == ([], "")
 
 
@@ -274,7 +276,7 @@ def test_signals_are_data_and_wake_a_wait():
     import select
 
     before = signal.getsignal(signal.SIGHUP)
-    with cli.Signals((signal.SIGTERM, signal.SIGHUP)) as signals:
+    with Signals((signal.SIGTERM, signal.SIGHUP)) as signals:
         assert not select.select([signals.fd], [], [], 0)[0]
         os.kill(os.getpid(), signal.SIGHUP)
         assert select.select([signals.fd], [], [], 1)[0]
@@ -288,5 +290,13 @@ def test_signals_are_data_and_wake_a_wait():
     assert signal.getsignal(signal.SIGHUP) == before
 
 
-def test_repeated_events_are_told_at_powers_of_ten():
-    assert [n for n in range(1, 2001) if cli.powers_of_ten(n)] == [1, 10, 100, 1000]
+def test_repeated_events_are_logged_at_powers_of_ten():
+    assert [n for n in range(1, 2001) if powers_of_ten(n)] == [1, 10, 100, 1000]
+
+
+@pytest.mark.parametrize(
+    ("count", "before", "logged"),
+    [(3, 0, True), (9, 3, False), (12, 9, True), (12, 12, False), (0, 0, False), (500, 60, True), (99, 10, False)],
+)
+def test_events_that_are_counted_several_at_once_are_logged_when_they_pass_a_power_of_ten(count, before, logged):
+    assert powers_of_ten(count, before) is logged

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, configuration
+from colmet.common.runtime import configuration, startup
 from colmet.common.runtime.configuration import MAX_BYTES, Configuration, parse
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS
 
 BUILDS = {
-    "node": lambda: node_main.build_parser(cli.load(INPUTS)),
-    "collector": lambda: collector_main.build_parser(cli.load(OUTPUTS)),
+    "node": lambda: node_main.build_parser(startup.load(INPUTS)),
+    "collector": lambda: collector_main.build_parser(startup.load(OUTPUTS)),
 }
 
 

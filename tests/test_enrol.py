@@ -173,7 +173,7 @@ def test_the_collectors_secret_is_its_users_and_root_may_use_it_too(folder, monk
 
 
 def options_of(module, *argv):
-    from colmet.common.runtime.cli import load
+    from colmet.common.runtime.startup import load
 
     return Configuration(lambda: module.build_parser(load(module.NAMES)), argv).read()
 

@@ -15,7 +15,7 @@ import pytest
 from every_backend import DEADLINE_S
 from test_nvidia import V100
 
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.node.backends import NAMES
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

@@ -15,8 +15,8 @@ import pytest
 from conftest import cannot_run
 from direct import Direct
 
-from colmet.common.runtime import cli
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.startup import load
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
@@ -88,7 +88,7 @@ def run(cgroups, arguments, seconds, meanwhile, sent=lambda batch: None):
     stop = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
     other = threading.Thread(target=meanwhile)
     try:
-        with cli.Signals((signal.SIGTERM,)) as signals:
+        with Signals((signal.SIGTERM,)) as signals:
             stop.start()
             other.start()
             agent.run(signals)

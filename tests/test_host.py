@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from colmet.common.runtime.cli import raise_open_file_limit
+from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.node.system.host import Host, is_gone
 
 

@@ -18,7 +18,7 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.main import build_parser
 from colmet.collector.output_worker import OutputWorker
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.accounting.attribution import Attribution

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from colmet.common.runtime import cli, logs
+from colmet.common.runtime import cli, logs, startup
 from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.reload import Settings
 
@@ -57,7 +57,7 @@ def say():
 
 def test_the_journal_has_levels_and_no_second_time(begin):
     journal = begin()
-    cli.set_up_logging(1)
+    startup.set_up_logging(1)
     say()
     assert journal.lines() == [
         "<6>INFO colmet.x: fine",
@@ -68,7 +68,7 @@ def test_the_journal_has_levels_and_no_second_time(begin):
 
 def test_each_line_of_a_traceback_has_the_level(begin):
     journal = begin()
-    cli.set_up_logging(0)
+    startup.set_up_logging(0)
     try:
         raise ValueError("oops")
     except ValueError:
@@ -82,7 +82,7 @@ def test_elsewhere_each_line_has_its_time(begin, monkeypatch, stream):
     stderr = begin(is_journal=False)
     if stream is not None:
         monkeypatch.setenv("JOURNAL_STREAM", stream)
-    cli.set_up_logging(0)
+    startup.set_up_logging(0)
     say()
     first, *_ = stderr.lines()
     assert first[:4].isdigit() and first.partition(" WARNING ")[2] == "colmet.x: odd: two\\nlines"
@@ -91,7 +91,7 @@ def test_elsewhere_each_line_has_its_time(begin, monkeypatch, stream):
 @pytest.mark.parametrize("is_journal", [True, False])
 def test_no_name_makes_a_line_of_its_own_or_reaches_a_terminal(begin, is_journal):
     stderr = begin(is_journal)
-    cli.set_up_logging(0)
+    startup.set_up_logging(0)
     hostile = "n1\r\n<0>EMERG \x1b]0;owned\x07 \x9b2J \u202eevil \u2028 \udcff é"
     log = logging.getLogger("colmet.x")
     log.warning("sender=%s", hostile)

@@ -22,6 +22,7 @@ from rich.console import Console
 from colmet.collector import main as collector
 from colmet.commands import colmet
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import startup
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.gridengine import command, qmemview, screen, text
 from colmet.gridengine.model import GIB, HostMemory, JobMemory, Memory
@@ -475,7 +476,7 @@ def test_without_a_url_the_collector_of_this_machine_is_asked(server, capsys, mo
 
     def build_parser(_backends):
         parser = colmet.cli.Parser(prog="colmet-collector")
-        colmet.cli.add_common_options(parser)
+        startup.add_common_options(parser)
         parser.add_argument("--http-listen", type=lambda text: ListenAddress(*text.rsplit(":", 1)))
         parser.add_argument("--http-tls-cert")
         return parser

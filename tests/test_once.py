@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
 from colmet.node.backend import InputBackend
@@ -310,8 +310,8 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 def test_without_root_it_says_what_is_missing(root, arguments):
     code = (
         "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"
-        "from colmet.common.runtime import cli\n"
-        "from colmet.node.backends import NAMES\ncli.load(NAMES)\n"
+        "from colmet.common.runtime import startup\n"
+        "from colmet.node.backends import NAMES\nstartup.load(NAMES)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"sys.exit(main.main(['--once', '--cpuset_rootpath', '/none', *{arguments!r}]))"
     )

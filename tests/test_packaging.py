@@ -16,7 +16,7 @@ from conftest import cannot_run
 from packaging.requirements import Requirement
 
 from colmet.collector import main as collector
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.runtime.capabilities import NUMBERS
 from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.control import default_paths
@@ -38,7 +38,7 @@ def test_the_settings_can_be_used_as_they_are_and_with_all_that_they_propose(dae
     proposed.write_text(re.sub(r"^#(?=[a-zA-Z-]+ = )", "", text, flags=re.M))
     assert proposed.read_text().count("\n") == text.count("\n") and proposed.read_text() != text
     # it names files that this machine may lack
-    Configuration(lambda: main.build_parser(cli.load(main.NAMES)), ["--config", str(proposed)]).read()
+    Configuration(lambda: main.build_parser(startup.load(main.NAMES)), ["--config", str(proposed)]).read()
 
 
 def unit(daemon):

@@ -14,7 +14,7 @@ from perfjobs import hierarchy
 from test_daemons import Daemon, free_port
 
 from colmet.common.runtime.capabilities import NUMBERS, bits
-from colmet.common.runtime.cli import load
+from colmet.common.runtime.startup import load
 from colmet.node.backends import NAMES
 from colmet.node.system.privileges import CORE, choose, drop
 

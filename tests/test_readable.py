@@ -14,8 +14,8 @@ import pytest
 from conftest import cannot_run
 
 from colmet.collector.backends.hdf5 import isolated
-from colmet.common.runtime.cli import Signals
 from colmet.common.runtime.readable import readable
+from colmet.common.runtime.signals import Signals
 
 ROOT = Path(__file__).resolve().parents[1]
 

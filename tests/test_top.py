@@ -19,8 +19,8 @@ from colmet.common.live.summary import (
     Top,
 )
 from colmet.common.measures import MEASURES, ORIGINS
-from colmet.common.runtime.cli import load
 from colmet.common.runtime.daemon_health import DaemonIdentity
+from colmet.common.runtime.startup import load
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.units import UNITS
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode

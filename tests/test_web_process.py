@@ -25,10 +25,10 @@ from colmet.collector import main as collector
 from colmet.collector import web_launcher
 from colmet.collector.backends import NAMES
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.cli import load
+from colmet.common.runtime import startup
 from colmet.common.runtime.control import ask
 from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.common.runtime.startup import load
 from colmet.common.transport import Push
 
 
@@ -264,7 +264,7 @@ def test_the_interface_is_started_again_while_1100_connections_are_open(bed):
     bed.daemon.said("http serves")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 12_000:
         cannot_run("needs a limit of 12,000 open files")
-    cli.raise_open_file_limit(2048)
+    startup.raise_open_file_limit(2048)
     with contextlib.ExitStack() as stack:
         for _ in range(1100):
             stack.enter_context(contextlib.closing(zmtp.connect(bed.uri)))

@@ -30,10 +30,12 @@ from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
-from colmet.common.runtime import cli, control, metrics_http
+from colmet.common.runtime import cli, control, metrics_http, startup
 from colmet.common.runtime.daemon_health import NOTE_S
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.readable import readable
 from colmet.common.runtime.reload import Prepare, Settings, at_once
+from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.transport import Pull, authenticator, check_uri
 from colmet.common.transport.inherited import Listeners
@@ -77,7 +79,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
         "output. SIGHUP starts the next HDF5 file and reads --config again.",
     )
     parser.older = OPTIONS_06
-    cli.add_common_options(parser)
+    startup.add_common_options(parser)
     receiving = parser.add_argument_group("what is received")
     receiving.add_argument(
         "--zeromq-bind-uri",
@@ -93,7 +95,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
             "the collector stops (default: the next port)"
         ),
     )
-    cli.add_queue_options(receiving)
+    startup.add_queue_options(receiving)
     authenticator.add_options(receiving)
     rate_limit.add_options(receiving)
     journal = parser.add_argument_group("journal of what is received")
@@ -196,7 +198,7 @@ class Collector:
         self._look_at_nodes_at = time.monotonic() + ACQUAINTED_S
         self._silent = 0
 
-    def run(self, signals: cli.Signals) -> bool:
+    def run(self, signals: Signals) -> bool:
         """Work until SIGTERM or SIGINT; then write what is there. Whether every output has ended."""
         self._receiver.restore(*self._journal.account())
         self.health.start()
@@ -266,10 +268,10 @@ class Collector:
         self.health.link_failed = NO_LINK
         port.give_up()
 
-    def _pause(self, signals: cli.Signals) -> None:
+    def _pause(self, signals: Signals) -> None:
         """Receive nothing for a moment; the nodes keep what they have."""
         self._paused += 1
-        if cli.powers_of_ten(self._paused):
+        if powers_of_ten(self._paused):
             log.error("receiving paused, the journal has no room for what was received: paused=%d", self._paused)
         readable([signals.fd], FULL_WAIT_S)
 
@@ -464,7 +466,7 @@ def run(
         )
     if options.http_listen is not None and not page_service:  # a service may still hold it from the run before
         web_launcher.check_address(options.http_listen)
-    limit = cli.raise_open_file_limit()
+    limit = startup.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
     with contextlib.ExitStack() as stack:
@@ -488,7 +490,7 @@ def run(
             if link_port is not None:
                 stack.callback(link_port.claims.close)
                 pull.wake_on(link_port.claims.fd)
-        signals = stack.enter_context(cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
+        signals = stack.enter_context(Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
         journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
         stack.callback(journal.close)
         limits.store_in(journal.admits)
@@ -497,7 +499,7 @@ def run(
         for output in outputs:
             unstarted.callback(output.close)
         settings.add(changes(journal, workers, limits, novelty))
-        cli.tune_garbage_collector()
+        startup.tune_garbage_collector()
         tame_malloc()
         log.info(
             "listening uri=%s link=%s outputs=%s journal=%s",
@@ -557,7 +559,7 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``colmet-collector``; the exit status."""
-    return cli.run_daemon(NAMES, build_parser, check, run, argv)
+    return startup.run_daemon(NAMES, build_parser, check, run, argv)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.journal import Cursor, Journal, Reading
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ColmetError, OutputUnavailable
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class OutputWorker:
             number = record.number + 1
         self.lost += max(0, reading.after - max(number, self._lost_until))
         self._lost_until = max(self._lost_until, reading.after)
-        if len(str(before)) != len(str(self.lost)) or (self.lost and not before):
+        if powers_of_ten(self.lost, before):
             log.error("records lost, the journal has them no more: output=%s lost=%d", self.output.name, self.lost)
 
     def _attempt(self, step: Callable[[], None]) -> bool:
@@ -311,5 +311,5 @@ class OutputWorker:
 
     def _drop(self, rows: int) -> None:
         before, self.dropped = self.dropped, self.dropped + rows
-        if len(str(before)) != len(str(self.dropped)) or not before:
+        if powers_of_ten(self.dropped, before):
             log.error("rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped)

@@ -35,9 +35,9 @@ from typing import Union
 from colmet.common.errors import ConfigError
 from colmet.common.live.summary import Heard
 from colmet.common.runtime import cli, logs
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import ListenAddress, cannot_listen, listen_address, resolve
 from colmet.common.runtime.readable import readable
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from colmet.commands import colmet
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, startup
 
 
 class ProgramEntry(NamedTuple):
@@ -37,7 +37,7 @@ def _load(module: str) -> Any:
 
 def _build_daemon(name: str) -> cli.Parser:
     main = _load(f"{name}.main")
-    parser: cli.Parser = main.build_parser(cli.load(main.NAMES))
+    parser: cli.Parser = main.build_parser(startup.load(main.NAMES))
     return parser
 
 

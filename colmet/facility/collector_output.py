@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, keys
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Table
 from colmet.common.transport import curve
 from colmet.common.wire import ENCODERS

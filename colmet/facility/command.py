@@ -24,6 +24,7 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, logs
 from colmet.common.runtime.configuration import check_effects
 from colmet.common.runtime.readable import readable
+from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.facility import collector_output, debugfiles, machine, obfuscation, options, secretfile, sender
 from colmet.facility.collect import ENDED_S, Facility, Host, Notebooks
@@ -94,7 +95,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         if parsed.make_key is not None:
             secretfile.make_key(parsed.make_key)
             return 0
-        with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+        with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
             return _run(program, parsed, service, signals)
     except ColmetError as err:
         print(f"{logs.priority('ERROR')}{program.name}: error: {err}", file=sys.stderr)
@@ -130,7 +131,7 @@ def set_up_logging(program: Program, level: int | None) -> None:
             logging.getLogger(name).setLevel(level)
 
 
-def _run(program: Program, parsed: argparse.Namespace, service: Service, signals: cli.Signals) -> int:
+def _run(program: Program, parsed: argparse.Namespace, service: Service, signals: Signals) -> int:
     def go_on() -> bool:
         service.alive()
         return not signals.stop_wanted()
@@ -156,7 +157,7 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
             outputs.collector.close()
 
 
-def _ticks(interval_s: float, service: Service, signals: cli.Signals) -> Iterator[int]:
+def _ticks(interval_s: float, service: Service, signals: Signals) -> Iterator[int]:
     """The number of each run, when it is time for it, until SIGTERM or SIGINT; a long run leaves out others."""
     start = time.monotonic()
     number = 0

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
@@ -324,7 +324,7 @@ class DocumentSpool:
 
     def _note_damage(self, name: str, count: int, why: str) -> None:
         before, self.damaged = self.damaged, self.damaged + count
-        if len(str(before)) != len(str(self.damaged)) or not before:
+        if powers_of_ten(self.damaged, before):
             log.error("spool of documents is damaged file=%s/%s damaged=%d: %s", self.path, name, self.damaged, why)
 
     def __len__(self) -> int:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime.cli import Signals, powers_of_ten
 from colmet.common.runtime.control import Errands
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.reload import Prepare, at_once
+from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.node.backend import InputBackend
@@ -579,8 +580,7 @@ class Agent:
         skipped = self._schedule.done()
         if skipped and self._ledger is not None:
             self._ledger.skipped(skipped, self._schedule.period_s)
-        before = self._schedule.overruns - skipped
-        if skipped and (not before or len(str(before)) < len(str(self._schedule.overruns))):  # several may come at once
+        if powers_of_ten(self._schedule.overruns, self._schedule.overruns - skipped):
             log.warning(
                 "tick took longer than the period, %d skipped, overruns=%d; is --sample-period %g s too short "
                 "for what is measured?",

@@ -14,6 +14,7 @@ from typing import Any
 from colmet.common.errors import ConfigError, Refused, WireError
 from colmet.common.runtime import cli
 from colmet.common.runtime.control import RUST_COMMAND, Control, Errands, Handler
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.reload import Settings
 from colmet.common.wire.control import Request, decode_request, encode
 from colmet.node.kernel import perfchoices
@@ -144,6 +145,6 @@ class Remote:
         if not why:
             return self._control.answer(content)
         self._refused += 1
-        if cli.powers_of_ten(self._refused):
+        if powers_of_ten(self._refused):
             log.warning("change of the configuration refused %s refused=%d: %.300s", self._way, self._refused, why)
         return encode({"error": why[:1000]})

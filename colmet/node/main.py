@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
-from colmet.common.runtime import cli, control, metrics_http
+from colmet.common.runtime import cli, control, metrics_http, startup
 from colmet.common.runtime.reload import Settings, at_once
+from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.tables.agent import SCHEMA as AGENT
 from colmet.common.tables.mapping import SCHEMA as MAPPING
@@ -70,11 +71,11 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
         "root: other users' jobs can only be measured with its rights.",
     )
     parser.older = OPTIONS_06
-    cli.add_common_options(parser)
+    startup.add_common_options(parser)
     once.add_options(parser)
     sending = parser.add_argument_group("where samples are sent")
     link.add_options(sending)
-    cli.add_queue_options(sending)
+    startup.add_queue_options(sending)
     curve.add_options(parser.add_argument_group("keys"))
     jobs = parser.add_argument_group("jobs")
     jobs.add_argument(
@@ -231,7 +232,7 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     # in a thread: where a signal is handled while a program is being started, nobody knows of that program
     worker = threading.Thread(target=look, daemon=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
-    with cli.Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+    with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
         worker.start()
         while worker.is_alive() and not signals.stop_wanted():
             worker.join(LOOK_S)
@@ -262,7 +263,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     Raises:
         ConfigError: the options ask for what cannot be done; nothing was started.
     """
-    cli.raise_open_file_limit()
+    startup.raise_open_file_limit()
     service = Service.from_environment()  # first, so that no program that is started has it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever starts us may ignore it: then no program has an exit status
     host = Host()
@@ -318,10 +319,10 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             stack.callback(metrics_http.MetricsServer(options.metrics_listen, health.families, health.pause).close)
         stack.callback(asked.close)
         stack.callback(host.stop_commands)
-        cli.tune_garbage_collector()
+        startup.tune_garbage_collector()
         settings.add({**agent.changes(), "spool_rate": at_once(sender.pace)})
         wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        with cli.Signals(wanted) as signals:
+        with Signals(wanted) as signals:
             with control.Errands() as errands:
                 asked.handlers["status"] = health.status
                 asked.handlers["top"] = health.top.answer
@@ -346,7 +347,7 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     if link.collectors(options):
         return True
     log.warning("%s", UNNAMED)
-    with cli.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
+    with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
         service.ready()
         problem = ""
         while not signals.stop_wanted():
@@ -398,7 +399,7 @@ def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``colmet-node``; the exit status."""
-    return cli.run_daemon(NAMES, build_parser, check, run, argv)
+    return startup.run_daemon(NAMES, build_parser, check, run, argv)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, startup
 from colmet.stored.series import History
 
 CONFIG = "/etc/colmet/collector.toml"
@@ -103,6 +103,6 @@ def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> ar
     from colmet.common.runtime.configuration import Configuration
 
     try:
-        return Configuration(lambda: collector.build_parser(cli.load(NAMES)), ["--config", path]).read()
+        return Configuration(lambda: collector.build_parser(startup.load(NAMES)), ["--config", path]).read()
     except ConfigError as err:
         raise ConfigError(f"{err}; give {other}, or the collector's file as --config") from err

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from colmet.collector import main as collector
 from colmet.collector.backends import NAMES
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, startup
 from colmet.common.runtime.configuration import Configuration
 from colmet.web.feed import Feed, connected, inherited
 from colmet.web.peers import Peers
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         finally:
             server.stop()
 
-    cli.tune_garbage_collector()
+    startup.tune_garbage_collector()
     threading.Thread(target=read, name="feed", daemon=True).start()
     threading.Thread(target=interface.prepare, name="prepare", daemon=True).start()
     try:
@@ -97,7 +97,7 @@ def serve() -> int:
     try:
         feed, argv, kernel = connected(os.environ)
     except ColmetError as err:
-        cli.set_up_logging(0)
+        startup.set_up_logging(0)
         log.error("%s", err)
         return cli.EXIT_CONFIG
     return _serve(argv, lambda: feed, kernel)
@@ -105,12 +105,12 @@ def serve() -> int:
 
 def _serve(argv: Sequence[str] | None, feed: Callable[[], socket.socket], kernel: socket.socket | None = None) -> int:
     try:
-        options = Configuration(lambda: collector.build_parser(cli.load(NAMES)), argv).read()
+        options = Configuration(lambda: collector.build_parser(startup.load(NAMES)), argv).read()
     except ConfigError as err:
-        cli.set_up_logging(0)
+        startup.set_up_logging(0)
         log.error("%s", err)
         return cli.EXIT_CONFIG
-    cli.set_up_logging(options.verbose)
+    startup.set_up_logging(options.verbose)
     try:
         run(options, feed(), kernel)
     except ColmetError as err:

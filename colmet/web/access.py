@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import users
 from colmet.web.credentials import MAX_SECRET, Credential, Password, token_digest
 from colmet.web.interface import Busy

@@ -13,7 +13,7 @@ from typing import Any
 
 from colmet.collector.web_launcher import FEED, LENGTH, MAX_ARGUMENTS_BYTES, MAX_SENDER_BYTES, NOTE
 from colmet.common.errors import ColmetError, WireError
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
 

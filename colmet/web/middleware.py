@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.own_name import is_known
 from colmet.web.access import Access, TooMany, Unauthorized, Visitor
 from colmet.web.responses import HEADERS, failure

@@ -23,7 +23,7 @@ from colmet.collector.web_launcher import DROPPED
 from colmet.common.live.recent_pairs import LEAST_S, Kept, Watch
 from colmet.common.live.shares import Shares
 from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Rows, Schema
 from colmet.web.interface import FACILITY
 

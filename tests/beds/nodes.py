@@ -19,7 +19,7 @@ import time
 import zmq
 from fleet import SCHEMAS, Row
 
-from colmet.common.runtime.cli import raise_open_file_limit
+from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import v1
 from colmet.node.delivery.link import NodeLink, open_uplinks

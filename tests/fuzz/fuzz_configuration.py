@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
+from colmet.common.runtime import startup
 from colmet.common.runtime.configuration import parse
 from colmet.node import main
 from colmet.node.backends import NAMES
 
-PARSER = main.build_parser(cli.load(NAMES))
+PARSER = main.build_parser(startup.load(NAMES))
 KNOWN = vars(PARSER.parse_args([])).keys()
 SEEDS = [
     b'sample-period = 5\nverbose = 1\ndisable-cgroup = true\ncpuset_rootpath = ["/a", "/b"]\n',

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from colmet.common.errors import Refused, WireError
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.control import ERRAND_S, Errands, Handler
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.wire.control import Request, decode_answer, encode
 
 log = logging.getLogger(__name__)

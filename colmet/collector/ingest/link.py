@@ -18,7 +18,7 @@ from colmet.collector.ingest.rate_limit import Rates
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import WireError
 from colmet.common.live.namesakes import base_of, is_namesake
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.transport import Called, LinkServer
 from colmet.common.wire import link as wire

@@ -19,7 +19,7 @@ from colmet.common.errors import OverBudget, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.live.summary import Heard
 from colmet.common.ranges import Ranges
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoded, Decoder, dialect_of, v1
 from colmet.common.wire.link import Hello
@@ -609,7 +609,7 @@ class Receiver:
             others.add(self.senders.pop(name))
             self._namesakes.pop(name, None)
         before, self.forgotten = self.forgotten, self.forgotten + len(names)
-        if len(str(before)) != len(str(self.forgotten)) or (names and not before):
+        if powers_of_ten(self.forgotten, before):
             log.warning("senders forgotten, there are too many forgotten=%d", self.forgotten)
 
     def admits_host(self, host: str, peer: str, user: str) -> bool:
@@ -647,13 +647,13 @@ class Receiver:
     def _leave_out(self, host: str, rows: int, why: str) -> None:
         sender = self.sender(host)
         before, sender.left_out = sender.left_out, sender.left_out + rows
-        if len(str(before)) != len(str(sender.left_out)) or not before:
+        if powers_of_ten(sender.left_out, before):
             log.warning("rows dropped from=%s left_out=%d cause=%s", host, sender.left_out, why)
 
     def _skip(self, host: str, values: int) -> None:
         sender = self.sender(host)
         before, sender.skipped = sender.skipped, sender.skipped + values
-        if len(str(before)) != len(str(sender.skipped)) or not before:
+        if powers_of_ten(sender.skipped, before):
             log.warning(
                 "values of a Rust node skipped, this version knows no name for their backend or metric from=%s "
                 "skipped_values=%d",

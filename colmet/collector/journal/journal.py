@@ -26,8 +26,8 @@ from colmet.collector.journal.output_state import MAX_BYTES, State, parse, repla
 from colmet.collector.journal.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
 from colmet.collector.journal.sender_shares import Waiting
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.directories import check_writable, make, sync_directory
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoder
 
@@ -571,7 +571,7 @@ class Journal:
                 log.error("journal: cannot remove a segment: path=%s cause=%s", path, err.strerror)
             if not written:
                 before, self.dropped = self.dropped, self.dropped + after - max(first, passed)
-                if len(str(before)) != len(str(self.dropped)) or not before:
+                if powers_of_ten(self.dropped, before):
                     log.error(
                         "journal: records dropped that an output has not written, as the journal has more than "
                         "--journal-size: path=%s dropped=%d",

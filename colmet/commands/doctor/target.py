@@ -33,9 +33,10 @@ CHECK_S = 30.0  # for --check-config, which loads all of the daemon
 _CHECK = """
 import json, os, sys
 sys.path[:] = filter(None, sys.path)
-from colmet.common.runtime import capabilities, cli
+from colmet.common.runtime import capabilities, startup
+from colmet.common.runtime import startup
 from colmet.{side} import main
-cli.load(main.NAMES)
+startup.load(main.NAMES)
 groups, group, uid, rights = json.loads(sys.argv.pop(1))
 os.setgroups(groups)
 os.setgid(group)
@@ -192,10 +193,10 @@ class Target:
     @cached_property
     def _loaded(self) -> tuple[Any, list[type[Any]]]:
         """The daemon's module, and the backends there are."""
-        from colmet.common.runtime import cli
+        from colmet.common.runtime import startup
 
         main = importlib.import_module(f"colmet.{self.side}.main")
-        return main, cli.load(main.NAMES)
+        return main, startup.load(main.NAMES)
 
     @cached_property
     def damage(self) -> str:

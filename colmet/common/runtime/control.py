@@ -17,8 +17,8 @@ from typing import Any, Callable, TypeVar
 
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
 from colmet.common.runtime import cli
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.keys import KnownKeys, read_pair, read_public
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.transport import Client, ControlClient, ControlServer, Door, check_control, knock, serve_control
 from colmet.common.transport.authenticator import Keys
 from colmet.common.transport.curve import check_pair

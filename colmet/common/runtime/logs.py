@@ -83,3 +83,14 @@ def set_up(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalFormatter() if is_journal() else LineFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def powers_of_ten(count: int, before: int | None = None) -> bool:
+    """Return whether a repeated event is to be logged: the 1st, 10th, 100th ... time.
+
+    Args:
+        count: how often it has happened.
+        before: the count before, where it grows by more than one at once: whether it has passed such a number since.
+    """
+    before = count - 1 if before is None else before
+    return before < count and (not before or len(str(before)) < len(str(count)))

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.own_name import is_known, own_names
 from colmet.common.runtime.prometheus_text import CONTENT_TYPE, Family, render
 

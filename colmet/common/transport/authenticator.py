@@ -22,8 +22,8 @@ from zmq.utils import z85
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.keys import DIRECTORY, NODES, KnownKeys, Pair, default, read_pair
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.transport.connection_limit import Crowd, spare
 from colmet.common.transport.connections import Connections, Readings
 from colmet.common.transport.curve import HANDSHAKE_MS, check_pair

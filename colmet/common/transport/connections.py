@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

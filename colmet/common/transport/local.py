@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

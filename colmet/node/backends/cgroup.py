@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import ParseError
-from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.cgroup import SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.infiniband import COUNTERS, DEVICES, FULL, PORTS, SCHEMA
 from colmet.node.backend import InputBackend

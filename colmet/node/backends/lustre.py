@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.lustre import ALWAYS, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend

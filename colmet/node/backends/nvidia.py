@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options, powers_of_ten
+from colmet.common.runtime.cli import Options
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA
 from colmet.node.backend import InputBackend

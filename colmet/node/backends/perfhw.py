@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 from colmet.common.errors import BackendUnavailable, ConfigError
-from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.perfhw import MAX_EVENTS, SCHEMA
 from colmet.node.backend import InputBackend

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options, powers_of_ten
+from colmet.common.runtime.cli import Options
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.rapl import PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
 from colmet.node.backend import InputBackend

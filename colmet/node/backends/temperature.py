@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options, powers_of_ten
+from colmet.common.runtime.cli import Options
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.temperature import COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
 from colmet.node.backend import InputBackend

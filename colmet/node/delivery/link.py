@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.runtime import cli
-from colmet.common.runtime.cli import powers_of_ten
 from colmet.common.runtime.keys import read_uris
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
@@ -418,7 +418,7 @@ class NodeLink:
         uplink.doubted += left
         unsent = self._outbox.unsent_of(*one)
         before, self.false_acknowledgements = self.false_acknowledgements, self.false_acknowledgements + unsent
-        if unsent and (not before or len(str(before)) != len(str(self.false_acknowledgements))):
+        if powers_of_ten(self.false_acknowledgements, before):
             log.warning(
                 "collector acknowledges batches that were never sent, they are kept: does another host pose as the "
                 "collector? Set up keys: collector=%s batches=%d",

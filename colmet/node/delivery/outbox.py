@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from colmet.common.ranges import Ranges
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.delivery.delivery_stats import DeliveryStats
 from colmet.node.delivery.spool import EncodedBatch, Spool
 
@@ -207,7 +208,7 @@ class Outbox:
     def note_dropped(self, dropped: Dropped) -> None:
         """Count batches that were given up, and remember which."""
         before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
-        if len(str(before)) != len(str(self.dropped)) or not before:
+        if powers_of_ten(self.dropped, before):
             log.error(
                 "batches dropped that no collector has acknowledged cause=%s dropped=%d epoch=%d numbers=%d..%d",
                 dropped.cause,

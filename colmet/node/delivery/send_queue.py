@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.node.delivery.outbox import ENTRY_BYTES, Dropped, Outbox
 from colmet.node.delivery.spool import EncodedBatch

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from colmet.common.ranges import Ranges
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from colmet import __version__
 from colmet.common.errors import WireError
 from colmet.common.ranges import Ranges
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import link as wire
 

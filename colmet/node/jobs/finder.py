@@ -8,7 +8,7 @@ import logging
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.jobs.layouts import Claim
 from colmet.node.jobs.places import JobPlace
 from colmet.node.jobs.sluids import Sluids

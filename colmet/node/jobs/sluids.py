@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.jobs.layouts import job_number
 from colmet.node.system.host import Host
 from colmet.node.system.processes import Question

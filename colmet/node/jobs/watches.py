@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pyinotify
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.readable import readable
 from colmet.node.system.host import Host, is_gone
 

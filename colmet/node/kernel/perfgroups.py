@@ -8,7 +8,7 @@ import posixpath
 import stat
 from collections.abc import Iterable
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host, is_gone
 

@@ -12,7 +12,7 @@ import struct
 import uuid
 import zlib
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.system.host import Host, PrivateDirectory
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,9 @@ import urllib3
 from colmet import __version__
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import cli
-from colmet.common.runtime.cli import Options, powers_of_ten
+from colmet.common.runtime.cli import Options
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.secretfile import read_line
 
 log = logging.getLogger(__name__)

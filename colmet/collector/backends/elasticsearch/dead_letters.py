@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from colmet.common.runtime.cli import powers_of_ten
+from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, I
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime.cli import Options, Rare, powers_of_ten
+from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types

@@ -1,0 +1,56 @@
+"""Signals as data: a descriptor that becomes readable, and the set of those that came."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+from colmet.common.runtime.readable import readable
+
+
+class Signals:
+    """Signals as data: a descriptor that becomes readable, and the set of those that came.
+
+    Use in the main thread, as a context manager; the former handlers are put back at the end.
+    """
+
+    def __init__(self, wanted: Iterable[signal.Signals]) -> None:
+        self.pending: set[signal.Signals] = set()
+        self._wanted = tuple(wanted)
+        self._former: dict[signal.Signals, Any] = {}
+        self._former_fd = -1
+        self.fd = self._write_fd = -1
+
+    def __enter__(self) -> Signals:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._former_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in self._wanted:
+            self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.pending.add(signal.Signals(number))
+
+    def stop_wanted(self) -> bool:
+        """Whether SIGTERM or SIGINT came."""
+        return bool(self.pending & {signal.SIGTERM, signal.SIGINT})
+
+    def take(self, number: signal.Signals) -> bool:
+        """Whether this signal came since the last call."""
+        came = number in self.pending
+        self.pending.discard(number)
+        return came
+
+    def drain(self) -> None:
+        """Make the descriptor unreadable again. The next wait sees every signal that comes after this."""
+        while readable([self.fd], 0):
+            os.read(self.fd, 4096)

@@ -1,0 +1,134 @@
+"""How a daemon starts: the options that both have, their configuration, the log, and limits of the process."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import logging
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from colmet import __version__
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import configuration, logs, service_unit
+from colmet.common.runtime.cli import EXIT_CONFIG, DefaultBound, Options, Rare, bound, whole_number
+from colmet.common.runtime.reload import Settings, verbosity
+
+log = logging.getLogger(__name__)
+
+HWM = 1000  # messages in a queue of ZeroMQ
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """The options that both daemons have."""
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
+    )
+    configuration.add_options(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="log starts, stops and jobs (INFO); twice: every tick (DEBUG)",
+    )
+
+
+def add_queue_options(parser: Options) -> None:
+    """The options of ZeroMQ's queues, which both daemons have."""
+    parser.add_argument(
+        "--zeromq-hwm",
+        metavar="N",
+        type=bound(HWM),
+        default=HWM,
+        help=Rare("queue at most N messages between node and collector (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--zeromq-linger",
+        metavar="MS",
+        type=whole_number(-1),
+        default=0,
+        help=Rare("send queued messages for MS milliseconds at exit; -1: without limit (default: %(default)s)"),
+    )
+
+
+def set_up_logging(verbose: int) -> None:
+    """Log to stderr. `-v` once is INFO, twice or more DEBUG, none WARNING, as in Colmet 0.6 (30 - 10 x count)."""
+    logs.set_up(verbosity(verbose))
+
+
+def load(names: Mapping[str, str]) -> list[Any]:
+    """The classes that a table of backends names as ``module:Class``."""
+    classes = []
+    for target in names.values():
+        module, _, name = target.partition(":")
+        classes.append(getattr(importlib.import_module(module), name))
+    return classes
+
+
+def raise_open_file_limit(wanted: int = 65536) -> int:
+    """Raise this process's soft limit on open files towards `wanted`, as far as the hard limit lets; the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
+    return soft
+
+
+def tune_garbage_collector() -> None:
+    """Have Python look for cycles seldom: what daemons handle by the thousands is in none.
+
+    With the default thresholds half of the collector's CPU time from bytes to HDF5 goes into looking again and again.
+    """
+    gc.collect()
+    gc.freeze()  # modules and code, which stay
+    gc.set_threshold(50_000, 20, 100)
+
+
+def run_daemon(
+    names: Mapping[str, str],
+    build_parser: Callable[[Sequence[type[Any]]], argparse.ArgumentParser],
+    check: Callable[[argparse.Namespace, Sequence[type[Any]]], None],
+    run: Callable[[argparse.Namespace, Sequence[type[Any]], Settings], int | None],
+    argv: Sequence[str] | None,
+) -> int:
+    """What an entry point does: load the backends, read the command line and the configuration file, run.
+
+    The exit status is what `run` says, 0 where it says nothing.
+    An error raised on purpose is one line on stderr.
+
+    With --check-config `check` is called in place of `run`: all that a start does before it opens anything, as the
+    user whom the daemon's unit names, where root asks.
+    """
+    classes = load(names)
+    read = configuration.Configuration(lambda: build_parser(classes), argv)
+    try:
+        own = service_unit.find(read.program) if read.is_check else None
+        if own is not None:
+            own.enter()
+        options = read.read_for_start()
+    except ConfigError as err:
+        set_up_logging(0)
+        log.error("%s", err)
+        return EXIT_CONFIG
+    set_up_logging(options.verbose)
+    for option, required in read.vain:
+        log.warning("option without an effect: %s requires %s", option, required)
+    if isinstance(options.zeromq_hwm, DefaultBound):
+        log.warning("--zeromq-hwm 0: %d is used; no queue is without a bound", options.zeromq_hwm)
+    try:
+        if read.is_check:
+            check(options, classes)
+            user = f" (checked as user {own.user} of {own.name})" if own is not None else ""
+            print(f"OK: {read.path or 'command line'}{user}")
+            return 0
+        return run(options, classes, Settings(options, read)) or 0
+    except ConfigError as err:
+        log.error("%s", err)
+        return EXIT_CONFIG
+    except ColmetError as err:
+        log.error("%s", err)
+        return 1
