@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs docs-pictures dashboards deb wheel constraints demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs diagrams docs-pictures dashboards deb wheel constraints demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -58,8 +58,14 @@ format: venv ## rewrite the source in the project's format
 bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 	@$(PY) benchmarks/run.py $(ARGS)
 
-docs: venv ## write docs/metrics.md from the catalogue of tables
+docs: venv ## write docs/metrics.md from the catalogue of tables, and build the documentation site in build/site
 	@$(PY) -m dev.metrics docs/metrics.md
+	@$(PY) -m pip --disable-pip-version-check install -q -r requirements-docs.txt
+	@$(PY) -m sphinx -q -W --keep-going -c dev/site -d build/doctrees docs build/site
+	@echo build/site/index.html
+
+diagrams: ## render docs/pictures/*.dot as SVG, with Graphviz
+	@$(PYTHON) -m dev.diagrams docs/pictures
 
 docs-pictures: venv clibs ## make the pictures of the documentation of a real run, in two minutes; as root
 	@$(PY) -m dev.pictures docs/pictures $(ARGS)

@@ -4,7 +4,7 @@
     python benchmarks/sizing.py [site] [--nodes 10000] [--period 5] [--jobs 2] ... [--costs FILE]
 
 `measure` takes some minutes and prints what each unit costs on this machine, `site` computes from that, or from
-sizing.json, which was measured where docs/operations.md says. CPU times are of one core.
+sizing.json, which was measured where docs/sizing.md says. CPU times are of one core.
 
 With an address, a real Elasticsearch or OpenSearch is measured, too: one that nobody else uses meanwhile. Its
 indices begin with colmet-sizing-, and are removed at the end.

@@ -286,7 +286,7 @@ NODE = ("colmet.node.main", "--config", "/etc/colmet/node.toml", "-s", "0.5", "-
 
 
 def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
-    """The commands of docs/operations.md: what the package of the collector runs, and `colmet enrol`."""
+    """The commands of docs/keys.md: what the package of the collector runs, and `colmet enrol`."""
     colmet = (sys.executable, "-m", "colmet.commands.colmet")
     for name in ("node-1", "node-2", "stranger"):  # their package starts them, and they wait
         cluster.start(name, *NODE)

@@ -1,4 +1,4 @@
-"""docs/operations.md explains each message that is logged, and none that is not."""
+"""docs/messages.md explains each message that is logged, and none that is not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/operations.md").read_text()
-EXPLAINED = [
-    text
-    for row in re.findall(r"^\| (`.*?) \|", PAGE.partition("## What each message means")[2], re.M)
-    for text in re.findall(r"`([^`]+)`", row)
-]
+PAGE = (ROOT / "docs/messages.md").read_text()
+EXPLAINED = [text for row in re.findall(r"^\| (`.*?) \|", PAGE, re.M) for text in re.findall(r"`([^`]+)`", row)]
 LEVELS = ("warning", "error", "exception")
 
 

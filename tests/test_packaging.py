@@ -57,7 +57,7 @@ def test_the_units_start_the_commands_that_setup_installs():
 def test_the_nodes_unit_has_the_rights_that_backends_of_today_need_and_the_collectors_none():
     kept = set(re.findall(r"^CapabilityBoundingSet=(.+)$", unit("node"), re.M)[0].split())
     assert kept >= CORE
-    # what these are for is a drop-in, as docs/operations.md says
+    # what these are for is a drop-in, as docs/install.md says
     assert set(NUMBERS) - kept == {"CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN", "CAP_SYS_RAWIO"}
     assert set(re.findall(r"^AmbientCapabilities=(.+)$", unit("node"), re.M)[0].split()) == kept
     assert re.findall(r"^CapabilityBoundingSet=(.*)$", unit("collector"), re.M) == [""]
@@ -227,7 +227,7 @@ def test_nothing_says_to_install_colmet_by_a_name_that_the_index_has_of_06():
 
 
 def test_the_page_links_all_programs_of_a_pip_installation():
-    text = (PACKAGING.parent / "docs/operations.md").read_text()
+    text = (PACKAGING.parent / "docs/install.md").read_text()
     linked = re.search(r"^ln -sf (.+) /usr/local/bin/$", text, re.M)[1].replace("/opt/colmet/bin/", "").split()
     programs = re.findall(r'^ +"([\w.-]+) = colmet\.', (PACKAGING.parent / "setup.py").read_text(), re.M)
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in linked) for name in programs)

@@ -1,4 +1,4 @@
-"""docs/operations.md, to the letter, in a Debian of its own: packages, units, pip, removal."""
+"""docs/install.md, to the letter, in a Debian of its own: packages, units, pip, removal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from machine import Machine, tell
 
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
-BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/operations.md").read_text(), re.M | re.S))
+BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/install.md").read_text(), re.M | re.S))
 KEYS_OF_FACILITY = re.findall(r"^```sh keys\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 FACILITY = re.findall(r"^```sh set-up\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 # What a container lacks, and what is said without keys.

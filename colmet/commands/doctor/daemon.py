@@ -121,7 +121,7 @@ def check_versions(target: Target) -> Iterator[Finding]:
         more = f", and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
         yield warn(
             f"it is {running}, and {', '.join(different[:MAX_NAMED])}{more}",
-            "they understand each other; upgrade the older side when it suits (docs/operations.md)",
+            "they understand each other; upgrade the older side when it suits (docs/upgrade.md)",
         )
     if running == __version__ and not different:
         same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
@@ -140,7 +140,7 @@ def check_unit(target: Target) -> Iterator[Finding]:
         if target.pid:
             yield warn(f"{text}: it does not start with the machine", f"install the package {name}")
         else:
-            yield warn(text, f"install the package {name}, or the unit by hand (docs/operations.md)")
+            yield warn(text, f"install the package {name}, or the unit by hand (docs/install.md)")
     elif active == "failed":
         yield fail(
             f"{target.unit_name} failed: {unit.get('Result')}",

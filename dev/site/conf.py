@@ -1,0 +1,56 @@
+"""Settings of the documentation site (Sphinx): `make docs` builds docs/ into build/site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+project = "Colmet"
+author = "the authors of Colmet"
+html_title = "Colmet"
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_show_copyright = False
+html_show_sourcelink = False
+html_copy_source = False
+myst_heading_anchors = 4  # links to headings work as on a code host
+myst_links_external_new_tab = False
+suppress_warnings = ["misc.highlighting_failure"]  # examples with "..." in them
+
+# The pages, in the order of the reader: caption, pages without ".md". index.md is the first page.
+NAVIGATION = (
+    ("Start", ("start", "measured")),
+    (
+        "Users",
+        (
+            *("tools/commands", "tools/report", "tools/plot", "tools/extract", "tools/top", "tools/page"),
+            "completeness",
+        ),
+    ),
+    ("Administrators: set-up", ("install", "upgrade", "keys", "configuration", "sizing")),
+    ("Administrators: daily work", ("operations", "health", "tools/doctor", "troubleshooting", "messages")),
+    ("Administrators: reliability and security", ("link", "journal", "security")),
+    ("Outputs", ("outputs/hdf5", "outputs/elasticsearch", "outputs/stdout")),
+    (
+        "Inputs",
+        (
+            *("inputs/perfhw", "inputs/nvidia", "inputs/rapl", "inputs/temperature", "inputs/ipmipower"),
+            *("inputs/infiniband", "inputs/lustre"),
+        ),
+    ),
+    ("Services", ("tools/http", "tools/grafana", "tools/mem", "tools/oar", "tools/facility")),
+    ("Reference", ("metrics", "wire")),
+    ("Developers", ("architecture", "testing", "decisions")),
+)
+
+
+def add_navigation(app: Any, name: str, source: list[str]) -> None:
+    """Append the navigation to the first page: code hosts would show the directives as code."""
+    if name == "index":
+        for caption, pages in NAVIGATION:
+            source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connect the events of Sphinx."""
+    app.connect("source-read", add_navigation)
+    return {"parallel_read_safe": True}
