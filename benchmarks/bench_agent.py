@@ -24,7 +24,7 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import Account
+from colmet.node.selfmetrics.agent_stats import AgentStats
 from colmet.node.system.host import Host
 from dev.live import Daemons, Failed, JobRoot
 from dev.workloads import ShortTasks, measure
@@ -160,7 +160,7 @@ def bench_growth(ticks: int = TICKS) -> Figures:
         backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
         queue = SendQueue(v1.encode, Outbox(time.time_ns()))
-        agent = Agent("bench", source, backends, queue, Schedule(1), account=Account(host))
+        agent = Agent("bench", source, backends, queue, Schedule(1), agent_stats=AgentStats(host))
         tasks = ShortTasks(root.job("bob_1"))
         sizes = []
         for number in range(ticks):

@@ -23,7 +23,7 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, Account, Meter
+from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, AgentStats, Meter
 from colmet.node.system.host import Host
 from colmet.node.system.placement import Placement
 
@@ -67,7 +67,7 @@ def agent_of(fake, *backends, host=None, period=5.0, send=lambda message: True):
         fake.mkdir("/oar/bob_7")
     source = JobSource(fake.host, ["/oar"], compile_patterns([DEFAULT_PATTERN]))
     spool = Direct(v1.encode, send)
-    return Agent("n", source, backends, spool, Schedule(period), Placement(Host()), Account(host or Host()))
+    return Agent("n", source, backends, spool, Schedule(period), Placement(Host()), AgentStats(host or Host()))
 
 
 def own_rows(batch):
@@ -277,16 +277,16 @@ def test_text_output_names_each_row(batches):
 def test_it_is_cheap(fake):
     """Not a benchmark: that nothing costs ten times what it does."""
     host = Host()
-    account = Account(host)
+    agent_stats = AgentStats(host)
     runners = [Runner(Fake(name, counters=dict.fromkeys(SCHEMA.names[-11:], 1))) for name in ("a", "b", "c", "d")]
     totals = dict.fromkeys(("ticks", "jobs", "jobs_started", "jobs_ended", "wall_time", "overruns"), 1)
     best = 1e9
     for _ in range(20):
         started = time.thread_time()
         for _ in range(20):
-            table = account.table(1, runners, totals)
+            table = agent_stats.table(1, runners, totals)
         best = min(best, (time.thread_time() - started) / 20)
-    account.close()
+    agent_stats.close()
     assert isinstance(table, Table) and len(table) == 5
     print(f"{best * 1e6:.1f} us")
     assert best < 300e-6
@@ -294,12 +294,12 @@ def test_it_is_cheap(fake):
 
 def test_the_table_comes_at_the_first_tick_and_then_once_a_period(fake):
     now = [100.0]
-    account = Account(fake.host, 60, lambda: now[0])
+    agent_stats = AgentStats(fake.host, 60, lambda: now[0])
     due = []
     for tick in range(27):
         now[0] = 100 + 5 * tick - 0.01 * (tick % 2)
-        if account.is_due():
+        if agent_stats.is_due():
             due.append(tick)
     assert due == [0, 12, 24]
     now[0] += 3600
-    assert account.is_due() and not account.is_due(), "what was missed is not made up for"
+    assert agent_stats.is_due() and not agent_stats.is_due(), "what was missed is not made up for"

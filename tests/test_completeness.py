@@ -1,4 +1,4 @@
-"""What the ledger and the tool say is missing is what is missing."""
+"""The completeness rows and the command report exactly the missing samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.commands import completeness
 from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.node.selfmetrics.completeness import FAILED, LATE, Fate, Ledger
+from colmet.node.selfmetrics.completeness import FAILED, LATE, CompletenessStats, DeliveryTotals
 from colmet.stored import gap_finder
 
 NS = 10**9
@@ -53,24 +53,24 @@ class Node:
         self.epoch = self.now * NS // 10
         self.seq = 0
         self.dropped = []
-        self.ledger = Ledger(self.fate, ledger_s, monotonic=lambda: self.now / 10)
+        self.completeness = CompletenessStats(self.delivery, ledger_s, monotonic=lambda: self.now / 10)
 
-    def fate(self):
-        return Fate({}, {}, tuple(self.dropped), 0)
+    def delivery(self):
+        return DeliveryTotals({}, {}, tuple(self.dropped), 0)
 
     def tick(self, jobs=(1, 2), lost="", missed="", ends=False):
         """One tick: its batch is `lost` without a word or "dropped"; its table of the node is missed for a reason."""
         time_ns = self.now * NS // 10
-        self.ledger.begin_tick(time_ns)
+        self.completeness.begin_tick(time_ns)
         tables = [Table.from_samples(JOBS, time_ns, [Sample(job, {"cpu_time": 1}) for job in jobs])] if jobs else []
         if missed:
-            self.ledger.missed(missed, [NODE], bool(jobs), True)
+            self.completeness.missed(missed, [NODE], bool(jobs), True)
             self.missing.append((NODE.name, 0, self.now // 10))
         else:
             tables.append(Table.from_samples(NODE, time_ns, [Sample(0, {"load": 1})]))
         self.seq += 1
         batch = Batch(self.host, self.epoch, self.seq, time_ns, tuple(jobs), tuple(tables))
-        batch = self.ledger.add(batch, self.period, ends)
+        batch = self.completeness.add(batch, self.period, ends)
         if lost:
             for table in batch.tables:
                 self.missing += [(table.schema.name, row.job_id, self.now // 10) for row in table.samples()]
@@ -124,7 +124,7 @@ def test_a_last_row_of_the_second_of_an_account_is_not_missing(tmp_path, period)
         last = Table.from_samples(JOBS, second * NS, [Sample(node.now, {"cpu_time": 1})])
         node.seq += 1
         batch = Batch(node.host, node.epoch, node.seq, node.now * NS // 10 - 300_000_000, (1, 2), (last,))
-        node.arrived.append(node.ledger.add(batch, node.period))
+        node.arrived.append(node.completeness.add(batch, node.period))
     node.now += 20
     node.tick()
     lines = node.lines(tmp_path)
@@ -140,7 +140,7 @@ def test_a_last_row_is_not_missing_where_the_agent_ends_in_the_second_of_its_job
     for n, tables, ends in ((3, (last,), False), (6, (), True)):
         node.seq += 1
         batch = Batch(node.host, node.epoch, node.seq, second * NS + n * NS // 10, (), tables)
-        node.arrived.append(node.ledger.add(batch, node.period, ends))
+        node.arrived.append(node.completeness.add(batch, node.period, ends))
     lines = node.lines(tmp_path)
     assert all(line.found.missing == 0 and not line.found.twice for line in lines.values())
 
@@ -213,7 +213,7 @@ def test_what_was_not_measured_is_told(tmp_path, why, said):
 def test_skipped_ticks_are_told_of_each_table(tmp_path):
     node = Node()
     node.ticks(20)
-    node.ledger.skipped(4, PERIOD)
+    node.completeness.skipped(4, PERIOD)
     node.now += 4 * PERIOD * 10
     node.ticks(20)
     lines = node.lines(tmp_path)

@@ -29,7 +29,7 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import Account
+from colmet.node.selfmetrics.agent_stats import AgentStats
 from colmet.node.system.host import Host
 from dev.live import Failed, JobRoot
 from dev.workloads import ShortTasks
@@ -109,7 +109,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
     backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]
     source = JobSource(host, [str(jobs.path)], compile_patterns([DEFAULT_PATTERN]))
     spool = Direct(v1.encode, lambda message: True)
-    agent = Agent("node", source, backends, spool, Schedule(1), account=Account(host))
+    agent = Agent("node", source, backends, spool, Schedule(1), agent_stats=AgentStats(host))
     try:
         short = ShortTasks(jobs.job("bob_1"))
         sizes = []

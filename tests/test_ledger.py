@@ -1,4 +1,4 @@
-"""The ledger of a node: what was due, measured, sent and dropped, and what it tells of gaps."""
+"""The completeness rows of a node: samples due, measured, sent and dropped, and the gaps."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_an_account_comes_with_the_first_batch_then_once_a_period():
 
 
 def test_what_became_of_batches_is_what_the_spool_says():
-    said = completeness.Fate(
+    said = completeness.DeliveryTotals(
         {"sent": 9, "acknowledged": 7}, {NODE.name: {"sent": 5, "acknowledged": 4, "dropped": 1}}, (), 2
     )
     node = Node()
-    node.ledger = completeness.Ledger(lambda: said)
+    node.completeness = completeness.CompletenessStats(lambda: said)
     node.tick()
     all_of_it = accounts(node.arrived[0])
     columns = ("sent", "acknowledged", "dropped", "duplicate")
@@ -115,7 +115,7 @@ def test_gaps_that_alternate_with_samples_are_told_in_bounded_number():
 
 
 def with_ledger(agent):
-    agent._ledger = completeness.Ledger(lambda: completeness.Fate({}, {}, (), 0))
+    agent._completeness = completeness.CompletenessStats(lambda: completeness.DeliveryTotals({}, {}, (), 0))
     return agent
 
 
@@ -191,7 +191,7 @@ def test_a_collector_of_06_gets_what_it_knows(wire):
     node = Node()
     table = Table.from_samples(NODE, START * 10**9, [Sample(0, {"load": 1})])
     plain = Batch("n", 1, 1, START * 10**9, (), (table,))
-    message = ENCODERS[wire](node.ledger.add(plain, PERIOD))
+    message = ENCODERS[wire](node.completeness.add(plain, PERIOD))
     if wire == "colmet06":
         assert message == ENCODERS[wire](plain)
     else:
@@ -218,10 +218,10 @@ def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     queue.outbox.acknowledge(1, 0, 3)
     queue.outbox.drop(1, 4, 4, 0, 0, "age")
     queue.outbox.sent((2, 0))
-    kept = main.open_ledger(argparse.Namespace(disable_ledger=False, ledger_period=60.0), queue, [])
-    fate = kept._fate()
+    kept = main.open_completeness(argparse.Namespace(disable_ledger=False, ledger_period=60.0), queue, [])
+    delivery = kept._delivery()
     assert queue.acknowledged == 4 and queue.dropped == 1, "all, for the log"
-    assert dict(fate.batches) == {"taken": 1, "sent": 1, "acknowledged": 0, "dropped": 0}
+    assert dict(delivery.batches) == {"taken": 1, "sent": 1, "acknowledged": 0, "dropped": 0}
     earlier.close()
     queue.outbox.close()
     queue.close()

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from colmet.common.schema import Field, Schema
-from colmet.node.selfmetrics.mapping import PERIOD_S, SCHEMA, CounterName, Names
+from colmet.node.selfmetrics.mapping import PERIOD_S, SCHEMA, CounterName, CounterNames
 
 RAPL = Schema("RAPLstats_default", "node", [Field("counter_1", "count", "gauge")])
 PERF = Schema("perfhwstats_default", "job", [Field("counter_1", "count", "gauge")])
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
 
-class Numbered:
+class FakeBackend:
     def __init__(self, schema, names, file=None):
         self.schema, self.names, self.file = schema, names, file
 
@@ -34,7 +34,7 @@ class Numbered:
 
 def rapl():
     names = [CounterName("counter_1", "package-0", "ujoules", "package"), CounterName("counter_2", "core-0", "ujoules")]
-    return Numbered(RAPL, names, ("RAPL", ["counter_1,energy_microjoule,package-0,zone_package", "counter_2,x,y,z"]))
+    return FakeBackend(RAPL, names, ("RAPL", ["counter_1,energy_microjoule,package-0,zone_package", "counter_2,x,y,z"]))
 
 
 def rows(tables):
@@ -43,9 +43,9 @@ def rows(tables):
 
 def test_the_table_comes_at_the_start_on_change_and_hourly(fake):
     clock = Clock()
-    names = Names(fake.host, "", clock)
+    names = CounterNames(fake.host, "", clock)
     assert names.tables(5, []) == []
-    backend, unnamed = rapl(), Numbered(PERF, [])
+    backend, unnamed = rapl(), FakeBackend(PERF, [])
     (table,) = names.tables(7, [unnamed, backend])
     assert (table.schema, table.time_ns) == (SCHEMA, 7)
     assert rows([table]) == [
@@ -75,27 +75,27 @@ def files(fake):
 def test_a_file_is_written_as_06_did_and_again_only_where_it_says_something_else(fake):
     fake.mkdir("maps")
     backend = rapl()
-    Names(fake.host, "/maps").tables(1_700_000_000_500_000_000, [backend])
+    CounterNames(fake.host, "/maps").tables(1_700_000_000_500_000_000, [backend])
     text = "counter_1,energy_microjoule,package-0,zone_package\ncounter_2,x,y,z\n"
     assert files(fake) == {"RAPL_mapping.1700000000.csv": text}
     for start in range(3):
-        Names(fake.host, "/maps").tables((1_700_000_100 + start) * 10**9, [backend])
+        CounterNames(fake.host, "/maps").tables((1_700_000_100 + start) * 10**9, [backend])
     assert len(files(fake)) == 1
     backend.file = ("RAPL", ["counter_1,other"])
-    names = Names(fake.host, "/maps")
+    names = CounterNames(fake.host, "/maps")
     names.tables(1_700_000_200 * 10**9, [backend])
     assert files(fake)["RAPL_mapping.1700000200.csv"] == "counter_1,other\n"
     backend.names = backend.names[:1]
     backend.file = ("RAPL", ["counter_1,third"])
     names.tables(1_700_000_300 * 10**9, [backend])
     assert files(fake)["RAPL_mapping.1700000300.csv"] == "counter_1,third\n" and len(files(fake)) == 3
-    Names(fake.host, "/maps").tables(1_700_000_400 * 10**9, [backend])
+    CounterNames(fake.host, "/maps").tables(1_700_000_400 * 10**9, [backend])
     assert names.failures == 0 and len(files(fake)) == 3, "the latest one counts"
     assert os.stat(fake.path / "maps/RAPL_mapping.1700000300.csv").st_mode & 0o777 == 0o644
 
 
 def test_none_is_written_where_none_is_wanted(fake):
-    assert Names(fake.host, "").tables(1, [rapl()])
+    assert CounterNames(fake.host, "").tables(1, [rapl()])
     assert list(fake.path.iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_written_is_told_with_the_remedy_and_the_table_com
         (fake.path / "maps/RAPL_mapping.1.csv").symlink_to(fake.path / "victim")
     if trap == "there":
         fake.write("maps/RAPL_mapping.1.csv", "")
-    names = Names(fake.host, "/maps")
+    names = CounterNames(fake.host, "/maps")
     assert names.tables(10**9, [rapl()])
     names.join(20)
     assert names.failures == 1 and "--mapping-dir" in caplog.text
@@ -126,7 +126,7 @@ def test_what_lies_in_the_directory_is_not_trusted(fake, what):
         path.write_bytes(bytes(1 << 20))
     else:
         path.symlink_to("/dev/zero")
-    names = Names(fake.host, "/maps")
+    names = CounterNames(fake.host, "/maps")
     names.tables(7 * 10**9, [rapl()])
     names.join(20)
     assert names.failures == 0 and (fake.path / "maps/RAPL_mapping.7.csv").exists()
@@ -142,7 +142,7 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch
 
     monkeypatch.setattr(fake.host, "write_new", write_new)
     backend = rapl()
-    names = Names(fake.host, "/maps")
+    names = CounterNames(fake.host, "/maps")
     for n in range(1, 4):
         backend.names = backend.names + backend.names[:1]
         backend.file = ("RAPL", [f"line {n}"])
@@ -157,6 +157,6 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch
 
 def test_the_directory_of_the_command_line_is_where_it_was_at_the_start(fake, monkeypatch):
     monkeypatch.chdir(fake.path)
-    names = Names.from_options("maps", fake.host)
+    names = CounterNames.from_options("maps", fake.host)
     assert names._directory == f"{fake.path}/maps"
-    assert Names.from_options("", fake.host)._directory == ""
+    assert CounterNames.from_options("", fake.host)._directory == ""

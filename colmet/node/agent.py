@@ -25,9 +25,9 @@ from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
-from colmet.node.selfmetrics.agent_stats import Account, Meter
-from colmet.node.selfmetrics.completeness import FAILED, LATE, Ledger
-from colmet.node.selfmetrics.mapping import Names
+from colmet.node.selfmetrics.agent_stats import AgentStats, Meter
+from colmet.node.selfmetrics.completeness import FAILED, LATE, CompletenessStats
+from colmet.node.selfmetrics.mapping import CounterNames
 from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system.placement import Placement
 from colmet.node.system.processes import Processes
@@ -270,13 +270,13 @@ class Agent:
         host_name: under which the rows are stored.
         source: finds the jobs.
         backends: what measures them.
-        spool: takes each tick's batch.
+        queue: for the batch of each tick.
         schedule: when ticks are due.
         placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
-        account: makes the table of what the agent itself costs; None sends none.
+        agent_stats: builds the table of self-metrics; None sends none.
         mapping: makes the table of what numbered columns hold; None sends none.
         health: is told how the agent is, and what it measures; None where nobody asks.
-        ledger: adds the account of what is complete; None sends none.
+        completeness: adds the tables of completeness; None sends none.
     """
 
     def __init__(
@@ -287,10 +287,10 @@ class Agent:
         queue: SendQueue,
         schedule: Schedule,
         placement: Placement | None = None,
-        account: Account | None = None,
-        mapping: Names | None = None,
+        agent_stats: AgentStats | None = None,
+        mapping: CounterNames | None = None,
         health: NodeHealth | None = None,
-        ledger: Ledger | None = None,
+        completeness: CompletenessStats | None = None,
     ) -> None:
         self._host_name = host_name
         self._source = source
@@ -305,10 +305,10 @@ class Agent:
         self._queue = queue
         self._schedule = schedule
         self._placement = placement
-        self._account = account
+        self._agent_stats = agent_stats
         self._mapping = mapping
         self._health = health
-        self._ledger = ledger
+        self._completeness = completeness
         self._own_failures = 0
         self._meter = Meter()
         self._seq = 0
@@ -326,8 +326,8 @@ class Agent:
                 runner.pace(period_s)
 
         found: dict[str, Prepare] = {"sample_period": at_once(pace)}
-        if self._account is not None:
-            found["agent_stats_period"] = at_once(self._account.change)
+        if self._agent_stats is not None:
+            found["agent_stats_period"] = at_once(self._agent_stats.change)
         for runner in self._runners:
             for name, prepare in runner.backend.changes().items():
                 found[name] = functools.partial(self._prepare, runner, prepare)
@@ -365,20 +365,20 @@ class Agent:
         return self._with_ledger(batch, is_last)
 
     def _note_missed(self, time_ns: int) -> None:
-        """Tell the ledger what this tick lacks."""
-        if self._ledger is not None:
-            self._ledger.begin_tick(time_ns)
+        """Report the samples that this tick lacks."""
+        if self._completeness is not None:
+            self._completeness.begin_tick(time_ns)
             for runner in self._runners:
                 if runner.missed:
                     schemas = (runner.backend.schema, *runner.backend.others)
-                    self._ledger.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
+                    self._completeness.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
 
     def _with_ledger(self, batch: Batch, ends: bool = False) -> Batch:
-        """The batch, with the account where that is due."""
-        if self._ledger is None:
+        """Return the batch, with the tables of completeness where they are due."""
+        if self._completeness is None:
             return batch
         try:
-            return self._ledger.add(batch, self._schedule.period_s, ends)
+            return self._completeness.add(batch, self._schedule.period_s, ends)
         except Exception:  # a defect of ours here must not stop the measuring
             self._own_failures += 1
             if powers_of_ten(self._own_failures):
@@ -391,8 +391,8 @@ class Agent:
         with self._spared():
             if self._mapping is not None:
                 tables += self._mapping.tables(time_ns, [one.backend for one in self._runners if one.is_open])
-            if self._account is not None and self._account.is_due():
-                tables.append(self._account.table(time_ns, self._runners, self._totals()))
+            if self._agent_stats is not None and self._agent_stats.is_due():
+                tables.append(self._agent_stats.table(time_ns, self._runners, self._totals()))
         return tables
 
     def _totals(self) -> dict[str, int]:
@@ -531,7 +531,7 @@ class Agent:
                 drains.woken(time.thread_time() - start)
         service.stopping()
         tables = [table for runner in self._runners for table in runner.take()]
-        if tables or self._ledger is not None:
+        if tables or self._completeness is not None:
             self._queue.put(self._batch(time.time_ns(), tables, is_last=True))
         for runner in self._runners:
             counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
@@ -578,8 +578,8 @@ class Agent:
 
     def _note_overruns(self) -> None:
         skipped = self._schedule.done()
-        if skipped and self._ledger is not None:
-            self._ledger.skipped(skipped, self._schedule.period_s)
+        if skipped and self._completeness is not None:
+            self._completeness.skipped(skipped, self._schedule.period_s)
         if powers_of_ten(self._schedule.overruns, self._schedule.overruns - skipped):
             log.warning(
                 "tick took longer than the period, %d skipped, overruns=%d; is --sample-period %g s too short "
@@ -602,6 +602,6 @@ class Agent:
                 runner.backend.join(max(0.0, until - time.monotonic()))
         if self._mapping is not None:
             self._mapping.join(max(0.0, until - time.monotonic()))
-        if self._account is not None:
-            self._account.close()
+        if self._agent_stats is not None:
+            self._agent_stats.close()
         self._source.close()

@@ -309,10 +309,12 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         health = NodeHealth(parts, uplinks, Latest() if options.metrics_jobs else None)
         agent = Agent(
             *(host_name, source, backends, queue, schedule, place),
-            account=None if options.disable_agent_stats else agent_stats.Account(host, options.agent_stats_period),
-            mapping=mapping.Names.from_options(options.mapping_dir, host),
+            agent_stats=None
+            if options.disable_agent_stats
+            else agent_stats.AgentStats(host, options.agent_stats_period),
+            mapping=mapping.CounterNames.from_options(options.mapping_dir, host),
             health=health,
-            ledger=open_ledger(options, queue, uplinks),
+            completeness=open_completeness(options, queue, uplinks),
         )
         stack.callback(agent.close)
         if options.metrics_listen:
@@ -373,20 +375,22 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     return False
 
 
-def open_ledger(options: argparse.Namespace, queue: SendQueue, uplinks: Sequence[Uplink]) -> completeness.Ledger | None:
-    """What keeps the account of what is complete; None where nobody wants it."""
+def open_completeness(
+    options: argparse.Namespace, queue: SendQueue, uplinks: Sequence[Uplink]
+) -> completeness.CompletenessStats | None:
+    """Return the counts of completeness; None with --disable-ledger."""
     if options.disable_ledger:
         return None
 
-    def fate() -> completeness.Fate:
-        return completeness.Fate(
+    def delivery_totals() -> completeness.DeliveryTotals:
+        return completeness.DeliveryTotals(
             queue.outbox.stats.totals(),  # as in the other rows, without those of earlier starts
             queue.outbox.stats.by_table(),
             queue.dropped_ranges(),
             sum(uplink.duplicates for uplink in uplinks),
         )
 
-    return completeness.Ledger(fate, options.ledger_period, (AGENT.name, MAPPING.name))
+    return completeness.CompletenessStats(delivery_totals, options.ledger_period, (AGENT.name, MAPPING.name))
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:

@@ -26,7 +26,7 @@ from colmet.node.jobs.controllers import distinct_controllers
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
 from colmet.node.jobs.source import JobSource
-from colmet.node.selfmetrics.agent_stats import Account
+from colmet.node.selfmetrics.agent_stats import AgentStats
 from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
@@ -329,7 +329,7 @@ def report(
         ConfigError: the options ask a backend for what cannot be done.
     """
     tried: list[_Tried] = []
-    account = None if options.disable_agent_stats else Account(host)
+    agent_stats = None if options.disable_agent_stats else AgentStats(host)
     try:
         for cls in classes:
             tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
@@ -341,9 +341,9 @@ def report(
         time_ns = time.time_ns()
         tables = [table for one in tried for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]
-        if account is not None:
+        if agent_stats is not None:
             totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}
-            tables.append(account.table(time_ns, runners, totals))
+            tables.append(agent_stats.table(time_ns, runners, totals))
         lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
         lines += ["", "What is measured"]
         width = max([len(one.name) for one in tried], default=0)
@@ -357,8 +357,8 @@ def report(
             lines += format_table(table, only_known=only_known, counters=counters)
         return "\n".join(lines).rstrip() + "\n", 0 if any(runner.is_open for runner in runners) else 1
     finally:
-        if account is not None:
-            account.close()
+        if agent_stats is not None:
+            agent_stats.close()
         for one in tried:
             if one.runner is not None:
                 one.runner.close()

@@ -1,4 +1,4 @@
-"""What the agent itself costs and has to tell: one row for it as a whole and one for each of its backends."""
+"""Self-metrics: one row of agent_default for the agent as a whole and one for each backend."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _programs_cpu_us() -> int:
 
 
 class Meter:
-    """Adds up what the code within ``with meter:`` takes.
+    """Sums CPU time and wall time of the code within ``with meter:``.
 
     Args:
-        processes: whose thread works for this one, too; None where none does.
+        processes: its thread works for the code, too, and is counted; None: there is no such thread.
 
     Attributes:
         cpu_ns: CPU time.
-        wall_ns: time.
-        last_wall_ns: time of the last one.
+        wall_ns: wall time.
+        last_wall_ns: wall time of the last run.
     """
 
     __slots__ = ("_cpu", "_processes", "_wall", "cpu_ns", "last_wall_ns", "wall_ns")
@@ -61,8 +61,8 @@ class Meter:
         return time.thread_time_ns() + (self._processes.cpu_ns if self._processes is not None else 0)
 
 
-class Accounted(Protocol):
-    """What an account asks of whoever runs a backend: an `agent.Runner`."""
+class MeasuredBackend(Protocol):
+    """The counters of a backend that `AgentStats` reads: an `agent.Runner`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -93,8 +93,8 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument("--disable-agent-stats", action="store_true", help=cli.Rare("do not send agent_default"))
 
 
-class Account:
-    """Builds the table, at the first tick and then at most once a period.
+class AgentStats:
+    """Builds agent_default, at the first tick and then at most once a period.
 
     Args:
         host: the machine.
@@ -107,24 +107,24 @@ class Account:
         self._statm = host.keep("/proc/self/statm")
 
     def is_due(self) -> bool:
-        """Whether the period has passed since the last table; then the next period begins."""
+        """Return whether the period has passed since the last table; if so, begin the next period."""
         return self._every.is_due()
 
     def change(self, period_s: float) -> None:
-        """Go on with another period."""
+        """Set the period, in seconds."""
         self._every.change(period_s)
 
-    def table(self, time_ns: int, runners: Iterable[Accounted], totals: Mapping[str, int]) -> Table:
-        """A row for the agent, then one for each backend.
+    def table(self, time_ns: int, runners: Iterable[MeasuredBackend], totals: Mapping[str, int]) -> Table:
+        """Return a row for the agent, then one for each backend.
 
         Args:
             time_ns: of the tick.
             runners: of the backends.
-            totals: what the agent counts, by column.
+            totals: the agent's counters, by column.
 
         Raises:
-            ParseError: /proc/self/statm is not as Linux has it.
-            KeyError: a backend counts what the schema has no column for.
+            ParseError: /proc/self/statm has an unknown form.
+            KeyError: a backend has a counter that the schema lacks.
         """
         packed = []
         rows = failures = 0

@@ -1,4 +1,4 @@
-"""What is complete: of each table what was due, measured, sent and dropped; and what is missing, from when to when."""
+"""Completeness: for each table the samples due, measured, sent and dropped, and the time ranges of missing samples."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from colmet.common.tables.completeness import ALL, GAPS, SCHEMA
 from colmet.node.jobs.job import NODE_JOB
 
 FAILED, LATE, DROPPED = "failed", "late", "dropped"
-MAX_GAPS = 16  # of one table and reason from one row to the next; then the latest one takes in the next ones
-MAX_TOLD = 1024  # rows of gaps that are told again, should the batch that tells them be dropped
+MAX_GAPS = 16  # of one table and reason between two reports; further gaps extend the latest one
+MAX_REPORTED = 1024  # batches whose gaps are reported again if the batch is dropped
 _NS = 10**9
 
 
-class Range(Protocol):
-    """Batches that were given up: `held.Dropped`."""
+class BatchRange(Protocol):
+    """A range of dropped batches: `outbox.Dropped`."""
 
     @property
     def epoch(self) -> int: ...  # noqa: D102
@@ -38,19 +38,19 @@ class Range(Protocol):
     def until_ns(self) -> int: ...  # noqa: D102
 
 
-class Fate(NamedTuple):
-    """What became of batches, as of now.
+class DeliveryTotals(NamedTuple):
+    """Counts of batches by outcome, as of now.
 
     Attributes:
-        batches: how many were sent, acknowledged and dropped.
-        by_table: the same of those with rows of a table.
-        dropped: which ones were dropped, as far as that is remembered.
-        duplicates: that came to the collector more than once, as it says.
+        batches: numbers of batches sent, acknowledged and dropped.
+        by_table: the same for batches with rows of each table.
+        dropped: the latest ranges of dropped batches.
+        duplicates: batches that the collector reports as received more than once.
     """
 
     batches: Mapping[str, int]
     by_table: Mapping[str, Mapping[str, int]]
-    dropped: Sequence[Range]
+    dropped: Sequence[BatchRange]
     duplicates: int
 
 
@@ -84,7 +84,7 @@ class _Count:
 
 @dataclass
 class _Gap:
-    """Samples that are missing, one after the other unless there were too many gaps to tell apart."""
+    """Consecutive missing samples; beyond `MAX_GAPS` one gap includes the samples between several."""
 
     table: str
     why: str
@@ -95,14 +95,14 @@ class _Gap:
     batches: tuple[int, int] | None = None
 
     def sample(self) -> Sample:
-        """Its row."""
+        """Return the row of gaps_default."""
         return Sample(
             NODE_JOB,
             {
                 "table": self.table.encode(),
                 "why": self.why.encode(),
                 "epoch": self.epoch,
-                # 0 where a file that was lost did not say it any more
+                # 0: the file with the times was lost
                 "first": self.first_ns // _NS or None,
                 "last": self.last_ns // _NS or None,
                 "samples": self.samples,
@@ -111,25 +111,25 @@ class _Gap:
         )
 
 
-class Ledger:
-    """Keeps the account, and adds it to batches: at the first, then once a period, and at the end.
+class CompletenessStats:
+    """Counts due and measured samples, and adds the tables to the first batch, to one a period, and to the last.
 
-    A gap is told in one batch, and again when it has grown or that batch was dropped.
+    A gap is reported in one batch, and again when it has grown or that batch was dropped.
 
     Args:
-        fate: tells what became of the batches before.
-        period_s: seconds between two accounts; 0 for one in each batch.
+        delivery: returns the outcome of the batches so far.
+        period_s: seconds between two reports; 0 for one in each batch.
         periodic: names of tables that are not due at each tick.
     """
 
     def __init__(
         self,
-        fate: Callable[[], Fate],
+        delivery: Callable[[], DeliveryTotals],
         period_s: float = 0,
         periodic: Iterable[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fate = fate
+        self._delivery = delivery
         self._period_s = period_s
         self._monotonic = monotonic
         self._due_at = monotonic()
@@ -139,27 +139,27 @@ class Ledger:
         self._at_tick: set[str] = set()  # tables that the last tick had, or missed
         self._tick_ns = self._batch_ns = 0
         self._ahead: dict[str, tuple[int, int]] = {}  # of a table: a second that was not over, and rows taken for it
-        self._untold: list[_Gap] = []
+        self._unreported: list[_Gap] = []
         self._open: dict[tuple[str, str], tuple[_Gap, int]] = {}  # gaps that may go on, with the tick of their end
         self._ticks = 0
-        self._told: deque[tuple[int, list[_Gap]]] = deque(maxlen=MAX_TOLD)  # by number of the batch
+        self._reported: deque[tuple[int, list[_Gap]]] = deque(maxlen=MAX_REPORTED)  # by number of the batch
         self._dropped: dict[tuple[int, int], int] = {}  # ranges told, by epoch and first number: the last one
         self._new_gaps: dict[tuple[str, str], int] = {}
 
     def begin_tick(self, time_ns: int) -> None:
-        """A tick begins; what is missed belongs to it."""
+        """Begin a tick; samples missed from now on belong to it."""
         self._ticks += 1
         self._tick_ns = time_ns
         self._at_tick.clear()
 
     def missed(self, why: str, schemas: Iterable[Schema], has_jobs: bool, is_open: bool) -> None:
-        """A backend has measured nothing at this tick, though it was due.
+        """Count a backend that was due at this tick and measured nothing.
 
         Args:
             why: FAILED or LATE.
-            schemas: of its tables, the first one first.
-            has_jobs: whether there are jobs to measure; tables of jobs are not due without.
-            is_open: whether it could measure; what it has never measured is not due while it cannot.
+            schemas: of its tables, its main table first.
+            has_jobs: whether there are jobs to measure; without jobs, tables of jobs are not due.
+            is_open: whether it can measure; otherwise tables that it never measured are not due.
         """
         schemas = list(schemas)
         known = [schema for schema in schemas if schema.name in self._counts]
@@ -169,7 +169,7 @@ class Ledger:
                 self._miss(schema.name, why, self._tick_ns, self._tick_ns, 1, self._ticks)
 
     def skipped(self, count: int, period_s: float) -> None:
-        """So many ticks after the last one were skipped."""
+        """Count ticks skipped after the last one as late."""
         first_ns, last_ns = [self._tick_ns + int(n * period_s * _NS) for n in (1, count)]
         self._ticks += count
         for table in self._at_tick:
@@ -190,33 +190,33 @@ class Ledger:
             gap = _Gap(table, why, 0, first_ns, last_ns, samples)
             self._new_gaps[table, why] = news + 1
         self._open[table, why] = gap, tick
-        self._tell(gap)
+        self._report(gap)
 
-    def _tell(self, gap: _Gap) -> None:
-        if not any(gap is other for other in self._untold):
-            self._untold.append(gap)
+    def _report(self, gap: _Gap) -> None:
+        if not any(gap is other for other in self._unreported):
+            self._unreported.append(gap)
 
     def add(self, batch: Batch, period_s: float, ends: bool = False) -> Batch:
-        """Note a batch; where the account is due, it is added.
+        """Count a batch and return it, with the tables of completeness where they are due.
 
         Args:
-            batch: as it would be sent, with numbers.
-            period_s: of the samples.
-            ends: it is the agent's last batch.
+            batch: as it would be sent, with its number.
+            period_s: between two samples.
+            ends: whether it is the agent's last batch.
         """
         self._batches += 1
         second = batch.time_ns // _NS
         self._take(batch.tables, second)
         now = self._monotonic()
-        # a tick that comes a little early, as ticks do, is not to make the period one tick longer
+        # ticks may come a little early: that must not make the period one tick longer
         is_due = now >= self._due_at - min(1.0, self._period_s / 10)
-        # rows are stored with whole seconds: an account is in the first batch of one, so that what was before is known
+        # rows are stored with whole seconds: the report goes into the first batch of a second, so it covers whole ones
         is_first = second != self._batch_ns // _NS
         self._batch_ns = batch.time_ns
         if not (ends or (is_due and is_first)):
             return batch
         self._due_at = max(self._due_at + self._period_s, now)
-        tables = self._account(batch, period_s, ends)
+        tables = self._tables(batch, period_s, ends)
         return batch._replace(tables=(*batch.tables, *tables))
 
     def _take(self, tables: Iterable[Table], second: int) -> None:
@@ -233,30 +233,30 @@ class Ledger:
                 self._at_tick.add(name)
 
     def _rows_ahead(self, name: str, second: int) -> int:
-        """Rows of a table that were taken for a second before it came."""
+        """Return the rows of a table counted ahead for this second."""
         of, rows = self._ahead.get(name, (0, 0))
         return rows if of == second else 0
 
-    def _account(self, batch: Batch, period_s: float, ends: bool) -> list[Table]:
+    def _tables(self, batch: Batch, period_s: float, ends: bool) -> list[Table]:
         epoch, time_ns = batch.epoch or 0, batch.time_ns
         following = time_ns // _NS + 1
         if ends and any(self._rows_ahead(name, following) for name in self._ahead):
-            time_ns = following * _NS  # no account comes after it that would count them
-        fate = self._fate()
-        self._note_dropped(fate.dropped)
-        lost = [(one.first, one.last) for one in fate.dropped if one.epoch == epoch]
-        for number, gaps in list(self._told):
+            time_ns = following * _NS  # no later report would count these rows
+        delivery = self._delivery()
+        self._note_dropped(delivery.dropped)
+        lost = [(one.first, one.last) for one in delivery.dropped if one.epoch == epoch]
+        for number, gaps in list(self._reported):
             if any(first <= number <= last for first, last in lost):
-                self._told.remove((number, gaps))
+                self._reported.remove((number, gaps))
                 for gap in gaps:
-                    self._tell(gap)
+                    self._report(gap)
         tables = []
-        if self._untold:
-            gaps, self._untold = self._untold, []
+        if self._unreported:
+            gaps, self._unreported = self._unreported, []
             self._new_gaps.clear()
             for gap in gaps:
                 gap.epoch = gap.epoch or epoch
-            self._told.append((batch.seq or 0, gaps))
+            self._reported.append((batch.seq or 0, gaps))
             tables.append(Table.from_samples(GAPS, time_ns, [gap.sample() for gap in gaps]))
         second = time_ns // _NS
         self._take(tables, second)
@@ -279,25 +279,25 @@ class Ledger:
                     "taken": self._batches,
                     "rows": self._rows,
                     "rows_now": sum(now.values()),
-                    **_sums(fate.batches),
-                    "duplicate": fate.duplicates,
+                    **_sums(delivery.batches),
+                    "duplicate": delivery.duplicates,
                 },
             )
         ]
         for name, counts in self._counts.items():
-            values = {**common, **vars(counts), "rows_now": now.get(name, 0), **_sums(fate.by_table.get(name, {}))}
+            values = {**common, **vars(counts), "rows_now": now.get(name, 0), **_sums(delivery.by_table.get(name, {}))}
             samples.append(Sample(NODE_JOB, {"table": name.encode(), **values}))
         tables.append(Table.from_samples(SCHEMA, time_ns, samples))
         return tables
 
-    def _note_dropped(self, ranges: Sequence[Range]) -> None:
+    def _note_dropped(self, ranges: Sequence[BatchRange]) -> None:
         there = {(one.epoch, one.first) for one in ranges}
         self._dropped = {key: last for key, last in self._dropped.items() if key in there}
         for one in ranges:
             key = one.epoch, one.first
             if self._dropped.get(key) != one.last:
                 self._dropped[key] = one.last
-                self._untold.append(
+                self._unreported.append(
                     _Gap(
                         *(ALL, DROPPED, one.epoch, one.since_ns, one.until_ns, one.last - one.first + 1),
                         batches=(one.first, one.last),
@@ -306,5 +306,5 @@ class Ledger:
 
 
 def _sums(counts: Mapping[str, int]) -> dict[str, int]:
-    """The columns of what became of batches."""
+    """Return the columns that count batches by outcome."""
     return {name: counts.get(name, 0) for name in ("sent", "acknowledged", "dropped")}

@@ -1,4 +1,4 @@
-"""What `counter_7` is: the names of numbered columns, as rows of a table and as the files that Colmet 0.6 wrote."""
+"""Names of numbered columns such as `counter_7`, as rows of mapping_default and as the files that Colmet 0.6 wrote."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PERIOD_S = 3600.0
 
 
 class CounterName(NamedTuple):
-    """What a numbered column of a table holds on this node.
+    """The meaning of a numbered column of a table on this node.
 
     Attributes:
         counter: the column, ``counter_7``.
-        name: what it counts, ``package-0``, ``instructions``.
+        name: of the counted event or zone, ``package-0``, ``instructions``.
         unit: of its values.
-        zone: what part of the node it is about, "" for all of it.
+        zone: the measured part of the node, "" for the whole node.
     """
 
     counter: str
@@ -37,8 +37,8 @@ class CounterName(NamedTuple):
     zone: str = ""
 
 
-class Numbered(Protocol):
-    """What is asked of a backend: an `InputBackend`."""
+class NumberedBackend(Protocol):
+    """The part of an `InputBackend` that describes numbered columns."""
 
     @property
     def schema(self) -> Schema: ...  # noqa: D102
@@ -61,10 +61,10 @@ def add_options(parser: cli.Options) -> None:
     )
 
 
-class Names:
-    """Makes the table of names, and the files: at the start, when a name changes, and the table hourly.
+class CounterNames:
+    """Builds the table of names and writes the files: at the start and when a name changes; the table hourly, too.
 
-    Files are written in a thread: the directory may be on a file system that does not answer.
+    A thread writes the files: the directory may be on a file system that does not answer.
 
     Args:
         host: the machine.
@@ -85,11 +85,11 @@ class Names:
         self._writer: threading.Thread | None = None
 
     @classmethod
-    def from_options(cls, directory: str, host: Host) -> Names:
-        """What --mapping-dir asks for."""
+    def from_options(cls, directory: str, host: Host) -> CounterNames:
+        """Return the names for this --mapping-dir."""
         return cls(host, os.path.abspath(directory) if directory else "")
 
-    def tables(self, time_ns: int, backends: Iterable[Numbered]) -> list[Table]:
+    def tables(self, time_ns: int, backends: Iterable[NumberedBackend]) -> list[Table]:
         """The table, where it is due; files are written for what has changed.
 
         Args:

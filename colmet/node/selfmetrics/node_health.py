@@ -15,7 +15,7 @@ from colmet.common.runtime.prometheus_text import Family, in_base_unit, labels, 
 from colmet.common.schema import Batch
 from colmet.common.tables.agent import SCHEMA
 from colmet.node.delivery.uplink import Uplink, UplinkState
-from colmet.node.selfmetrics.agent_stats import Accounted
+from colmet.node.selfmetrics.agent_stats import MeasuredBackend
 
 # Of the agent's counters, those of what has gone wrong.
 WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures", "reads_unanswered")
@@ -35,7 +35,7 @@ _OF_BACKENDS = (
 )
 
 
-class Watched(Accounted, Protocol):
+class Watched(MeasuredBackend, Protocol):
     """What is asked of whoever runs a backend: an `agent.Runner`."""
 
     why: str
@@ -48,7 +48,7 @@ class NodeHealth:
 
     Args:
         parts: other parts' counters, by the name of the part; that of batches is "spool".
-        routes: to the collectors.
+        uplinks: to the collectors.
         latest: is given what is measured; None where nobody asks for it.
         now_ns: of the wall clock.
 
