@@ -15,6 +15,7 @@ from outputs import write
 from colmet.collector.backends.stdout import StdoutOutput, format_text
 from colmet.common.runtime.startup import load
 from colmet.common.schema import Field, Sample, Schema, Table
+from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.node.agent import Agent, Runner
 from colmet.node.backend import InputBackend
@@ -37,6 +38,7 @@ class Fake(InputBackend):
         self.name = name
         self.behave = behave
         self.counters = lambda: counters or {}
+        self.agent_counters = tuple([Field(name, "count", "counter") for name in counters or {}])
 
     @classmethod
     def add_options(cls, parser):
@@ -183,16 +185,6 @@ def test_a_made_up_proc_leaves_them_missing(fake):
     assert rows["agent"]["rss"] is None and rows["agent"]["open_files"] is None and rows["agent"]["ticks"] == 1
 
 
-@pytest.mark.parametrize("counters", [{"no_such_column": 1}, {"exit_records": 1 << 70}, {"exit_records": None}])
-def test_a_defect_in_counting_costs_this_table_alone(fake, counters, caplog):
-    one = Fake("one", lambda jobs: [Sample(7, {"cpu": 1})], counters)
-    agent = agent_of(fake, one)
-    for _ in range(10):
-        assert [table.schema.name for table in agent.tick().tables] == ["fake_default"]
-    agent.close()
-    assert caplog.text.count("agent_default not sent") == 2
-
-
 def test_a_statm_of_another_form_is_told(fake, caplog):
     fake.write("/proc/self/statm", "what?")
     agent = agent_of(fake, host=fake.host)
@@ -220,8 +212,34 @@ def test_every_backend_counts_only_what_there_is_a_column_for():
     options = parser.parse_args(wanted)
     for cls in load(NAMES):
         backend = cls.from_options(options, Host())
-        assert backend.counters().keys() <= SCHEMA.name_set, cls.name
+        declared = {field.name for field in cls.agent_counters}
+        assert backend.counters().keys() <= declared <= BACKEND_COUNTERS, cls.name
         assert len(cls.name.encode()) <= 32
+
+
+def test_a_counter_that_is_not_declared_is_dropped_alone_with_one_warning(fake, caplog):
+    one = Fake("one", counters={"exit_records": 5, "fork_events": 2**63, "exits_known": None, "rows": 9, "mine": 1})
+    two = Fake("two", counters={"exit_records": 6})
+    one.agent_counters = tuple([field for field in one.agent_counters if field.name != "exit_records"])
+    agent = agent_of(fake, one, two)
+    agent.tick()
+    rows = own_rows(agent.tick())
+    agent.close()
+    assert (rows["two"]["exit_records"], rows["one"]["rows"], rows["agent"]["ticks"]) == (6, 0, 2)
+    assert {rows["one"][name] for name in ("exit_records", "fork_events", "exits_known")} == {None}
+    assert len(agent._runners[0].dropped_counters) == caplog.text.count("counter dropped backend=one") == 5
+    assert "backend=one counter=mine: not declared" in caplog.text
+
+
+def test_counters_that_cannot_be_had_take_nothing_else_away(fake, caplog):
+    broken = Fake("broken")
+    broken.counters = lambda: None
+    agent = agent_of(fake, broken, Fake("two", counters={"exit_records": 6}))
+    agent.tick()
+    rows = own_rows(agent.tick())
+    agent.close()
+    assert rows["two"]["exit_records"] == 6 and rows["broken"]["failures"] >= 1
+    assert "sample failed backend=broken" in caplog.text
 
 
 def test_an_old_collector_gets_none_of_it(fake):

@@ -58,7 +58,14 @@ def test_what_went_wrong_more_than_an_hour_ago_is_no_news():
 def runner(name, **values):
     values = {
         **{"name": name, "is_open": True, "why": "", "rows": 7, "failures": 0, "error": "", "overruns": 0},
-        **{"sampled_ns": 0, "cpu_ns": 2_000_000, "wall_ns": 3_000_000, "counters": dict, **values},
+        **{
+            "sampled_ns": 0,
+            "cpu_ns": 2_000_000,
+            "wall_ns": 3_000_000,
+            "counters": dict,
+            "dropped_counters": set(),
+            **values,
+        },
     }
     return SimpleNamespace(**values)
 

@@ -19,6 +19,7 @@ from colmet.common.runtime.reload import Prepare, at_once
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
+from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.delivery.send_queue import SendQueue
@@ -93,6 +94,7 @@ class Runner:
         why: it is off; empty while it is on.
         error: of the last call that failed; empty where none has.
         sampled_ns: when its last rows were measured, since the epoch; 0 before.
+        dropped_counters: what the backend counts, and does not declare in its `agent_counters`.
         missed: why the last `sample()` has measured nothing, FAILED or LATE; empty where it has.
     """
 
@@ -111,6 +113,8 @@ class Runner:
         self.is_open = False
         self.why = "not opened yet"
         self.error = ""
+        self.dropped_counters: set[str] = set()
+        self._counter_names = BACKEND_COUNTERS.intersection([field.name for field in backend.agent_counters])
         self._period_ns = period_s * 1e9
         self._monotonic = monotonic
         self._retry_at = monotonic()
@@ -246,8 +250,18 @@ class Runner:
             self._failed(err, defect=True)
 
     def counters(self) -> Mapping[str, int]:
-        """What the backend counts beside its rows."""
-        return self.backend.counters()
+        """Return what the backend counts beside its rows, by column of `agent_default`."""
+        kept: dict[str, int] = {}
+        with self._guarded():
+            given: Mapping[str, Any] = self.backend.counters()
+            for name, count in given.items():
+                if name in self._counter_names and isinstance(count, int) and count.bit_length() < 64:
+                    kept[name] = count
+                elif name not in self.dropped_counters:
+                    self.dropped_counters.add(name)
+                    text = "counter dropped backend=%s counter=%s: not declared, or no whole number"
+                    log.warning(text, self.name, name)
+        return kept
 
     def _failed(self, err: Exception, defect: bool = False) -> None:
         self.failures += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from colmet.common.runtime.cli import Options
-from colmet.common.schema import Sample, Schema
+from colmet.common.schema import Field, Sample, Schema
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.command import Command
@@ -29,6 +29,8 @@ class InputBackend(ABC):
     Attributes:
         schema: of the first table.
         others: of further tables; a sample of one names it.
+        agent_counters: columns of `agent_default` that `counters()` gives values for. It holds no other columns than
+            those in `colmet.common.tables.agent`.
         notes: what a reader of the first table needs to know beside its columns, for docs/metrics.md.
         blocking: whether it may wait for a program, a device or a driver.
         capabilities: rights of root's that it needs, by their names in capabilities(7).
@@ -41,6 +43,7 @@ class InputBackend(ABC):
     name: ClassVar[str]
     schema: Schema
     others: tuple[Schema, ...] = ()
+    agent_counters: tuple[Field, ...] = ()
     notes: ClassVar[str] = ""
     blocking: ClassVar[bool] = False
     of_interval: ClassVar[bool] = False
@@ -116,7 +119,10 @@ class InputBackend(ABC):
         return ()
 
     def counters(self) -> Mapping[str, int]:
-        """What it counts beside its rows since the agent's start, by column of `agent_default`."""
+        """Return what it counts beside its rows since the agent's start, by name.
+
+        A counter that `agent_counters` does not declare is dropped, with a warning.
+        """
         return {}
 
     @abstractmethod

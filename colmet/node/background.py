@@ -12,6 +12,7 @@ from typing import Any
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Sample
+from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.agent_stats import Meter
@@ -72,6 +73,7 @@ class BackgroundBackend(InputBackend):
         self.name = backend.name  # type: ignore[misc]
         self.schema = backend.schema
         self.others = backend.others
+        self.agent_counters = (LEFT_OUT, LATE, COMMANDS, COMMANDS_KILLED, *backend.agent_counters)
         self.meter = Meter()
         self.measured_ns = 0
         self.is_busy = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables import cgroup, infiniband, lustre, nvidia, perfhw, rapl, taskstats, temperature
+from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, PART_FAILURES
 
 
 def _counter(name: str, unit: str, text: str, source: str = "the agent") -> Field:
@@ -13,9 +15,14 @@ def _gauge(name: str, unit: str, text: str, source: str = "the agent") -> Field:
     return Field(name, unit, "gauge", f"{text} Source: {source}.")
 
 
-def _backend(name: str, text: str, backend: str = "taskstats backend") -> Field:
-    return Field(name, "count", "counter", f"{text} Source: the {backend}.")
+# What backends count about themselves, in the order of the columns.
+_OF_BACKENDS = (
+    *(LEFT_OUT, LATE, COMMANDS, COMMANDS_KILLED, PART_FAILURES),
+    *(*taskstats.AGENT_COUNTERS, *cgroup.AGENT_COUNTERS, *rapl.AGENT_COUNTERS, *temperature.AGENT_COUNTERS),
+    *(*infiniband.AGENT_COUNTERS, *lustre.AGENT_COUNTERS, *nvidia.AGENT_COUNTERS, *perfhw.AGENT_COUNTERS),
+)
 
+BACKEND_COUNTERS = frozenset([field.name for field in _OF_BACKENDS])
 
 # Counters start at 0 with the agent. What a row has nothing to tell of is missing in it.
 SCHEMA = Schema(
@@ -69,47 +76,7 @@ SCHEMA = Schema(
         _gauge("cpus", "count", "CPUs that it may run on."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
         _counter("mapping_failures", "count", "Files with names of counters that could not be written."),
-        # of the row of a backend in a thread of its own
-        _counter("left_out", "count", "Ticks without rows, the measurement before not having ended."),
-        _counter("late", "count", "Measurements that took longer than their deadline and were waited for."),
-        # of the row of a backend that fills them through InputBackend.counters() or programs()
-        _backend("commands", "Programs started.", "backend that asks programs"),
-        _backend("commands_killed", "Programs killed at their deadline.", "backend that asks programs"),
-        _backend(
-            "part_failures",
-            "Zones, sensors, ports, mounts and values of GPUs that could not be read or parsed, and are missing.",
-            "backend that measures them",
-        ),
-        _backend("exit_records", "Records that the kernel sent of ended tasks."),
-        _backend("exit_records_lost", "Records of ended tasks that are known not to have arrived."),
-        _backend("exit_overflows", "Times that the kernel had no room for records of ended tasks (ENOBUFS)."),
-        _backend("exits_known", "Ended tasks given to the job in which a tick had seen them."),
-        _backend("exits_by_fork", "Ended tasks that no tick had seen, given to their job by their fork event."),
-        _backend("exits_by_parent", "Ended tasks that no tick had seen, given to their parent's job."),
-        _backend("exits_other", "Ended tasks that belong to no job, or to none that is known."),
-        _backend("fork_events", "Fork events that the kernel sent."),
-        _backend("fork_overflows", "Times that the kernel had no room for fork events (ENOBUFS)."),
-        _backend("answers_lost", "Answers for live tasks that did not arrive and were asked for again."),
-        _backend("delays_implausible", "Growths of a task's delay dropped, longer than it can have waited."),
-        _backend("state_failures", "Times that the state for the next start could not be saved."),
-        Field(
-            "exit_records_on",
-            "count",
-            "gauge",
-            "1 while the kernel tells of ended tasks. Source: the taskstats backend.",
-        ),
-        Field("fork_events_on", "count", "gauge", "1 while the kernel reports forks. Source: the taskstats backend."),
-        _backend("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
-        _backend("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
-        _backend("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),
-        _backend("gpus_lost", "GPUs that did not answer, once a sample.", "nvidia backend"),
-        _backend("jobs_unread", "Times that a job's processes could not be read.", "nvidia backend"),
-        _backend("perf_jobs_uncounted", "Jobs whose events could not be opened at first.", "perfhw backend"),
-        _backend("perf_fd_shortages", "Times that there were no descriptors for a job's events.", "perfhw backend"),
-        _backend("perf_yields", "Times that events were closed for a user's own perf.", "perfhw backend"),
-        _backend("perf_files_left_out", "Looks for a user's own perf that did not see all files.", "perfhw backend"),
-        _backend("perf_read_failures", "Times that a job's events could not be read.", "perfhw backend"),
-        _backend("perf_tasks_moved", "Processes put into groups of --perfhw-make-cgroup.", "perfhw backend"),
-        _backend("perf_group_failures", "Failures to make, fill or remove such groups.", "perfhw backend"),
+        # of the row of a backend, which declares them
+        *dict.fromkeys(_OF_BACKENDS),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables.agent_counters import counter
 
 USER_BYTES = 64
 
@@ -116,4 +117,9 @@ SCHEMA = Schema(
         _pressure("io", "some", "Time in which some task waited for I/O."),
         _pressure("io", "full", "Time in which tasks waited for I/O, and none ran."),
     ],
+)
+
+AGENT_COUNTERS = (
+    counter("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
+    counter("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
 )

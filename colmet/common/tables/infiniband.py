@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables.agent_counters import PART_FAILURES
 
 DEVICES = "/sys/class/infiniband"
 FULL = 2**32 - 1  # where 32-bit counters stop
@@ -73,3 +74,5 @@ PORTS = Schema(
         *COUNTERS,
     ],
 )
+
+AGENT_COUNTERS = (PART_FAILURES,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables.agent_counters import PART_FAILURES
 
 _SOURCE = "llite.*.stats of the client"
 
@@ -95,3 +96,5 @@ MOUNTS = Schema(
         *SOMETIMES,
     ],
 )
+
+AGENT_COUNTERS = (PART_FAILURES,)

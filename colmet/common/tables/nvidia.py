@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables.agent_counters import PART_FAILURES, counter
 
 MAX_JOBS = 256  # bytes of the ids of the jobs that hold or use a GPU
 
@@ -154,4 +155,10 @@ JOBS = Schema(
             "f4",
         ),
     ],
+)
+
+AGENT_COUNTERS = (
+    counter("gpus_lost", "GPUs that did not answer, once a sample.", "nvidia backend"),
+    PART_FAILURES,
+    counter("jobs_unread", "Times that a job's processes could not be read.", "nvidia backend"),
 )

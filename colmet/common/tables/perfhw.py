@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema
+from colmet.common.tables.agent_counters import counter
 
 MAX_EVENTS = 5
 _SOURCE = "Source: perf_event_open(2), PERF_FLAG_PID_CGROUP"
@@ -23,3 +24,13 @@ def _scale(number: int) -> Field:
 
 _NUMBERS = range(1, MAX_EVENTS + 1)
 SCHEMA = Schema("perfhwstats_default", "job", [*map(_counter, _NUMBERS), *map(_scale, _NUMBERS)])
+
+AGENT_COUNTERS = (
+    counter("perf_jobs_uncounted", "Jobs whose events could not be opened at first.", "perfhw backend"),
+    counter("perf_fd_shortages", "Times that there were no descriptors for a job's events.", "perfhw backend"),
+    counter("perf_yields", "Times that events were closed for a user's own perf.", "perfhw backend"),
+    counter("perf_files_left_out", "Looks for a user's own perf that did not see all files.", "perfhw backend"),
+    counter("perf_read_failures", "Times that a job's events could not be read.", "perfhw backend"),
+    counter("perf_tasks_moved", "Processes put into groups of --perfhw-make-cgroup.", "perfhw backend"),
+    counter("perf_group_failures", "Failures to make, fill or remove such groups.", "perfhw backend"),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables.agent_counters import PART_FAILURES, counter
 
 POWERCAP = "/sys/class/powercap"
 # The columns of Colmet 0.6: of each package these zones, of each zone its energy and its range.
@@ -56,4 +57,9 @@ ZONE_SCHEMA = Schema(
             f"Where its counter begins again at 0. Source: {POWERCAP}/intel-rapl:*/max_energy_range_uj.",
         ),
     ],
+)
+
+AGENT_COUNTERS = (
+    PART_FAILURES,
+    counter("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema
+from colmet.common.tables.agent_counters import counter
 
 
 def _counter(name: str, unit: str, text: str, fold: str = "sum") -> Field:
@@ -53,4 +54,31 @@ SCHEMA = Schema(
             "Source: struct taskstats, /proc/<pid>/stat, cpuacct.usage, cpu.stat.",
         ),
     ],
+)
+
+
+def _count(name: str, text: str) -> Field:
+    return counter(name, text, "taskstats backend")
+
+
+AGENT_COUNTERS = (
+    _count("exit_records", "Records that the kernel sent of ended tasks."),
+    _count("exit_records_lost", "Records of ended tasks that are known not to have arrived."),
+    _count("exit_overflows", "Times that the kernel had no room for records of ended tasks (ENOBUFS)."),
+    _count("exits_known", "Ended tasks given to the job in which a tick had seen them."),
+    _count("exits_by_fork", "Ended tasks that no tick had seen, given to their job by their fork event."),
+    _count("exits_by_parent", "Ended tasks that no tick had seen, given to their parent's job."),
+    _count("exits_other", "Ended tasks that belong to no job, or to none that is known."),
+    _count("fork_events", "Fork events that the kernel sent."),
+    _count("fork_overflows", "Times that the kernel had no room for fork events (ENOBUFS)."),
+    _count("answers_lost", "Answers for live tasks that did not arrive and were asked for again."),
+    _count("delays_implausible", "Growths of a task's delay dropped, longer than it can have waited."),
+    _count("state_failures", "Times that the state for the next start could not be saved."),
+    Field(
+        "exit_records_on",
+        "count",
+        "gauge",
+        "1 while the kernel tells of ended tasks. Source: the taskstats backend.",
+    ),
+    Field("fork_events_on", "count", "gauge", "1 while the kernel reports forks. Source: the taskstats backend."),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, label
+from colmet.common.tables.agent_counters import PART_FAILURES
 
 THERMAL = "/sys/class/thermal"
 HWMON = "/sys/class/hwmon"
@@ -42,3 +43,5 @@ SENSOR_SCHEMA = Schema(
         ),
     ],
 )
+
+AGENT_COUNTERS = (PART_FAILURES,)

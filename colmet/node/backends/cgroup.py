@@ -19,7 +19,7 @@ from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample
-from colmet.common.tables.cgroup import SCHEMA, USER_BYTES
+from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import MEMORY, TASKS, Job
 from colmet.node.kernel.cgroupfiles import (
@@ -461,6 +461,7 @@ class CgroupBackend(InputBackend):
 
     name = "cgroup"
     schema = SCHEMA
+    agent_counters = AGENT_COUNTERS
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -15,7 +15,7 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.infiniband import COUNTERS, DEVICES, FULL, PORTS, SCHEMA
+from colmet.common.tables.infiniband import AGENT_COUNTERS, COUNTERS, DEVICES, FULL, PORTS, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.command import Command
@@ -338,6 +338,7 @@ class InfinibandBackend(InputBackend):
     name = "infiniband"
     schema = SCHEMA
     others = (PORTS,)
+    agent_counters = AGENT_COUNTERS
     blocking = True
 
     def __init__(self, source: PortSource, word_bytes: int = 4) -> None:

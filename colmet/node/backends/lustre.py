@@ -14,7 +14,7 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample
-from colmet.common.tables.lustre import ALWAYS, MOUNTS, SCHEMA, SOMETIMES
+from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.command import Command
@@ -129,6 +129,7 @@ class LustreBackend(InputBackend):
     name = "lustre"
     schema = SCHEMA
     others = (MOUNTS,)
+    agent_counters = AGENT_COUNTERS
     blocking = True
 
     def __init__(self, host: Host, prefix: str = "lustre") -> None:

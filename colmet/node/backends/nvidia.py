@@ -11,7 +11,7 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA
+from colmet.common.tables.nvidia import AGENT_COUNTERS, GPUS, JOBS, MAX_JOBS, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.gpus.allocation import Allocations
 from colmet.node.gpus.nvml import NvmlReader
@@ -164,6 +164,7 @@ class NvidiaBackend(InputBackend):
     name = "nvidia"
     schema = SCHEMA
     others = (GPUS, JOBS)
+    agent_counters = AGENT_COUNTERS
     blocking = True
 
     def __init__(self, host: Host) -> None:

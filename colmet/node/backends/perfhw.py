@@ -21,7 +21,7 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.perfhw import MAX_EVENTS, SCHEMA
+from colmet.common.tables.perfhw import AGENT_COUNTERS, MAX_EVENTS, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
@@ -271,6 +271,7 @@ class PerfhwBackend(InputBackend):
 
     name = "perfhw"
     schema = SCHEMA
+    agent_counters = AGENT_COUNTERS
     capabilities = frozenset(("CAP_PERFMON",))
     of_interval = True
 

@@ -14,7 +14,7 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.rapl import PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
+from colmet.common.tables.rapl import AGENT_COUNTERS, PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.selfmetrics.mapping import CounterName
@@ -165,6 +165,7 @@ class RaplBackend(InputBackend):
     name = "rapl"
     schema = SCHEMA
     others = (ZONE_SCHEMA,)
+    agent_counters = AGENT_COUNTERS
     of_interval = True
 
     def __init__(self, host: Host, period_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.runtime.cli import Options, Rare, whole_number
 from colmet.common.schema import MISSING_INT, Sample, Schema
-from colmet.common.tables.taskstats import SCHEMA
+from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
@@ -103,6 +103,7 @@ class TaskstatsBackend(InputBackend):
 
     name = "taskstats"
     schema = SCHEMA
+    agent_counters = AGENT_COUNTERS
     notes = NOTES
     capabilities = frozenset(("CAP_NET_ADMIN",))  # generic netlink, fork events, buffers beyond the system's limit
     DELAYACCT = "/proc/sys/kernel/task_delayacct"

@@ -12,7 +12,7 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.temperature import COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
+from colmet.common.tables.temperature import AGENT_COUNTERS, COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
 from colmet.node.selfmetrics.mapping import CounterName
@@ -70,6 +70,7 @@ class TemperatureBackend(InputBackend):
     name = "temperature"
     schema = SCHEMA
     others = (SENSOR_SCHEMA,)
+    agent_counters = AGENT_COUNTERS
     blocking = True  # ACPI asks the firmware, others a slow bus
 
     def __init__(self, host: Host) -> None:

@@ -124,7 +124,6 @@ class AgentStats:
 
         Raises:
             ParseError: /proc/self/statm has an unknown form.
-            KeyError: a backend has a counter that the schema lacks.
         """
         packed = []
         rows = failures = 0

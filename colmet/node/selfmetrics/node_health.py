@@ -32,6 +32,7 @@ _OF_BACKENDS = (
     ("overruns", "overruns_total", "counter", "Samples that took longer than the period."),
     ("cpu_s", "cpu_seconds_total", "counter", "CPU time of its work."),
     ("wall_s", "wall_seconds_total", "counter", "Time that the same work took."),
+    ("dropped_counters", "dropped_counters", "gauge", "Counters that it gives and does not declare."),
 )
 
 
@@ -40,6 +41,7 @@ class Watched(MeasuredBackend, Protocol):
 
     why: str
     error: str
+    dropped_counters: set[str]
     sampled_ns: int
 
 
@@ -113,6 +115,7 @@ class NodeHealth:
                 "cpu_s": runner.cpu_ns / 1e9,
                 "wall_s": runner.wall_ns / 1e9,
                 "counters": dict(runner.counters()),
+                "dropped_counters": len(runner.dropped_counters),
             }
             for runner in runners
         ]

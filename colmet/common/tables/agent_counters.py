@@ -1,0 +1,36 @@
+"""How a backend declares what it counts about itself: fields that become columns of `agent_default`."""
+
+from __future__ import annotations
+
+from colmet.common.schema import Field
+
+
+def counter(name: str, text: str, backend: str) -> Field:
+    """Return the declaration of a count of a backend about itself.
+
+    Args:
+        name: of the column.
+        text: what it counts, a sentence.
+        backend: which backend counts it.
+    """
+    return Field(name, "count", "counter", f"{text} Source: the {backend}.")
+
+
+# Of every backend that measures several things of a kind; declared by each of them.
+PART_FAILURES = counter(
+    "part_failures",
+    "Zones, sensors, ports, mounts and values of GPUs that could not be read or parsed, and are missing.",
+    "backend that measures them",
+)
+# Of every backend in a thread of its own.
+LEFT_OUT = Field(
+    "left_out", "count", "counter", "Ticks without rows, the measurement before not having ended. Source: the agent."
+)
+LATE = Field(
+    "late",
+    "count",
+    "counter",
+    "Measurements that took longer than their deadline and were waited for. Source: the agent.",
+)
+COMMANDS = counter("commands", "Programs started.", "backend that asks programs")
+COMMANDS_KILLED = counter("commands_killed", "Programs killed at their deadline.", "backend that asks programs")
