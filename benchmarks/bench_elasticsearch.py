@@ -29,6 +29,7 @@ from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import MAX_BULK_BYTES, ElasticsearchOutput
 from colmet.collector.journal.output_state import State
 from colmet.common.runtime import startup
+from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
@@ -107,7 +108,7 @@ class Ours:
         self._messages = messages
         self._decode = Decoder().decode
         self._output = ElasticsearchOutput(
-            [f"http://127.0.0.1:{port}"], requests.Session(), IndexNaming("colmet_", "", False)
+            [f"http://127.0.0.1:{port}"], HttpClient({}), IndexNaming("colmet_", "", False)
         )
         self._output.open(State(str(folder / "state.json"), "0123456789abcdef", 0, 0))
         self._next = 0

@@ -42,6 +42,7 @@ from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.output_state import State
 from colmet.common.runtime import startup
+from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.wire import Decoder, v1
 from colmet.node.backends import NAMES
@@ -301,9 +302,7 @@ def documents(url: str, prefix: str, rounds: int) -> Iterator[tuple[Schema, floa
     for schema in [schemas()[name] for name in DOCUMENT_TABLES]:
         with tempfile.TemporaryDirectory() as folder:
             state = State(f"{folder}/state.json", "0" * 16, 0, 0)
-            session = requests.Session()
-            session.trust_env = False
-            output = ElasticsearchOutput([url], session, IndexNaming(prefix, "", False))
+            output = ElasticsearchOutput([url], HttpClient({}), IndexNaming(prefix, "", False))
             output.open(state)
             nodes = [Node(f"node-{n}.example.org", (1000 + n % 50, 1100), [schema]) for n in range(200)]
             ticks = DOCUMENTS // (len(nodes) * (2 if schema.scope == "job" else 1))

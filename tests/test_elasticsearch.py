@@ -13,7 +13,6 @@ import threading
 import time
 
 import pytest
-import requests
 from conftest import cannot_run
 from elastic_server import RESET, SILENCE, Elastic, error
 
@@ -26,6 +25,7 @@ from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 
 JOURNAL = "0123456789abcdef"
@@ -61,10 +61,8 @@ class Writer:
     """An output with its state, as a collector has it."""
 
     def __init__(self, folder, *urls, place=PLACE, journal=JOURNAL, **options):
-        session = requests.Session()
-        session.trust_env = False
         self.state = State(str(folder / "state.json"), journal, 0, 0)
-        self.output = ElasticsearchOutput(urls, session, place, **options)
+        self.output = ElasticsearchOutput(urls, HttpClient({}, max_bytes=hosts.MAX_ANSWER_BYTES), place, **options)
         self.output.open(self.state)
 
     def write(self, *records):
@@ -300,7 +298,7 @@ def test_smaller_bulks_are_tried_after_failures_and_larger_ones_after_success(tm
         ((200, {"items": [{"create": {"status": "201"}}] * 2}), "a bulk of 2 documents is answered for 2"),
         ((200, {"items": [{"create": {"status": 201}}]}), "a bulk of 2 documents is answered for 1"),
         ((200, b'{"a":' * 100_000), "not that of Elasticsearch"),
-        ((200, b" " * 3000), "answers with more than"),
+        ((200, b" " * 3000), "the answer has more than"),
         (error(503, "cluster_block_exception"), "status 503: cluster_block_exception: because"),
         ((502, b"<html>bad gateway</html>"), "status 502"),
         ((307, b"", ("Location", "http://192.0.2.1/")), "points to 'http://192.0.2.1/'; give that as --elastic-host"),

@@ -25,6 +25,7 @@ from conftest import cannot_run
 from endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, Handler, certificate, wait_for
 
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import http_client
 from colmet.facility import sender as module
 from colmet.facility.sender import DocumentSender, Outcome, parse_retry_after
 from colmet.facility.spool import DocumentSpool
@@ -393,7 +394,7 @@ def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(endpoint, make, m
 @pytest.mark.live
 def test_exchanges_that_hang_for_ever_do_not_pile_up(endpoint, make, monkeypatch):
     monkeypatch.setattr(module, "GRACE_S", 0.05)
-    monkeypatch.setattr(module, "MAX_STUCK", 3)
+    monkeypatch.setattr(http_client, "MAX_STUCK", 3)
     endpoint.always = DRIP
     before = set(threading.enumerate())
     assert make(timeout_s=0.5, tries=50, deadline_s=1e6).send(documents(1)).kept == 1

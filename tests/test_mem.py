@@ -279,16 +279,16 @@ def test_a_secret_that_the_server_does_not_know_is_said_so(server, capsys, tmp_p
 
 
 def test_a_secret_that_goes_in_clear_to_another_machine_or_that_others_can_read_is_warned_of(tmp_path, caplog):
-    from colmet.gridengine.server import Server
+    from colmet.gridengine.server import QmemClient
 
     parser = qmemview.build_parser()
     options = parser.parse_args(["x:1", "--token-file", secret_file(tmp_path, mode=0o644)])
-    Server.from_options("http://192.0.2.1:8080", options)
+    QmemClient.from_options("http://192.0.2.1:8080", options)
     assert "others than its owner" in caplog.text and "can be read on the way" in caplog.text
     caplog.clear()
     options = parser.parse_args(["x:1", "--token-file", secret_file(tmp_path)])
     for url in ("http://localhost:8080", "http://[::1]:8080", "https://192.0.2.1"):
-        Server.from_options(url, options)
+        QmemClient.from_options(url, options)
     assert not caplog.text
 
 

@@ -16,28 +16,30 @@ from __future__ import annotations
 import argparse
 import email.utils
 import html
-import ipaddress
 import itertools
 import json
 import logging
 import os
 import random
 import ssl
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
-
-import requests
-import urllib3
 
 from colmet import __version__
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.http_client import (
+    POLL_S,
+    HttpClient,
+    NoAnswer,
+    TlsOptions,
+    is_readable_on_the_way,
+    parse_url,
+)
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.facility.spool import MAX_DOCUMENT_BYTES, DocumentMemory, DocumentSpool, DocumentStore, WaitingDocument
 
@@ -47,7 +49,6 @@ SPOOLS = "/var/spool"  # of root's default
 MAX_ANSWER_BYTES = 64 << 10
 SHOWN = 200  # characters of an answer that a message repeats
 SHOWN_PART = 8  # characters of a token that must not show
-LOOK_S = 0.2  # between two looks whether to stop
 GRACE_S = 1.0  # beyond its own time-outs, for an exchange that is bounded by nothing else: names, headers byte by byte
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 LONGEST_ASKED_PAUSE_S = 3600.0  # that an endpoint can ask for
@@ -55,7 +56,6 @@ MAX_FAILING = 3  # documents one after the other that a server error meets: is i
 MAX_OTHERS = 3  # other kinds of documents that are tried to find that out
 MAX_PASSED = 20  # documents of a kind that are passed over in a run, while others are taken
 MAX_LOOKED = 1000  # documents that are looked through for one of another kind
-MAX_STUCK = 8
 ABOUT_US = frozenset({401, 403, 407})
 ABOUT_ADDRESS = frozenset({404, 405, 410, 421})
 BUSY = frozenset({408, 425, 429})
@@ -213,11 +213,7 @@ def from_options(
     Raises:
         ConfigError: the address or the file of certificates cannot be used.
     """
-    if options.ca_file:
-        try:
-            ssl.create_default_context(cafile=options.ca_file)
-        except (OSError, ValueError) as err:  # SSLError is an OSError
-            raise ConfigError(f"--ca-file {options.ca_file}: {getattr(err, 'strerror', None) or err}") from err
+    TlsOptions(ca_file=options.ca_file or None).check("--ca-file")
     check_url(url)
     spool = None
     directory = spool_directory(options)
@@ -256,12 +252,7 @@ def check_url(url: str) -> str:
     Raises:
         ConfigError: it is no address of HTTP.
     """
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or not url.isprintable() or " " in url:
+    if parse_url(url) is None:
         raise ConfigError("--url: not an address such as https://af.example.org/")
     return url
 
@@ -354,7 +345,6 @@ class DocumentSender:
         self._tries = tries
         self._deadline_s = deadline_s
         self._gap_s = 1.0 / rate
-        self._ca_file = ca_file
         self._timestamp = timestamp
         self._stopping = stopping
         self._renew = renew
@@ -362,29 +352,25 @@ class DocumentSender:
         self._monotonic = monotonic
         self._sleep = sleep
         self._jitter = jitter
-        self._session = self._open_session()
-        self._stuck: list[threading.Thread] = []  # exchanges that were given up and go on
+        self._http = HttpClient(
+            {"User-Agent": f"colmet-facility/{__version__}", "Content-Type": "application/json"},
+            TlsOptions(ca_file=ca_file),
+            MAX_ANSWER_BYTES,
+            use_environment=True,
+            stopping=stopping,
+        )
         self._until = 0.0  # of this run
         self._patience = 1  # of this run: so many times the time-out
         self._next_at = 0.0  # when the rate allows another exchange
         self._not_before = 0.0  # when the endpoint wants to hear from us again
         self._refused = 0
         self._last = Attempt(Verdict.AWAY)  # of those with which a document stayed here
-        if token and url.startswith("http:") and not _is_here(urlsplit(url).hostname or ""):
+        if token and is_readable_on_the_way(url):
             log.warning("token and documents can be read on the way; use https: --url %s", self._shown)
-
-    def _open_session(self) -> requests.Session:
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings repeat whole addresses
-        session = requests.Session()
-        session.headers["User-Agent"] = f"colmet-facility/{__version__}"
-        session.headers["Content-Type"] = "application/json"
-        session.headers["Accept-Encoding"] = "identity"  # so that a small answer cannot become a huge one
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        return session
 
     def close(self) -> None:
         """Close connections, and give the spool back; also twice."""
-        self._session.close()
+        self._http.close()
         if self._spool is not None:
             self._spool.close()
 
@@ -572,7 +558,7 @@ class DocumentSender:
         while (left_s := until - self._monotonic()) > 0:
             if self._stopping():
                 return False
-            self._sleep(min(LOOK_S, left_s))
+            self._sleep(min(POLL_S, left_s))
         return not self._stopping() and self._monotonic() < self._until
 
     def _body(self, entry: WaitingDocument) -> bytes:
@@ -585,65 +571,24 @@ class DocumentSender:
     # -- an exchange --
 
     def _exchange(self, body: bytes) -> Attempt:
-        """Send a document and hear the answer, in a thread: nothing else bounds the time of all that may hang."""
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        if len(self._stuck) >= MAX_STUCK:
-            return Attempt(Verdict.AWAY, f"{MAX_STUCK} earlier exchanges still hang")
+        """Send a document once, and judge the answer by its status, whatever becomes of its body."""
         timeout_s = max(0.01, min(self._timeout_s * self._patience, self._until - self._monotonic()))
-        session = self._session
-        answers: list[Attempt] = []
-        arguments = (session, body, timeout_s, answers.append)
-        thread = threading.Thread(target=self._post, args=arguments, name="exchange", daemon=True)
-        thread.start()
-        end = time.monotonic() + timeout_s + GRACE_S
-        while thread.is_alive() and (left_s := end - time.monotonic()) > 0:
-            thread.join(min(LOOK_S, left_s))
-            if self._stopping():
-                end = min(end, time.monotonic() + GRACE_S)
-        if thread.is_alive():
-            self._stuck.append(thread)
-            self._session = self._open_session()  # the other one is that thread's
-        if answers:
-            return answers[0]
-        return Attempt(Verdict.AWAY, f"no whole answer within {timeout_s:.3g} s", is_late=True)
-
-    def _post(self, session: requests.Session, body: bytes, timeout_s: float, tell: Callable[[Attempt], None]) -> None:
-        """Tell of the answer as soon as it is known what it is, and read what follows."""
         try:
-            response = session.post(
-                self._url,
-                data=body,
-                timeout=timeout_s,
-                allow_redirects=False,
-                stream=True,
-                # given here and not in the session, it counts before what the environment says
-                verify=self._ca_file or True,
-            )
-        except requests.exceptions.SSLError as err:
-            is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(err))
-            verdict = Verdict.MISDIRECTED if is_certificate else Verdict.AWAY
-            tell(Attempt(verdict, f"{_innermost(err)}; see --ca-file"))
-            return
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
-            tell(Attempt(Verdict.AWAY, _innermost(err), is_late=isinstance(err, requests.ReadTimeout)))
-            return
-        except Exception:  # a defect, in a thread whose end would look like silence
+            response = self._http.request("POST", self._url, body, timeout_s=timeout_s, deadline_s=timeout_s + GRACE_S)
+        except NoAnswer as err:
+            if isinstance(err.cause, ssl.SSLError):
+                is_certificate = isinstance(err.cause, ssl.SSLCertVerificationError)
+                return Attempt(Verdict.MISDIRECTED if is_certificate else Verdict.AWAY, f"{err}; see --ca-file")
+            return Attempt(Verdict.AWAY, str(err), is_late=err.is_late)
+        except Exception:  # a defect of ours with one document must not hold up the others
             log.exception("exchange failed endpoint=%s", self._shown)
-            tell(Attempt(Verdict.AWAY, "a defect"))
-            return
-        with response:
-            if 200 <= response.status_code < 300:  # whatever follows: it has the document
-                tell(Attempt(Verdict.TAKEN, status=response.status_code))
-            text = self._read(response)
-        log.debug("answer status=%d%s", response.status_code, f": {text}" if text else "")
-        tell(self._judge(response.status_code, response.headers, text))
+            return Attempt(Verdict.AWAY, "a defect")
+        text = self._shown_text(response.start)
+        log.debug("answer status=%d%s", response.status, f": {text}" if text else "")
+        return self._judge(response.status, response.headers, text)
 
-    def _read(self, response: requests.Response) -> str:
-        """The beginning of what the endpoint says; what counts is the status, which has come before it."""
-        try:
-            data = response.raw.read(MAX_ANSWER_BYTES, decode_content=False)
-        except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            return ""
+    def _shown_text(self, data: bytes) -> str:
+        """Return the beginning of an answer's body for a log line, without the token."""
         text = " ".join(data[: 10 * SHOWN].decode(errors="replace").split())
         if self._token:
             text = without(self._token, text)
@@ -703,30 +648,3 @@ def _parsed(entry: WaitingDocument) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _causes(err: BaseException) -> list[BaseException]:
-    """An error and what it is made of, the innermost last; at most ten of them."""
-    found = [err]
-    while len(found) < 10:
-        candidates = [getattr(err, "reason", None), *err.args[:1], err.__cause__, err.__context__]
-        inner = next((one for one in candidates if isinstance(one, BaseException) and one not in found), None)
-        if inner is None:
-            break
-        found.append(inner)
-        err = inner
-    return found
-
-
-def _innermost(err: BaseException) -> str:
-    """The innermost cause, which says more than the layers around it; on one line, without an address."""
-    cause = _causes(err)[-1]
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return f"{type(cause).__name__}: {' '.join(text.split())[:SHOWN]}"
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

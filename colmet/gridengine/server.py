@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import contextlib
 import getpass
-import http.client
-import ipaddress
 import logging
 import os
 import re
 import socket
 import ssl
 import sys
-import threading
-from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit
 
 from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.http_client import (
+    HttpClient,
+    HttpResponse,
+    NoAnswer,
+    TlsOptions,
+    basic_authorization,
+    is_readable_on_the_way,
+    parse_url,
+)
 from colmet.common.runtime.secretfile import read_line
 from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
@@ -33,7 +35,6 @@ TOKEN = "COLMET_TOKEN"  # of the environment
 MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
 _EXPECTED = "does a collector with --http-listen, or QmemTools' server, listen there?"
-PIECE_BYTES = 1 << 20
 MAX_TEXT = 200  # characters of an answer in an error
 _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _PLACE = re.compile(r"[^\s:/@?#\[\]]{1,255}:(\d{1,5})", re.ASCII)
@@ -104,12 +105,8 @@ def checked_address(text: str) -> str:
         return f"http://{text}"
     if "@" in text:
         raise ConfigError("give no user and password in the URL; give --login NAME")
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or parts.query or parts.fragment or not text.isprintable() or " " in text or len(text) > 2000:
+    parts = parse_url(text)
+    if parts is None or parts.query or parts.fragment or len(text) > 2000:
         raise ConfigError(f"{text!r:.200} is not a URL such as https://head.example.org:8080")
     return text.rstrip("/")
 
@@ -120,24 +117,24 @@ class QmemClient:
     Args:
         url: where it is, as `checked_address` gives it.
         timeout_s: that each answer may take.
-        authorization: the header that says who asks; "" for nobody.
-        context: whom an https server has to be vouched for by; None for those that this machine trusts.
+        authorization: the header of that name; "" for none.
+        tls: certificates.
     """
 
     def __init__(
-        self, url: str, timeout_s: float, authorization: str = "", context: ssl.SSLContext | None = None
+        self,
+        url: str,
+        timeout_s: float,
+        authorization: str = "",
+        tls: TlsOptions = TlsOptions(),  # noqa: B008 - a tuple
     ) -> None:
-        parts = urlsplit(url)
         self._url = url
         self._timeout_s = timeout_s
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._path = quote(parts.path, safe="/%")
-        self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._headers = {
-            **{"User-Agent": f"colmet/{__version__}", "Accept": "application/json", "Connection": "close"},
-            **({"Authorization": authorization} if authorization else {}),
-        }
+        self._has_login = bool(authorization)
+        headers = {"User-Agent": f"colmet/{__version__}", "Accept": "application/json", "Connection": "close"}
+        if authorization:
+            headers["Authorization"] = authorization
+        self._http = HttpClient(headers, tls, MAX_ANSWER_BYTES)
 
     @classmethod
     def from_options(cls, url: str, options: argparse.Namespace) -> QmemClient:
@@ -146,11 +143,12 @@ class QmemClient:
         Raises:
             ConfigError: they cannot be used.
         """
-        context = _trusting(options.ca_file) if options.ca_file else None
+        tls = TlsOptions(ca_file=options.ca_file or None)
+        tls.check("--ca-file")
         authorization = _authorization(options)
-        if authorization and url.startswith("http:") and not _is_here(urlsplit(url).hostname or ""):
+        if authorization and is_readable_on_the_way(url):
             log.warning("%s: password and token can be read on the way; use https", url)
-        return cls(url, options.timeout, authorization, context)
+        return cls(url, options.timeout, authorization, tls)
 
     def fetch(self) -> Fetched:
         """Ask.
@@ -179,12 +177,12 @@ class QmemClient:
         """What may be the reason, where the server says no more than that it has nothing."""
         if not why.startswith("No data for "):
             return ""
-        own = "you have no job that runs, or " if "Authorization" in self._headers else ""
+        own = "you have no job that runs, or " if self._has_login else ""
         return f": {own}no node has sent anything yet, or Grid Engine does not answer; the server's log says why"
 
     def _knows_all(self) -> bool:
         """Whether the collector tells whoever asks of all jobs. QmemTools' server knows no users."""
-        if "Authorization" not in self._headers:
+        if not self._has_login:
             return True
         try:
             told = parse_json(self._get("api/v1/whoami"))
@@ -201,37 +199,22 @@ class QmemClient:
             FetchError: there is none.
         """
         url = f"{self._url}/{name}"
-        late = threading.Event()
-        with contextlib.ExitStack() as stack:
-            try:
-                connected = stack.enter_context(self._connected())
-                stack.enter_context(_ended_after(self._timeout_s, connected, late))
-                if isinstance(connected, ssl.SSLSocket):
-                    connected.do_handshake()
-                connection = http.client.HTTPConnection(self._host, self._port)
-                connection.sock = connected
-                connection.request("GET", f"{self._path}/{name}", headers=self._headers)
-                response = connection.getresponse()
-                status, why = response.status, self._refusal(response)
-                body = b"" if why else _read(response)
-            except (OSError, http.client.HTTPException, ValueError) as err:
-                if not late.is_set():
-                    raise FetchError(f"{url}: {_cause(err)}") from err
-        if late.is_set():  # what looks like the end of the answer is ours
-            raise FetchError(f"{url}: the answer took more than {self._timeout_s:g} s (--timeout)")
-        if why:
-            raise FetchError(f"{url}: {why}", status)
-        if len(body) > MAX_ANSWER_BYTES:
-            raise FetchError(f"{url}: the answer has more than {MAX_ANSWER_BYTES >> 20} MiB")
-        return body
+        try:
+            response = self._http.request("GET", url, timeout_s=self._timeout_s, deadline_s=self._timeout_s)
+            why = self._refusal(response)
+            if why:
+                raise FetchError(f"{url}: {why}", response.status)
+            return response.body()
+        except NoAnswer as err:
+            raise FetchError(f"{url}: {self._reason(err)}") from err
 
-    def _refusal(self, response: http.client.HTTPResponse) -> str:
+    def _refusal(self, response: HttpResponse) -> str:
         """Why an answer is none; empty for one."""
         status, headers = response.status, response.headers
         if status == 200:
             return ""
         if status == 401:
-            if "Authorization" in self._headers:
+            if self._has_login:
                 return "it refused the login: wrong name, password or token"
             return f"it requires a login: give --login, --token-file, or {TOKEN} in the environment"
         if status == NOT_FOUND:
@@ -242,77 +225,25 @@ class QmemClient:
             return f"status {status}: the server is at {headers.get('Location', '')[:MAX_TEXT]!r}; give that address"
         return f"status {status}"
 
-    def _connected(self) -> socket.socket:
-        connected = socket.create_connection((self._host, self._port), self._timeout_s)
-        if self._context is None:
-            return connected
-        try:
-            return self._context.wrap_socket(connected, server_hostname=self._host, do_handshake_on_connect=False)
-        except (OSError, ValueError):
-            connected.close()
-            raise
-
-
-@contextlib.contextmanager
-def _ended_after(timeout_s: float, connected: socket.socket, late: threading.Event) -> Iterator[None]:
-    """End the connection after so many seconds: a socket's own time-out begins anew with every byte."""
-
-    def end() -> None:
-        late.set()
-        with contextlib.suppress(OSError):  # it has ended by itself
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)  # without TLS's farewell, which may have to wait
-
-    timer = threading.Timer(timeout_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    """The body; a byte more than may be, where it is longer."""
-    pieces, room = [], MAX_ANSWER_BYTES + 1
-    while room > 0 and (piece := response.read(min(PIECE_BYTES, room))):
-        pieces.append(piece)
-        room -= len(piece)
-    return b"".join(pieces)
-
-
-def _cause(err: Exception) -> str:
-    if isinstance(err, ssl.SSLCertVerificationError):
-        is_other = err.verify_code in _OTHER_NAME
-        what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
-        return f"its certificate: {clean(err.verify_message)}; {what}"
-    if isinstance(err, ssl.SSLError):
-        return f"no TLS: {clean(err.reason or err)}"
-    if isinstance(err, socket.timeout):  # TimeoutError is another one before Python 3.10
-        return "no answer within the time (--timeout)"
-    if isinstance(err, ConnectionRefusedError):
-        return f"{err.strerror or err}; {_EXPECTED}"
-    if isinstance(err, OSError):
-        return clean(err.strerror or err)
-    return f"no answer of HTTP ({clean(f'{type(err).__name__}: {err}'[:MAX_TEXT])})"
-
-
-def _trusting(path: str) -> ssl.SSLContext:
-    """What believes the servers that these certificates vouch for.
-
-    Raises:
-        ConfigError: there are none in the file.
-    """
-    try:
-        return ssl.create_default_context(cafile=path)
-    except OSError as err:  # SSLError is one
-        raise ConfigError(f"--ca-file {path}: {err.strerror or err}") from err
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    def _reason(self, err: NoAnswer) -> str:
+        """Why there is no answer, with the remedy."""
+        cause = err.cause
+        if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
+            return f"no whole answer within {self._timeout_s:g} s (--timeout)"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            # an old urllib3 compares names by itself, and gives no code
+            is_other = getattr(cause, "verify_code", _OTHER_NAME[0]) in _OTHER_NAME
+            what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
+            return f"its certificate: {clean(getattr(cause, 'verify_message', cause))}; {what}"
+        if isinstance(cause, ssl.SSLError):
+            return f"no TLS: {clean(cause.reason or cause)}"
+        if isinstance(cause, ConnectionRefusedError):
+            return f"{cause.strerror or cause}; {_EXPECTED}"
+        if cause is None:
+            return str(err)
+        if isinstance(cause, OSError):
+            return clean(cause.strerror or cause)
+        return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"
 
 
 def _authorization(options: argparse.Namespace) -> str:
@@ -329,7 +260,7 @@ def _authorization(options: argparse.Namespace) -> str:
         if ":" in options.login or not options.login.isprintable():
             raise ConfigError(f"--login {options.login!r:.100}: not the name of a user")
         password = read_line("--password-file", options.password_file) if options.password_file else _asked()
-        return "Basic " + base64.b64encode(f"{options.login}:{password}".encode(errors="surrogateescape")).decode()
+        return basic_authorization(f"{options.login}:{password}")
     origin, token = f"{TOKEN} of the environment", os.environ.get(TOKEN, "")
     if options.token_file:
         origin, token = f"--token-file {options.token_file}", read_line("--token-file", options.token_file)

@@ -85,8 +85,8 @@ class ElasticHistory(History):
             ConfigError: an address, a name or a file that cannot be used.
         """
         urls, prefix = client.checked_urls(options), client.checked_prefix(options)
-        session = client.open_session(options, urls)
-        return cls(client.DatabaseClient(urls, session, options.elastic_timeout, threading.Event()), prefix)
+        http = client.open_http(options, urls)
+        return cls(client.DatabaseClient(urls, http, options.elastic_timeout, threading.Event()), prefix)
 
     def close(self) -> None:
         """Close all connections."""

@@ -14,19 +14,23 @@ import re
 import ssl
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
-
-import requests
-import urllib3
+from urllib.parse import unquote
 
 from colmet import __version__
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import Options
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.http_client import (
+    HttpClient,
+    NoAnswer,
+    TlsOptions,
+    basic_authorization,
+    is_readable_on_the_way,
+    parse_url,
+)
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.secretfile import read_line
 
@@ -94,7 +98,7 @@ class DatabaseClient:
 
     Args:
         urls: without a slash at the end.
-        session: with credentials and what is to be trusted.
+        http: with credentials and certificates.
         timeout_s: for an answer to begin, and between its parts.
         stop: set when nothing more is to be asked.
 
@@ -103,13 +107,11 @@ class DatabaseClient:
         failovers: times that another host was asked than before.
     """
 
-    def __init__(self, urls: Sequence[str], session: requests.Session, timeout_s: float, stop: threading.Event) -> None:
+    def __init__(self, urls: Sequence[str], http: HttpClient, timeout_s: float, stop: threading.Event) -> None:
         self._hosts = [_Host(url) for url in urls]
         self._stop = stop
         self._current = self._hosts[0]
-        self._session = session
-        # without compression, a small answer cannot become a huge one
-        self._session.headers["Accept-Encoding"] = "identity"
+        self._http = http
         self._timeout = (min(CONNECT_S, timeout_s), timeout_s)
         self.failures = 0
         self.failovers = 0
@@ -147,25 +149,17 @@ class DatabaseClient:
         raise OutputUnavailable(why)
 
     def _ask(self, host: _Host, method: str, path: str, body: bytes | None, form: str) -> Response:
+        headers = {"Content-Type": form} if body is not None else None
         try:
-            with self._session.request(
-                method,
-                host.url + path,
-                data=body,
-                headers={"Content-Type": form} if body is not None else None,
-                timeout=self._timeout,
-                allow_redirects=False,
-                stream=True,
-            ) as response:
-                text = response.raw.read(MAX_ANSWER_BYTES + 1, decode_content=False)
-        except requests.exceptions.SSLError as err:
-            hint = "it does not speak TLS, is it http://?" if _IS_PLAIN.search(str(err)) else "see --elastic-ca-file"
-            raise _HostFailedError(f"{_cause(err)}; {hint}") from err
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
-            raise _HostFailedError(_cause(err)) from err
-        status = response.status_code
-        if len(text) > MAX_ANSWER_BYTES:
-            raise _HostFailedError(f"answers with more than {MAX_ANSWER_BYTES >> 20} MiB")
+            response = self._http.request(method, host.url + path, body, headers, timeout_s=self._timeout)
+            text = response.body()
+        except NoAnswer as err:
+            if not isinstance(err.cause, ssl.SSLError):
+                raise _HostFailedError(str(err)) from err
+            is_plain = _IS_PLAIN.search(str(err.cause))
+            hint = "it does not speak TLS, is it http://?" if is_plain else "see --elastic-ca-file"
+            raise _HostFailedError(f"{err}; {hint}") from err
+        status = response.status
         try:
             parsed = json.loads(text) if text else {}
         except (ValueError, RecursionError):
@@ -181,24 +175,11 @@ class DatabaseClient:
 
     def close(self) -> None:
         """Close all connections."""
-        self._session.close()
+        self._http.close()
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _cause(err: BaseException) -> str:
-    """The innermost cause, which says more than the layers around it."""
-    while err.args and isinstance(err.args[0], BaseException):
-        err = err.args[0]
-    reason = getattr(err, "reason", None)
-    if isinstance(reason, BaseException):
-        return _cause(reason)
-    for one in (err, err.__cause__ or err.__context__):  # the system's own words are short: "Connection refused"
-        if isinstance(one, OSError) and one.strerror:
-            return one.strerror[:300]
-    return f"{type(err).__name__}: {err}"[:300]
 
 
 def add_options(parser: Options, purpose: str) -> None:
@@ -285,21 +266,9 @@ def checked_url(url: str) -> str:
         ConfigError: it is none; the text does not repeat a password.
     """
     url, _ = _parted(url)
-    try:
-        parts = urlsplit(url)
-        good = (
-            parts.scheme in ("http", "https")
-            and _is_host(parts.hostname or "")
-            and parts.port != 0
-            and not parts.query
-            and not parts.fragment
-            and url.isascii()
-            and url.isprintable()
-            and " " not in url
-        )
-    except ValueError:
-        good = False
-    if not good:
+    parts = parse_url(url)
+    good = parts is not None and _is_host(parts.hostname or "") and not (parts.query or parts.fragment)
+    if not good or not url.isascii():
         raise ConfigError(f"--elastic-host {url!r}: not an address such as https://db.example.org:9200")
     return url.rstrip("/")
 
@@ -322,41 +291,32 @@ def _is_host(name: str) -> bool:
     return True
 
 
-def open_session(options: argparse.Namespace, urls: Sequence[str]) -> requests.Session:
-    """A session as the command line wants it.
+def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
+    """Return an HTTP client with the credentials and certificates of the command line.
 
     Raises:
-        ConfigError: that cannot be.
+        ConfigError: they cannot be used.
     """
-    session = requests.Session()
-    session.trust_env = False  # no proxy, no ~/.netrc: what is not on the command line
-    session.headers["User-Agent"] = f"colmet/{__version__}"
+    headers = {"User-Agent": f"colmet/{__version__}"}
     authorization = _authorization(options)
     if authorization:
-        session.headers["Authorization"] = authorization
-        for url in urls:
-            if url.startswith("http:") and not _is_here(urlsplit(url).hostname or ""):
-                log.warning("--elastic-host %s: the password can be read on the way; use https", url)
-    certificate, key = options.elastic_client_cert, options.elastic_client_key
-    if key and not certificate:
+        headers["Authorization"] = authorization
+        for url in filter(is_readable_on_the_way, urls):
+            log.warning("--elastic-host %s: the password can be read on the way; use https", url)
+    if options.elastic_client_key and not options.elastic_client_cert:
         raise ConfigError("--elastic-client-key: the certificate is missing, give --elastic-client-cert")
     if options.elastic_ca_file and options.no_check_certificates:
         raise ConfigError("--elastic-ca-file and --no-check-certificates: choose one")
-    _check_certificates(options.elastic_ca_file, certificate, key)
-    if certificate:
-        session.cert = (certificate, key) if key else certificate
-    session.verify = options.elastic_ca_file or not options.no_check_certificates
-    if options.no_check_certificates:
+    tls = TlsOptions(
+        ca_file=options.elastic_ca_file,
+        certificate=options.elastic_client_cert,
+        key=options.elastic_client_key,
+        verify=not options.no_check_certificates,
+    )
+    tls.check("--elastic-ca-file", "--elastic-client-cert")
+    if not tls.verify:
         log.warning("--no-check-certificates: anyone in the network can pose as the server and read the password")
-        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
-    return session
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return HttpClient(headers, tls, MAX_ANSWER_BYTES)
 
 
 def _authorization(options: argparse.Namespace) -> str:
@@ -375,7 +335,7 @@ def _authorization(options: argparse.Namespace) -> str:
         text = read_line("-P", credentials)
         if ":" not in text:
             raise ConfigError(f"-P {credentials}: its line is not user:password")
-        return "Basic " + base64.b64encode(text.encode()).decode()
+        return basic_authorization(text)
     if api_key:
         text = read_line("--elastic-api-key-file", api_key)
         if ":" in text:
@@ -385,19 +345,4 @@ def _authorization(options: argparse.Namespace) -> str:
         return "ApiKey " + text
     if len(in_address) > 1:
         raise ConfigError("--elastic-host: addresses with different users or passwords; put one into a file, -P")
-    return "".join(["Basic " + base64.b64encode(given.encode()).decode() for given in in_address])
-
-
-def _check_certificates(ca_file: str | None, certificate: str | None, key: str | None) -> None:
-    """See that files hold what they should, now and not with the first request; ConfigError where they do not."""
-    context = ssl.create_default_context()
-    option, path = "--elastic-ca-file", ca_file
-    try:
-        if ca_file:
-            context.load_verify_locations(ca_file)
-        option, path = "--elastic-client-cert", certificate
-        if certificate:
-            # a key with a passphrase would be asked for at the terminal
-            context.load_cert_chain(certificate, key, password=lambda: b"")
-    except (OSError, ValueError) as err:  # SSLError is an OSError
-        raise ConfigError(f"{option} {path}: {err.strerror if isinstance(err, OSError) else err}") from err
+    return "".join(map(basic_authorization, in_address))

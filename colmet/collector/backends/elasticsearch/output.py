@@ -15,8 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import requests
-
 from colmet import __version__
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch import client, documents
@@ -27,6 +25,7 @@ from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.journal.output_state import State
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.http_client import HttpClient
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
@@ -61,7 +60,7 @@ class ElasticsearchOutput(OutputBackend):
 
     Args:
         urls: of the hosts, in the order in which they are preferred.
-        session: with credentials and what is to be trusted.
+        http: with credentials and certificates.
         naming: where documents go.
         timeout_s: see `DatabaseClient`.
         use_templates: whether index templates may be made.
@@ -75,14 +74,14 @@ class ElasticsearchOutput(OutputBackend):
     def __init__(
         self,
         urls: Sequence[str],
-        session: requests.Session,
+        http: HttpClient,
         naming: IndexNaming,
         timeout_s: float = 30.0,
         use_templates: bool = True,
         reject_file: str | None = None,
     ) -> None:
         self._stop = threading.Event()
-        self._client = DatabaseClient(urls, session, timeout_s, self._stop)
+        self._client = DatabaseClient(urls, http, timeout_s, self._stop)
         self._naming = naming
         self._use_templates = use_templates
         self._reject_file = reject_file
@@ -147,7 +146,7 @@ class ElasticsearchOutput(OutputBackend):
             raise ConfigError("--elastic-date-suffix and --elastic-data-stream: choose one, a data stream rolls over")
         return cls(
             urls,
-            client.open_session(options, urls),
+            client.open_http(options, urls),
             IndexNaming(prefix, date_format, options.elastic_data_stream),
             options.elastic_timeout,
             not options.elastic_no_template,

@@ -1,0 +1,298 @@
+"""HTTP requests of all programs: no redirects, no cookies, nothing is unpacked, and an answer has a bounded size.
+
+A socket's time-out begins again with each byte, and name resolution has none. So an exchange with a deadline runs in a
+thread of its own, which is left alone when the deadline has passed.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import logging
+import ssl
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+import requests
+import urllib3
+
+from colmet.common.errors import ColmetError, ConfigError
+
+POLL_S = 0.2  # between two looks whether to stop
+STOP_S = 1.0  # that an exchange has left once the program is to stop
+MAX_STUCK = 8  # exchanges that have passed their deadline and still run
+PIECE_BYTES = 1 << 20
+MAX_CAUSES = 10
+MAX_TEXT = 300
+
+
+class NoAnswer(ColmetError):
+    """A server gave no answer, or not all of it.
+
+    Attributes:
+        cause: the innermost exception, below those of the libraries; None where a limit of ours ended the exchange.
+        is_late: the time is over, so the server may have the request.
+    """
+
+    def __init__(self, text: str, cause: BaseException | None = None, is_late: bool = False) -> None:
+        super().__init__(text)
+        self.cause = cause
+        self.is_late = is_late
+
+    @classmethod
+    def from_error(cls, err: BaseException) -> NoAnswer:
+        """Make one of what the libraries raised; its text is the system's own where there is one."""
+        cause = _innermost(err)
+        text = cause.strerror if isinstance(cause, OSError) and cause.strerror else f"{type(cause).__name__}: {cause}"
+        is_late = isinstance(err, (requests.ReadTimeout, urllib3.exceptions.ReadTimeoutError))
+        return cls(" ".join(text.split())[:MAX_TEXT], cause, is_late)
+
+
+class HttpResponse(NamedTuple):
+    """An answer.
+
+    Attributes:
+        status: of HTTP.
+        headers: looked up in any case.
+        start: of the body, as many bytes as the client reads.
+        failure: why that is not the whole body; None where it is.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    start: bytes
+    failure: NoAnswer | None
+
+    def body(self) -> bytes:
+        """Return the whole body; NoAnswer where it is not there."""
+        if self.failure is not None:
+            raise self.failure
+        return self.start
+
+
+class TlsOptions(NamedTuple):
+    """How servers and we prove who we are.
+
+    Attributes:
+        ca_file: certificates (PEM) that the server's must be signed by; None for those of this machine.
+        certificate: of ours (PEM); None for none.
+        key: of our certificate; None where it is in the same file.
+        verify: whether the server's certificate is checked.
+    """
+
+    ca_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    verify: bool = True
+
+    def check(self, ca_option: str, certificate_option: str = "") -> None:
+        """Load the files, now and not with the first request.
+
+        Raises:
+            ConfigError: one of them does not hold what it should; the text has the option.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        option, path = ca_option, self.ca_file
+        try:
+            if self.ca_file:
+                context.load_verify_locations(self.ca_file)
+            option, path = certificate_option, self.certificate
+            if self.certificate:
+                # OpenSSL would ask for the passphrase of a key at the terminal
+                context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
+        except (OSError, ValueError) as err:  # SSLError is an OSError
+            raise ConfigError(f"{option} {path}: {getattr(err, 'strerror', None) or err}") from err
+
+
+class HttpClient:
+    """Sends requests over connections that stay open. For one thread.
+
+    Args:
+        headers: of each request.
+        tls: certificates.
+        max_bytes: of a body that are read.
+        use_environment: whether the proxies, certificates and passwords that the environment names are used.
+        stopping: whether the program is to stop.
+    """
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        tls: TlsOptions = TlsOptions(),  # noqa: B008 - a tuple
+        max_bytes: int = 32 << 20,
+        use_environment: bool = False,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings repeat whole addresses
+        if not tls.verify:
+            warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+        self._headers = headers
+        self._tls = tls
+        self._max_bytes = max_bytes
+        self._use_environment = use_environment
+        self._stopping = stopping
+        self._session = self._open_session()
+        self._stuck: list[threading.Thread] = []
+
+    def _open_session(self) -> requests.Session:
+        session = _Session()
+        session.trust_env = self._use_environment
+        session.headers.update(self._headers)
+        session.headers["Accept-Encoding"] = "identity"  # so that a small answer cannot become a huge one
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        return session
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._session.close()
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | tuple[float, float],
+        deadline_s: float | None = None,
+    ) -> HttpResponse:
+        """Send a request and return the answer, also one with the status of an error.
+
+        Args:
+            method: of HTTP.
+            url: where to.
+            body: of the request.
+            headers: beside those of every request.
+            timeout_s: for each step: to connect, and between bytes; two numbers where they differ.
+            deadline_s: for all of it; None where the steps alone are bounded.
+
+        Raises:
+            NoAnswer: there is none.
+        """
+        tls = self._tls
+        exchange = _Exchange(
+            method,
+            url,
+            self._max_bytes,
+            late=NoAnswer(f"no whole answer within {deadline_s or 0:.3g} s", is_late=True),
+            data=body,
+            headers=headers,
+            timeout=timeout_s,
+            # an argument counts before the environment, an attribute of the session does not
+            verify=(tls.ca_file or True) if tls.verify else False,
+            cert=(tls.certificate, tls.key) if tls.certificate and tls.key else tls.certificate,
+        )
+        if deadline_s is None:
+            exchange.run(self._session)
+            return exchange.answer()
+        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        if len(self._stuck) >= MAX_STUCK:
+            raise NoAnswer(f"{MAX_STUCK} earlier exchanges still hang")
+        thread = threading.Thread(target=exchange.run, args=(self._session,), name="exchange", daemon=True)
+        thread.start()
+        end = time.monotonic() + deadline_s
+        while thread.is_alive() and (left_s := end - time.monotonic()) > 0:
+            thread.join(min(POLL_S, left_s))
+            if self._stopping():
+                end = min(end, time.monotonic() + STOP_S)
+        if thread.is_alive():
+            self._stuck.append(thread)
+            self._session = self._open_session()  # the former one is that thread's
+        return exchange.answer()
+
+
+class _Session(requests.Session):
+    """A session that follows no redirect, nor reads the body of one without a bound, as requests does to follow it."""
+
+    def get_redirect_target(self, _: requests.Response) -> str | None:
+        """Return None: no answer leads anywhere else."""
+        return None
+
+
+class _Exchange:
+    """One request and what has come of its answer: filled by one thread, read by another."""
+
+    def __init__(self, method: str, url: str, max_bytes: int, late: NoAnswer, **options: Any) -> None:
+        self._method = method
+        self._url = url
+        self._max_bytes = max_bytes
+        self._late = late
+        self._options = options
+        self._response: HttpResponse | None = None
+        self._error: Exception | None = None
+
+    def run(self, session: requests.Session) -> None:
+        """Send the request; status and headers are known before the body."""
+        try:
+            with session.request(self._method, self._url, stream=True, **self._options) as response:
+                self._response = HttpResponse(response.status_code, response.headers, b"", self._late)
+                start, failure = self._read(response)
+                self._response = self._response._replace(start=start, failure=failure)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
+            self._error = NoAnswer.from_error(err)
+        except Exception as err:  # noqa: BLE001 - raised by the thread that asked for it
+            self._error = err
+
+    def _read(self, response: requests.Response) -> tuple[bytes, NoAnswer | None]:
+        """Return the body, as much of it as is wanted, and why that is not all of it."""
+        pieces: list[bytes] = []
+        room = self._max_bytes + 1
+        failure = None
+        try:
+            while room > 0 and (piece := response.raw.read(min(PIECE_BYTES, room), decode_content=False)):
+                pieces.append(piece)
+                room -= len(piece)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as err:
+            failure = NoAnswer.from_error(err)
+        if room <= 0:
+            failure = NoAnswer(f"the answer has more than {self._max_bytes >> 20} MiB")
+        return b"".join(pieces)[: self._max_bytes], failure
+
+    def answer(self) -> HttpResponse:
+        """Return what there is now of the answer, or raise why there is none."""
+        if self._response is None:
+            raise self._error or self._late
+        return self._response
+
+
+def _innermost(err: BaseException) -> BaseException:
+    """Return the innermost cause of an error, which says more than the layers around it."""
+    found = [err]
+    while len(found) < MAX_CAUSES:
+        candidates = [getattr(err, "reason", None), *err.args[:1], err.__cause__, err.__context__]
+        inner = next((one for one in candidates if isinstance(one, BaseException) and one not in found), None)
+        if inner is None:
+            break
+        found.append(inner)
+        err = inner
+    return err
+
+
+def parse_url(url: str) -> SplitResult | None:
+    """Return the parts of an address of HTTP, None where it is none that a request can be sent to."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if good and url.isprintable() and " " not in url else None
+
+
+def is_readable_on_the_way(url: str) -> bool:
+    """Whether others in the network can read what is sent to this address: no TLS, and not this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        return parts.scheme == "http" and host != "localhost" and not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+def basic_authorization(credentials: str) -> str:
+    """Return the header Authorization for `user:password`."""
+    return "Basic " + base64.b64encode(credentials.encode(errors="surrogateescape")).decode()
