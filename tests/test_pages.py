@@ -94,3 +94,11 @@ def test_each_diagram_is_rendered_from_its_source():
     for source in sources:
         svg = source.with_suffix(".svg").read_text(encoding="utf-8")
         assert svg.endswith(digest(source.read_text(encoding="utf-8")) + "\n"), f"{source}: run `make diagrams`"
+
+
+def test_the_architecture_names_modules_that_exist_and_every_package():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:colmet|dev|docs|packaging|tests)/[\w/.]+)`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    packages = [path.parent.name for path in (ROOT / "colmet").glob("*/__init__.py")]
+    assert [name for name in packages if f"| `colmet/{name}/` |" not in text] == []
