@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from web_nodes import Cluster
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
@@ -31,6 +29,7 @@ from colmet.common.wire import Decoder
 from colmet.web.interface import JobsAsked, NodesAsked, SeriesAsked
 from colmet.web.queries import Known
 from colmet.web.recent_cache import Memory
+from tests.support.web_nodes import Cluster
 
 Figures = list[tuple[str, float, str, str]]
 

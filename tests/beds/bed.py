@@ -16,8 +16,9 @@ import threading
 import time
 from pathlib import Path
 
-from conftest import cannot_run
-from test_daemons import Daemon, free_port
+from tests.support.daemons import Daemon
+from tests.support.machine import cannot_run
+from tests.support.waiting import free_port
 
 HERE = Path(__file__).parent
 PACKAGING = HERE.parents[1] / "packaging"

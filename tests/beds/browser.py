@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from conftest import cannot_run
+from tests.support.machine import cannot_run
 
 COMMON = Path(__file__).with_name("common.sh")
 ARGUMENTS = (

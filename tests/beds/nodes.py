@@ -17,7 +17,6 @@ import sys
 import time
 
 import zmq
-from fleet import SCHEMAS, Row
 
 from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.common.schema import Batch, Sample, Table
@@ -26,6 +25,7 @@ from colmet.node.delivery.link import NodeLink, open_uplinks
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.delivery.uplink import Times
+from tests.support.fleet import SCHEMAS, Row
 
 STEP_S = 0.25
 SAY_S = 0.5

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import urllib.request
 
-from bed import eventually
-from test_daemons import Daemon, free_port
+from tests.beds.bed import eventually
+from tests.support.daemons import Daemon
+from tests.support.waiting import free_port
 
 CLUSTER = "bed"
 ANSWER_S = 10  # an answer that takes longer hangs

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
-from conftest import cannot_run
+
+from tests.support.machine import cannot_run
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).parent / "search_server"

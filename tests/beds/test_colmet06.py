@@ -11,8 +11,9 @@ import time
 
 import pytest
 import tables
-from bed import eventually
-from test_daemons import free_port
+
+from tests.beds.bed import eventually
+from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live
 

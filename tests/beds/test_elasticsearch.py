@@ -16,9 +16,6 @@ import urllib.error
 
 import numpy as np
 import pytest
-import search
-from programs import serving
-from search import Server
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
@@ -32,6 +29,9 @@ from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire.colmet06 import columns
 from colmet.node.backends import infiniband, ipmipower, jobproc, perfhw, procstats, rapl, taskstats
 from colmet.stored import elastic, sources
+from tests.beds import search
+from tests.beds.programs import serving
+from tests.beds.search import Server
 
 pytestmark = pytest.mark.live
 

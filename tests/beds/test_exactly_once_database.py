@@ -7,8 +7,10 @@ import signal
 import time
 
 import pytest
-from search import KINDS, Server, available
-from test_exactly_once import PLACES, World, eventually, passes, seed
+
+from tests.beds.search import KINDS, Server, available
+from tests.support.exactly_once import PLACES, World, passes, seed
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.live
 
@@ -53,9 +55,9 @@ def test_the_database_is_killed(world, server):
         time.sleep(world.rng.uniform(0.2, 2))
         server.kill()
         acknowledged = world.fleet.acknowledged
-        eventually(lambda acknowledged=acknowledged: world.fleet.acknowledged > acknowledged + 50)  # it minds not
+        wait_for(lambda acknowledged=acknowledged: world.fleet.acknowledged > acknowledged + 50)  # it minds not
         server.start()
-        eventually(
+        wait_for(
             lambda before=before: (
                 world.collector.log.read_text().count("output available again output=elasticsearch") > before
             ),

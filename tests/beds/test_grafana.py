@@ -19,13 +19,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import grafana
 import h5py
 import numpy as np
 import pytest
-from conftest import cannot_run
-from search import Server
-from test_daemons import Daemon, free_port, wait_for
 
 from colmet.common.measures import MEMORY
 from colmet.common.schema import Batch, Sample, Table
@@ -34,6 +30,11 @@ from colmet.common.wire import v1
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Line, schemas
 from dev.dashboards.panels import SCRAPED, STORED
 from dev.live import JobRoot
+from tests.beds import grafana
+from tests.beds.search import Server
+from tests.support.daemons import Daemon
+from tests.support.machine import cannot_run
+from tests.support.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.live
 
@@ -270,7 +271,7 @@ def feed(site, program, stack):
             nodes.tick(host, site.live_s + second, 1, steady=True)
     site.over_s = int(time.time())
     url = f"{site.prometheus}"
-    wait_for(lambda: grafana.asked(url, "query", query="colmet_node_ticks_total")["result"], timeout=60)
+    wait_for(lambda: grafana.asked(url, "query", query="colmet_node_ticks_total")["result"], timeout_s=60)
     assert node.stop()[0] == 0
     assert collector.stop()[0] == 0, collector.log.read_text()
 

@@ -12,11 +12,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from bed import Bed, eventually
-from programs import documents, serving
 
 from colmet.batch.gridengine import NO_QUEUE, CommandSource, FileSource, GridEngine, MemoryWatch
 from colmet.batch.model import BatchError
+from tests.beds.bed import Bed, eventually
+from tests.beds.programs import documents, serving
 
 pytestmark = pytest.mark.live
 

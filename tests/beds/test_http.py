@@ -16,14 +16,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import cannot_run
-from test_daemons import Daemon, free_port
-from test_web_access import cheap
-from test_web_schema import report_of, schemathesis, texts_of
-from web_nodes import Cluster
 
 from colmet.common.transport import Push
 from colmet.web.credentials import Credential
+from tests.support.daemons import Daemon
+from tests.support.machine import cannot_run
+from tests.support.waiting import free_port
+from tests.support.web_access import cheap
+from tests.support.web_nodes import Cluster
+from tests.support.web_schema import report_of, schemathesis, texts_of
 
 COMMON = Path(__file__).with_name("common.sh")
 NODES, JOBS = 100, 100

@@ -14,13 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
-from bed import CANNOT, HERE, eventually
-from conftest import cannot_run
-from test_daemons import Daemon, free_port
 
 from colmet.common.errors import BackendUnavailable, CommandFailed
 from colmet.node.backends.infiniband import InfinibandBackend
 from colmet.node.system.host import Host
+from tests.beds.bed import CANNOT, HERE, eventually
+from tests.support.daemons import Daemon
+from tests.support.machine import cannot_run
+from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live
 

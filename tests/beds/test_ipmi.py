@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-from bed import Bed, eventually
-from test_daemons import Daemon
 
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.transport import Pull
 from colmet.common.wire import Decoder
 from colmet.node.backends.ipmipower import IpmipowerBackend
 from colmet.node.system.host import Host
+from tests.beds.bed import Bed, eventually
+from tests.support.daemons import Daemon
 
 pytestmark = pytest.mark.live
 OTHER_VENDOR = "0x00b980"

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 import tables
-from batch_commands import commands_of
-from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
-from browser import Browser, install
-from programs import Interface, cpus_of, documents
-from test_daemons import free_port
 
 from colmet.batch.oar import OAR
+from tests.beds.bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
+from tests.beds.browser import Browser, install
+from tests.beds.programs import Interface, cpus_of, documents
+from tests.support.batch_commands import commands_of
+from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live
 # what the API asks for where it is not told what

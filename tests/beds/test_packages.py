@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from machine import Machine, tell
+
+from tests.beds.machine import Machine, tell
 
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.

@@ -15,10 +15,6 @@ import urllib.request
 import zipfile
 
 import pytest
-import web_facts
-from browser import Browser, install
-from conftest import cannot_run
-from test_daemons import free_port, start, start_collector, uri, wait_for  # noqa: F401 - fixtures
 
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web.access import Access
@@ -27,6 +23,10 @@ from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.server import WebServer
 from dev.live import JobRoot
+from tests.beds.browser import Browser, install
+from tests.support import web_facts
+from tests.support.machine import cannot_run
+from tests.support.waiting import free_port, wait_for
 
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
 AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14")
@@ -441,9 +441,9 @@ def test_values_are_told_as_people_read_them(browser, site):
 @pytest.mark.usefixtures("root")
 def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
     browser,
-    start_collector,  # noqa: F811 - a fixture
-    start,  # noqa: F811 - a fixture
-    uri,  # noqa: F811 - a fixture
+    start_collector,
+    start,
+    uri,
     tmp_path,
 ):
     port = free_port()

@@ -9,12 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import cannot_run
-from perfjobs import EVENTS, hierarchy, worker_jobs
 
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.system import clib
 from colmet.node.system.host import Host
+from tests.support.machine import cannot_run
+from tests.support.perfjobs import EVENTS, hierarchy, worker_jobs
 
 pytestmark = pytest.mark.live
 NEED = Path(__file__).resolve().parents[2] / "scripts/need.sh"

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import cannot_run
+
+from tests.support.machine import cannot_run
 
 ROOT = Path(__file__).parents[2]
 TOOLS = (("rapl-info",), ("powercap-info", "-p", "intel-rapl"))

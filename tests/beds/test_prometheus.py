@@ -11,9 +11,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import cannot_run
-from test_daemons import free_port, wait_for
-from test_health_live import daemons  # noqa: F401 - a fixture
+
+from tests.support.machine import cannot_run
+from tests.support.waiting import free_port, wait_for
 
 COMMON = Path(__file__).with_name("common.sh")
 # Names of columns are the kernel's own, so some are not in Prometheus' style.
@@ -34,7 +34,7 @@ def address(daemon):
 
 
 @pytest.mark.usefixtures("root", "prometheus")
-def test_prometheus_reads_the_pages_and_answers_queries(daemons, tmp_path):  # noqa: F811 - a fixture
+def test_prometheus_reads_the_pages_and_answers_queries(daemons, tmp_path):
     pages = [address(daemon) for daemon in daemons("--enable-infiniband")]
     for page in pages:
         with urllib.request.urlopen(f"http://{page}/metrics", timeout=20) as answer:
@@ -64,9 +64,9 @@ def test_prometheus_reads_the_pages_and_answers_queries(daemons, tmp_path):  # n
                     (one["metric"].get("instance"), one["metric"].get("job")): float(one["value"][1]) for one in found
                 }
 
-            wait_for(lambda: list(query("up == 1").values()) == [1, 1], timeout=60)
-            wait_for(lambda: query("colmet_collector_nodes{state='heard'} == 1"), timeout=30)
-            wait_for(lambda: query("rate(colmet_node_ticks_total[5s]) > 1"), timeout=30)
+            wait_for(lambda: list(query("up == 1").values()) == [1, 1], timeout_s=60)
+            wait_for(lambda: query("colmet_collector_nodes{state='heard'} == 1"), timeout_s=30)
+            wait_for(lambda: query("rate(colmet_node_ticks_total[5s]) > 1"), timeout_s=30)
             # "job" is the job of the batch system, as honor_labels says
             assert set(query("colmet_job_jobprocstats_VmRSS > 1000")) == {(page, "0") for page in pages}
         finally:

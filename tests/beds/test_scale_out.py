@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import requests
-from fleet import Row, assert_each_once, row_of
-from search import Cluster, free_port
-from test_exactly_once import NEVER, eventually
+
+from tests.beds.search import Cluster, free_port
+from tests.support.exactly_once import NEVER
+from tests.support.fleet import Row, assert_each_once, row_of
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.live
 
@@ -55,7 +57,7 @@ class Collector:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "colmet.collector.main", *self._arguments], stdout=log, stderr=log
                 )
-            eventually(lambda: self._listened() > before or self._process.poll() is not None, WAIT_S)
+            wait_for(lambda: self._listened() > before or self._process.poll() is not None, WAIT_S)
             if self._listened() > before:
                 return
             time.sleep(1)
@@ -123,7 +125,7 @@ class Fleet:
     def has_gone_on(self, batches=COUNT):
         """Wait until the collectors have acknowledged so many more."""
         before = self.told("acknowledged")
-        eventually(lambda: self.told("acknowledged") >= before + batches, WAIT_S)
+        wait_for(lambda: self.told("acknowledged") >= before + batches, WAIT_S)
         assert all(process.poll() is None for process in self._processes)
 
     def end(self):
@@ -182,22 +184,22 @@ def indexed(server):
 def test_collectors_and_databases_are_killed_under_load(cluster, collectors, fleet):
     fleet.has_gone_on(2 * COUNT)
     # they share the nodes
-    eventually(lambda: min([fleet.told(collector.uri) for collector in collectors]) > COUNT / 5, WAIT_S)
+    wait_for(lambda: min([fleet.told(collector.uri) for collector in collectors]) > COUNT / 5, WAIT_S)
 
     first_down = cluster.manager()
     up = next(server for server in cluster.servers if server is not first_down)
     before = indexed(up)
     first_down.kill()
-    eventually(lambda: indexed(up) > before + COUNT, WAIT_S)
+    wait_for(lambda: indexed(up) > before + COUNT, WAIT_S)
 
     collectors[0].kill()
-    eventually(lambda: fleet.told(collectors[0].uri) == 0, WAIT_S)
+    wait_for(lambda: fleet.told(collectors[0].uri) == 0, WAIT_S)
     fleet.has_gone_on()
 
     # one that does not answer for a while has taken what others take, too
     collectors[1].signal(signal.SIGSTOP)
     try:
-        eventually(lambda: fleet.told(collectors[1].uri) == 0, WAIT_S)
+        wait_for(lambda: fleet.told(collectors[1].uri) == 0, WAIT_S)
     finally:
         collectors[1].signal(signal.SIGCONT)
     fleet.has_gone_on()
@@ -212,7 +214,7 @@ def test_collectors_and_databases_are_killed_under_load(cluster, collectors, fle
 
     rows = fleet.end()
     collectors[2].start()
-    eventually(lambda: indexed(first_down) >= len(rows), WAIT_S)
+    wait_for(lambda: indexed(first_down) >= len(rows), WAIT_S)
     assert [collector.end() for collector in collectors] == [0, 0, 0]
     documents = first_down.documents("colmet_*")
     assert_each_once([row_of(hit["_index"], hit["_source"]) for hit in documents], rows, "the database")

@@ -10,13 +10,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from batch_commands import commands_of
-from bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
-from programs import Interface, cpus_of, documents
-from test_daemons import free_port
 
 from colmet.batch import slurm
 from colmet.batch.slurm import Slurm
+from tests.beds.bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
+from tests.beds.programs import Interface, cpus_of, documents
+from tests.support.batch_commands import commands_of
+from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live
 

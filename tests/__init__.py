@@ -1,0 +1,1 @@
+"""Tests: folders mirror colmet/; support/ holds what tests share; beds/ has real counterparts."""

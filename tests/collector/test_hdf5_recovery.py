@@ -1,0 +1,991 @@
+"""What the HDF5 output remembers, and what it does with files that are damaged, moved, held, or to be rotated."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import colmet
+from colmet.collector.backends.hdf5 import h5file, isolated, repair
+from colmet.collector.backends.hdf5 import output as output_module
+from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
+from colmet.collector.backends.hdf5.h5file import Damaged
+from colmet.collector.backends.hdf5.output import Hdf5Output, Notes, rotation
+from colmet.collector.journal.output_state import State
+from colmet.common.errors import ConfigError, OutputUnavailable
+from tests.support.hdf5_killed import expected, record, stored
+from tests.support.hdf5_writer import JOURNAL
+
+tables = h5file.tables
+
+
+def state_of(folder, end=0, oldest=0):
+    """As the journal gives it at a start."""
+    state = State(str(folder / "state"), JOURNAL, oldest, 0)
+    state.end = max(end, state.position)
+    return state
+
+
+def started(folder, path="x", end=0, oldest=0, **options):
+    """An output that is open and has recovered."""
+    output = Hdf5Output(str(folder / path), **options)
+    state = state_of(folder, end, oldest)
+    output.open(state)
+    output.recover()
+    return output, state
+
+
+def write(output, state, end, step=10):
+    """Records up to `end`, a few at a time, as an output worker does."""
+    state.end = max(state.end, end)
+    while state.position < end:
+        output.write([record(number) for number in range(state.position, min(end, state.position + step))])
+
+
+def files(folder):
+    return sorted(path.name for path in folder.glob("x*"))
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Set the clock: `at(seconds)`."""
+    return lambda now: monkeypatch.setattr(time, "time", lambda: float(now))
+
+
+# -- bursts --
+
+
+def test_a_burst_is_remembered_before_it_is_begun_and_after_it_is_on_disk(tmp_path, monkeypatch):
+    steps = []
+    save, flush, sync = State.save, h5file.Hdf5File.flush, h5file.Hdf5File.sync
+    append = tables.Table.append
+    output, state = started(tmp_path)
+    write(output, state, 10)
+    monkeypatch.setattr(
+        State, "save", lambda self, p, n, k: (steps.append(("save", p, dict(n["undo"]), k)), save(self, p, n, k))
+    )
+    monkeypatch.setattr(h5file.Hdf5File, "flush", lambda self: (steps.append("flush"), flush(self)))
+    monkeypatch.setattr(h5file.Hdf5File, "sync", lambda self: (steps.append("sync"), sync(self)))
+    monkeypatch.setattr(tables.Table, "append", lambda self, rows: (steps.append("append"), append(self, rows)))
+    write(output, state, 22)
+    monkeypatch.undo()
+    assert [step if isinstance(step, str) else step[0] for step in steps if step != "append"] == [
+        *["save", "flush", "sync", "save"] * 2,
+    ]
+    (_, first, undo, keep_from), (_, last, nothing, _) = [step for step in steps if step[0] == "save"][:2]
+    assert (first, last, keep_from, nothing) == (10, 20, 0, {})
+    assert undo["/job_1/site_default"] == 10 and undo["/job_1/o"] == 5
+    assert steps.index("append") > 0 and steps[-3:-1] == ["flush", "sync"]
+    output.close()
+
+
+def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tmp_path, monkeypatch):
+    output, state = started(tmp_path)
+    write(output, state, 10)
+    save, calls, failing = State.save, [], []
+
+    def fail(self, *arguments):
+        calls.append(arguments)
+        if len(calls) in failing:
+            raise OutputUnavailable("cannot write state: No space left on device")
+        save(self, *arguments)
+
+    monkeypatch.setattr(State, "save", fail)
+    for at_calls in ((1,), (2,), (2, 3), (2, 3, 4)):
+        failing[:] = at_calls
+        calls.clear()
+        state.end = 20
+        with pytest.raises(OutputUnavailable, match="No space left"):
+            output.write([record(number) for number in range(10, 20)])
+        assert state.position == 10
+    monkeypatch.undo()
+    write(output, state, 30)
+    output.close()
+    assert stored(tmp_path) == expected(30)
+
+
+def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp_path, monkeypatch):
+    """Each table is opened twice then, and not once for a few records."""
+    monkeypatch.setattr(h5file, "MAX_HANDLES", 8)
+    monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 4)
+    saved = []
+    output, state = started(tmp_path)
+    save = State.save
+    monkeypatch.setattr(State, "save", lambda self, p, n, k: (saved.append((p, n["undo"])), save(self, p, n, k)))
+    write(output, state, 80, step=80)
+    assert {position for position, _ in saved} == {0, 80}
+    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file._handles)
+    write(output, state, 120, step=40)  # tables that are there, too
+    monkeypatch.undo()
+    output.close()
+    assert stored(tmp_path) == expected(120)
+
+
+def test_tables_of_jobs_that_ended_are_closed(tmp_path, monkeypatch):
+    output, state = started(tmp_path)
+    write(output, state, 10)
+    assert len(output._file._handles) > 3
+    monkeypatch.setattr(h5file, "IDLE_S", -1.0)
+    write(output, state, 20)
+    assert len(output._file._handles) == 0
+    monkeypatch.undo()
+    write(output, state, 30)
+    output.close()
+    assert stored(tmp_path) == expected(30)
+
+
+# -- starts --
+
+
+def test_after_a_clean_stop_nothing_is_walked(tmp_path, monkeypatch):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 10)
+    output.close()
+    monkeypatch.setattr(output_module, "verify", lambda *_: pytest.fail("walked"))
+    monkeypatch.setattr(h5file, "table_names", lambda *_: pytest.fail("listed"))
+    monkeypatch.setattr(output_module, "boot_id", lambda: "another")
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    output.close()
+    monkeypatch.undo()
+    assert stored(tmp_path) == expected(20)
+
+
+def counts(path):
+    """Rows by table; the file may be open in this process."""
+    with h5py.File(path) as file:
+        return {f"/{job}/{name}": len(data) for job, group in file.items() for name, data in group.items()}
+
+
+def killed_in_a_burst(folder, path="x.hdf5", at_record=30, **options):
+    """A file and a state as a kill in the middle of a burst leaves them: more rows and tables than were committed."""
+    output, state = started(folder, path, **options)
+    write(output, state, at_record)
+    notes = dict(state.notes)
+    before = notes["tables"]
+    undo = counts(notes["file"])
+    write(output, state, at_record + 12, step=12)
+    undo.update({name: None for name in counts(notes["file"]) if name not in undo})
+    output.close()
+    assert None in undo.values()
+    state.save(at_record, {**notes, "undo": undo, "tables": before}, notes["first"])
+
+
+def test_a_burst_that_was_killed_is_taken_back_in_its_file_whatever_the_command_line_says_now(tmp_path, caplog):
+    killed_in_a_burst(tmp_path, "x.hdf5")
+    before = state_of(tmp_path).notes["undo"]
+    output, state = started(tmp_path, "xx.hdf5", end=50)
+    assert {name: rows for name, rows in counts(tmp_path / "x.hdf5").items() if rows} == {
+        name: rows for name, rows in before.items() if rows is not None
+    }
+    write(output, state, 50)
+    output.close()
+    assert files(tmp_path) == ["x.hdf5", "xx.hdf5"]
+    assert stored(tmp_path) == expected(50)
+    assert "interrupted write undone" in caplog.text
+
+
+def test_after_a_power_failure_the_file_is_looked_through(tmp_path, monkeypatch):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 10)
+    notes = dict(state.notes)
+    output.close()
+    state.save(10, {**notes, "boot": "another"}, 0)
+    looked = []
+    verify = output_module.verify
+    monkeypatch.setattr(output_module, "verify", lambda *arguments: (looked.append(arguments[0]), verify(*arguments)))
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    output.close()
+    assert looked == [str(tmp_path / "x.hdf5")]
+    assert stored(tmp_path) == expected(20)
+
+
+@pytest.mark.parametrize("wrong", [{"file": 3}, {"undo": []}, {"undo": {"/a": "1"}}, {"plan": "x"}, {"more": 1}])
+def test_notes_that_are_not_ours_are_not_used(tmp_path, caplog, wrong):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 10)
+    output.close()
+    state.save(10, {**state.notes, **wrong})
+    with pytest.raises(ValueError, match=r"undo|value|plan|unexpected"):
+        Notes.parse(state.notes)
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    output.close()
+    assert "is invalid and not used" in caplog.text
+    assert stored(tmp_path) == expected(20)
+
+
+@pytest.mark.parametrize("path", ["x", "x.hdf5"])
+def test_a_file_that_was_moved_is_not_a_damaged_one(tmp_path, caplog, path):
+    output, state = started(tmp_path, path)
+    write(output, state, 20)
+    output.close()
+    (moved,) = tmp_path.glob("x*.hdf5")
+    moved.rename(tmp_path / "away")
+    output, state = started(tmp_path, path, end=30)
+    write(output, state, 30)
+    (other,) = tmp_path.glob("x*.hdf5")
+    other.rename(tmp_path / "away, too")  # and while it runs
+    write(output, state, 40)
+    output.close()
+    assert "damaged" not in caplog.text
+    assert caplog.text.count("file was moved or removed, going on with the next one") == 2
+    assert [number for _, _, number in stored(tmp_path)] == [n for _, _, n in expected(40) if n >= 30]
+
+
+@pytest.mark.parametrize("path", ["x", "x.hdf5"])
+@pytest.mark.parametrize("gone", ["directory", "file"])
+def test_while_nothing_can_be_at_the_path_rows_wait(tmp_path, gone, path):
+    (tmp_path / "data").mkdir()
+    output = Hdf5Output(str(tmp_path / "data" / path))
+    state = state_of(tmp_path)
+    output.open(state)
+    output.recover()
+    write(output, state, 20)
+    if gone == "directory":
+        (tmp_path / "data").rename(tmp_path / "away")
+        (tmp_path / "data").touch()
+    else:
+        (file,) = (tmp_path / "data").glob("x*.hdf5")
+        file.rename(tmp_path / "away")
+        file.symlink_to(file)
+    state.end = 21
+    for _ in range(3):
+        with pytest.raises(OutputUnavailable):
+            output.write([record(20)])
+    if gone == "directory":
+        (tmp_path / "data").unlink()
+        (tmp_path / "data").mkdir()
+    else:
+        file.unlink()
+    write(output, state, 30)
+    output.close()
+    assert [number for _, _, number in stored(tmp_path / "data")] == [n for _, _, n in expected(30) if n >= 20]
+
+
+def test_an_end_at_which_the_file_was_not_closed_cleanly_is_no_clean_end(tmp_path, monkeypatch, caplog):
+    output, state = started(tmp_path)
+    write(output, state, 20)
+    assert state.notes["boot"]
+    fail(monkeypatch, tables.File, "_close_file", OSError(errno.EIO, os.strerror(errno.EIO)))
+    output.close()
+    assert "file not closed cleanly" in caplog.text
+    assert state.notes["boot"]  # so that it is looked through after a power failure
+
+
+def test_another_file_in_the_place_of_the_known_one_is_gone_on_with(tmp_path):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    output.close()
+    other = tmp_path / "other"
+    other.mkdir()
+    output, other_state = started(other, "x.hdf5")
+    write(output, other_state, 5)
+    output.close()
+    (other / "x.hdf5").replace(tmp_path / "x.hdf5")
+    output, state = started(tmp_path, "x.hdf5", end=30)
+    write(output, state, 30)
+    assert state.notes["first"] is None  # the journal could not make it again
+    output.close()
+    assert [n for _, _, n in stored(tmp_path)] == [n for _, _, n in expected(30) if n < 5 or n >= 20]
+
+
+# -- damage --
+
+
+def zero(path, start, size):
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(size))
+
+
+def places(path, what):
+    """Where a kind of HDF5's structures is in a file."""
+    content, found, at = path.read_bytes(), [], 0
+    while (at := content.find(what, at)) >= 0:
+        found.append(at)
+        at += 1
+    return found
+
+
+DAMAGE = {
+    "superblock": lambda path: zero(path, 0, 64),
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "names": lambda path: zero(path, places(path, b"HEAP")[0], 32),
+    "a group": lambda path: zero(path, places(path, b"SNOD")[-1], 16),
+    "chunks": lambda path: [zero(path, place, 8) for place in places(path, b"TREE")[-3:]],
+    "rows": lambda path: zero(path, path.stat().st_size - 60_000, 50_000),
+    "all but the beginning": lambda path: zero(path, 2048, path.stat().st_size - 2048),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("complevel", [0, 9])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_written_again_where_the_journal_has_it_all(tmp_path, kind, complevel, caplog):
+    killed_in_a_burst(tmp_path, complevel=complevel)
+    DAMAGE[kind](tmp_path / "x.hdf5")
+    damaged = (tmp_path / "x.hdf5").read_bytes()
+    output, state = started(tmp_path, "x.hdf5", end=50)
+    if state.position == 0:  # else the burst that is taken back had been damaged
+        assert "all its rows are written again from the journal" in caplog.text
+        if kind not in ("a group", "chunks"):  # those may be noticed when the burst is taken back
+            assert (tmp_path / "x.hdf5.damaged").read_bytes() == damaged
+        assert output.counters()["files_damaged"] == 1
+    write(output, state, 50)
+    output.close()
+    assert stored(tmp_path) == expected(50)
+
+
+@pytest.mark.parametrize("complevel", [pytest.param(0, marks=pytest.mark.slow), 9])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_of_a_damaged_file_all_is_kept_that_can_be_read_where_the_journal_has_it_no_more(
+    tmp_path, kind, complevel, caplog
+):
+    killed_in_a_burst(tmp_path, complevel=complevel)
+    DAMAGE[kind](tmp_path / "x.hdf5")
+    output, state = started(tmp_path, "x.hdf5", end=50, oldest=30, complevel=complevel)
+    assert state.position == 30
+    for file in tmp_path.glob("x.hdf5.damaged"):
+        assert "replaced by what can be read of it" in caplog.text
+        assert file.stat().st_ino != (tmp_path / "x.hdf5").stat().st_ino
+    write(output, state, 50)
+    lost = output.counters()["rows_lost"]
+    output.close()
+    assert not list(tmp_path.glob("*.rebuilding"))
+    found = stored(tmp_path)
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(expected(50))
+    missing = set(expected(50)) - set(found)
+    assert all(number < 30 for _, _, number in missing)
+    if kind in ("rows", "chunks"):
+        assert len(missing) == lost
+    with tables.open_file(str(tmp_path / "x.hdf5")) as file:
+        for table in file.walk_nodes("/", "Table"):
+            assert table.attrs.backend_version == 2
+            assert table.title == f"Metrics for the Job {table._v_parent._v_name[4:]}"
+            assert table.filters.complevel == complevel
+            assert all(default in (-1, b"") for default in table.coldflts.values())
+
+
+def test_a_damaged_file_is_noticed_after_a_clean_stop_if_it_cannot_be_opened(tmp_path):
+    for n in range(2):
+        output, state = started(tmp_path, "x.hdf5", end=20 * n)
+        write(output, state, 20 * (n + 1))
+        output.close()
+        zero(tmp_path / "x.hdf5", 0, 64)
+    output, state = started(tmp_path, "x.hdf5", end=50)
+    write(output, state, 50)
+    output.close()
+    assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged", "x.hdf5.damaged.1"]
+    assert stored(tmp_path) == expected(50)
+
+
+def test_a_file_that_goes_bad_while_it_is_written_is_replaced(tmp_path, monkeypatch):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    output._file._handles.clear()
+    append, truncate = tables.Table.append, tables.Table.truncate
+
+    def fail(*_):
+        raise tables.HDF5ExtError("unable to write raw data")
+
+    monkeypatch.setattr(tables.Table, "append", fail)
+    monkeypatch.setattr(tables.Table, "truncate", fail)
+    for path in ("/job_1/site_default",):  # a part of the burst is there and cannot be taken back
+        original, once = append, [path]
+
+        def append_once(self, rows, original=original, once=once):
+            if once:
+                once.pop()
+                return original(self, rows)
+            raise tables.HDF5ExtError("unable to write raw data")
+
+        monkeypatch.setattr(tables.Table, "append", append_once)
+    state.end = 30
+    with pytest.raises(OutputUnavailable):
+        output.write([record(number) for number in range(20, 30)])
+    monkeypatch.setattr(tables.Table, "append", append)
+    with pytest.raises(OutputUnavailable, match="written again from the journal"):
+        output.write([record(number) for number in range(20, 30)])
+    assert state.position == 0
+    monkeypatch.setattr(tables.Table, "truncate", truncate)
+    write(output, state, 40)
+    output.close()
+    assert stored(tmp_path) == expected(40)
+    assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
+
+
+def fail(monkeypatch, owner, name, error, times=1):
+    """Have the next calls fail."""
+    original, calls = getattr(owner, name), []
+
+    def called(*arguments, **named):
+        calls.append(arguments)
+        if len(calls) <= times:
+            raise error
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, called)
+
+
+# what PyTables was seen to raise on damaged files
+ODD = [AttributeError("'NoneType'"), SystemError("Negative size"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "start")]
+
+
+@pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
+def test_whatever_pytables_raises_on_a_file_that_goes_bad_it_is_replaced_and_no_row_is_dropped(
+    tmp_path, monkeypatch, error
+):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    fail(monkeypatch, tables.Table, "append", error)
+    for place in places(tmp_path / "x.hdf5", b"SNOD"):
+        zero(tmp_path / "x.hdf5", place, 16)
+    state.end = 30
+    with pytest.raises(OutputUnavailable, match="was damaged and has been replaced"):
+        output.write([record(20)])
+    write(output, state, 40)
+    output.close()
+    assert stored(tmp_path) == expected(40)
+    assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
+
+
+def test_for_one_defect_a_sound_file_is_looked_through_once(tmp_path, monkeypatch):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    state.end = 30
+    looked, verify = [], output_module.verify
+    monkeypatch.setattr(output_module, "verify", lambda *arguments: (looked.append(arguments), verify(*arguments)))
+    with monkeypatch.context() as broken:
+        broken.setattr(tables.Table, "append", lambda *_: 1 // 0)
+        for count in (10, 5, 2, 1):
+            with pytest.raises(ZeroDivisionError):
+                output.write([record(number) for number in range(20, 20 + count)])
+    assert len(looked) == 1
+    write(output, state, 40)
+    output.close()
+    assert stored(tmp_path) == expected(40)
+
+
+@pytest.mark.parametrize(("where", "times"), [("table_names", 1), ("open_library", 2)])
+def test_a_file_that_cannot_be_opened_or_listed_is_a_damaged_one_whatever_pytables_raises(
+    tmp_path, monkeypatch, where, times
+):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 20)
+    output.close()
+    state.save(20, {**state.notes, "tables": None}, 0)
+    fail(monkeypatch, h5file, where, ODD[1], times)
+    output, state = started(tmp_path, "x.hdf5", end=30)
+    write(output, state, 30)
+    output.close()
+    assert stored(tmp_path) == expected(30)
+    assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
+
+
+def test_a_new_file_that_could_not_be_closed_can_be_made_again(tmp_path, monkeypatch, at):
+    at(1000)
+    output, state = started(tmp_path)
+    write(output, state, 10)
+    at(2000)
+    output._close_file()
+    fail(monkeypatch, tables.File, "_close_file", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    output.reopen()
+    assert files(tmp_path) == ["x.0000001000.hdf5"]
+    write(output, state, 20)
+    output.close()
+    assert files(tmp_path) == ["x.0000001000.hdf5", "x.0000002000.hdf5"]
+    assert stored(tmp_path) == expected(20)
+
+
+@pytest.mark.parametrize("complevel", [0, 9])
+def test_a_table_that_claims_to_have_more_rows_than_there_can_be_is_read_as_far_as_there_are_any(tmp_path, complevel):
+    output, state = started(tmp_path, "x.hdf5", complevel=complevel)
+    write(output, state, 30)
+    output.close()
+    path = tmp_path / "x.hdf5"
+    content = path.read_bytes()
+    extent = struct.pack("<QQ", 30, 2**64 - 1)  # of /job_1/site_default, which grows without bounds
+    assert content.count(extent) == 1
+    path.write_bytes(content.replace(extent, struct.pack("<QQ", 1 << 50, 2**64 - 1)))
+    found = repair.salvage(str(path), str(tmp_path / "x.new.hdf5"), str(path), None, {}, {})
+    path.unlink()
+    assert found.tables > 5 and found.rows == len(expected(30))
+    assert stored(tmp_path) == expected(30)
+
+
+def test_what_a_damaged_table_does_not_tell_of_itself_any_more_is_told_anew(tmp_path):
+    path = str(tmp_path / "x.hdf5")
+    with repair.opened_library(path, "w") as file:
+        rows = np.full(5, 7, dtype=[("job_id", "<i8")])
+        file.create_table("/job_7", "t_default", obj=rows, createparents=True)
+    found = repair.salvage(path, f"{path}.new", "", None, {}, {})
+    assert (found.tables, found.rows) == (1, 5)
+    with tables.open_file(f"{path}.new") as file:
+        table = file.get_node("/job_7/t_default")
+        assert (table.title, table.attrs.backend_version) == ("Metrics for the Job 7", 2)
+
+
+@pytest.mark.parametrize("step", ["_readable", "_written", "_most_rows"])
+def test_what_fails_in_any_way_for_one_table_of_a_damaged_file_costs_that_one_alone(tmp_path, monkeypatch, step):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 30)
+    output.close()
+    fail(monkeypatch, repair, step, ODD[1])
+    found = repair.salvage(str(tmp_path / "x.hdf5"), str(tmp_path / "new.hdf5"), "", None, {}, {})
+    assert len(expected(30)) - 30 <= found.rows < len(expected(30))
+    assert found.lost_rows or found.lost_tables == 1
+
+
+@pytest.mark.parametrize("plan", ["replay", "salvage"])
+def test_a_damaged_file_that_someone_took_away_before_it_was_replaced_holds_nothing_up(tmp_path, plan, caplog):
+    killed_in_a_burst(tmp_path)
+    oldest = 0 if plan == "replay" else 30
+    state = state_of(tmp_path)
+    state.save(30, {**state.notes, "plan": plan, "aside": str(tmp_path / "x.hdf5.damaged")}, 0)
+    (tmp_path / "x.hdf5").unlink()
+    output, state = started(tmp_path, "x.hdf5", end=50, oldest=oldest)
+    assert state.position == oldest
+    write(output, state, 50)
+    output.close()
+    assert stored(tmp_path) == [row for row in expected(50) if row[2] >= oldest]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_former_tables_that_cannot_be_removed_are_removed_before_the_next_file_is_begun(
+    tmp_path, monkeypatch, at, times
+):
+    at(1000)
+    output, state = started(tmp_path)
+    write(output, state, 30)
+    with monkeypatch.context() as broken:
+        fail(broken, h5file.Hdf5File, "drop_replaced", ODD[0])
+        if times > 1:  # nor can that be taken back
+            fail(broken, h5file.Hdf5File, "restore", ODD[0])
+        state.end = 31
+        with pytest.raises(OutputUnavailable, match="former tables not removed") if times > 1 else nullcontext():
+            output.write([record(30)])
+        assert state.position == 31
+        at(2000)
+        output.reopen()
+    write(output, state, 45)
+    output.close()
+    assert files(tmp_path) == ["x.0000001000.hdf5", "x.0000002000.hdf5"]
+    assert numbers_in(tmp_path / "x.0000001000.hdf5") == list(range(31))
+    assert stored(tmp_path) == expected(45)
+
+
+def test_a_table_that_got_no_rows_lately_is_looked_at_too(tmp_path):
+    killed_in_a_burst(tmp_path)
+    notes = dict(State(str(tmp_path / "state"), JOURNAL, 0, 0).notes)
+    with tables.open_file(notes["file"], "a") as file:
+        file.remove_node("/job_100", recursive=True)
+    undo = {path: rows for path, rows in notes["undo"].items() if not path.startswith("/job_100/")}
+    State(str(tmp_path / "state"), JOURNAL, 0, 0).save(30, {**notes, "undo": undo}, 0)
+    output, state = started(tmp_path, "x.hdf5", end=40)
+    assert state.position == 0
+    write(output, state, 40)
+    output.close()
+    assert stored(tmp_path) == expected(40)
+
+
+# -- the rows of last chunks --
+
+
+def test_rows_of_last_chunks_come_back_as_they_were_kept(tmp_path):
+    path = str(tmp_path / "x.hdf5")
+    with TailWriter(path) as none:
+        pass
+    assert not os.path.exists(tails_path(path)) and none.checksums == {}
+    with TailWriter(path) as kept:
+        kept.add("/job_1/a", b"some rows" * 1000)
+        kept.add("/job_2/a", b"others")
+    found = KeptTails(path, kept.checksums)
+    assert found.get("/job_1/a") == b"some rows" * 1000 and found.get("/job_2/a") == b"others"
+    assert found.get("/job_3/a") is None
+    assert KeptTails(path, {"/job_1/a": 1}).get("/job_1/a") is None
+    whole = Path(tails_path(path)).read_bytes()
+    for size in range(len(whole)):
+        Path(tails_path(path)).write_bytes(whole[:size] + b"\xff" * (len(whole) - size))
+        got = KeptTails(path, kept.checksums)
+        assert got.get("/job_1/a") in (None, b"some rows" * 1000)
+        assert got.get("/job_2/a") in (None, b"others")
+        Path(tails_path(path)).write_bytes(whole[:size])
+        assert KeptTails(path, kept.checksums).get("/job_2/a") is None
+
+
+# -- readers --
+
+HOLD = """
+import sys, h5py
+with h5py.File(sys.argv[1], "r"):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+WAIT = """
+import logging, sys
+sys.path.insert(0, sys.argv[1])
+from tests.collector.test_hdf5_recovery import *
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+folder = Path(sys.argv[2])
+output = Hdf5Output(str(folder / "x.hdf5"))
+state = state_of(folder)
+output.open(state)
+for step in (output.recover, lambda: output.write([record(number) for number in range(state.position, 30)])):
+    try:
+        step()
+    except OutputUnavailable as err:
+        print(err, flush=True)
+print("waiting", flush=True)
+sys.stdin.readline()
+output.recover()
+write(output, state, 40)
+output.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_reader_that_locks_the_file_is_waited_for(tmp_path, under_way):
+    if under_way:
+        killed_in_a_burst(tmp_path, at_record=20)
+    else:
+        output, state = started(tmp_path, "x.hdf5")
+        write(output, state, 20)
+        output.close()
+    environment = {**os.environ, "HDF5_USE_FILE_LOCKING": "TRUE", "PYTHONPATH": str(Path(colmet.__file__).parents[1])}
+    here = str(Path(__file__).parents[1])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with (
+        subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "x.hdf5")], **pipes) as reader,
+        subprocess.Popen([sys.executable, "-c", WAIT, here, str(tmp_path)], **pipes) as collector,
+    ):
+        assert reader.stdout.readline() == "open\n"
+        said = []
+        while not said or said[-1] != "waiting\n":
+            said.append(collector.stdout.readline())
+            assert said[-1], said
+        assert sum("is held open by a reader" in line for line in said) >= 2, said
+        reader.communicate()
+        out, _ = collector.communicate("go on\n")
+        assert collector.returncode == 0, out
+    assert stored(tmp_path) == expected(40)
+
+
+# -- names of files --
+
+
+def test_after_a_restart_what_came_before_goes_to_the_former_file(tmp_path, at):
+    at(1000)
+    output, state = started(tmp_path)
+    write(output, state, 20)
+    output.close()
+    at(2000)
+    output, state = started(tmp_path, end=30)
+    assert len(list(tmp_path.glob("x.*.hdf5"))) == 1
+    write(output, state, 45, step=20)
+    output.close()
+    assert files(tmp_path) == ["x.0000001000.hdf5", "x.0000002000.hdf5"]
+    with tables.open_file(str(tmp_path / "x.0000001000.hdf5")) as file:
+        assert sorted(file.root.job_1.site_default.col("number").tolist()) == list(range(30))
+    with tables.open_file(str(tmp_path / "x.0000002000.hdf5")) as file:
+        assert sorted(file.root.job_1.site_default.col("number").tolist()) == list(range(30, 45))
+
+
+def test_a_restart_within_the_same_second_goes_on_with_the_file(tmp_path, at):
+    at(1000)
+    for n in range(3):
+        output, state = started(tmp_path, end=10 * n)
+        write(output, state, 10 * n + 10)
+        output.close()
+    assert files(tmp_path) == ["x.0000001000.hdf5"]
+    assert stored(tmp_path) == expected(30)
+
+
+def test_sighup_begins_the_next_file_with_what_comes_after_it(tmp_path, at):
+    at(1000)
+    output, state = started(tmp_path)
+    write(output, state, 10)
+    at(1100)
+    state.end = 15
+    output.reopen()  # there are five that came before it
+    write(output, state, 20, step=20)
+    at(1200)
+    output.reopen()
+    assert files(tmp_path)[-1] == "x.0000001200.hdf5"  # at once
+    output.close()
+    assert files(tmp_path) == ["x.0000001000.hdf5", "x.0000001100.hdf5", "x.0000001200.hdf5"]
+    with tables.open_file(str(tmp_path / "x.0000001000.hdf5")) as file:
+        assert sorted(file.root.job_1.site_default.col("number").tolist()) == list(range(15))
+    assert stored(tmp_path) == expected(20)
+
+
+def numbers_in(path):
+    with tables.open_file(str(path)) as file:
+        return sorted(file.root.job_1.site_default.col("number").tolist())
+
+
+def test_rotation_by_period_follows_when_records_came(tmp_path, at):
+    at(1_700_000_003)
+    output, state = started(tmp_path, rotate_s=20)  # record n comes in second 1,700,000,000 + n
+    write(output, state, 65, step=50)
+    output.close()
+    found = {path.name: numbers_in(path) for path in tmp_path.glob("x.*.hdf5")}
+    assert found == {
+        "x.1700000003.hdf5": list(range(20)),
+        "x.1700000020.hdf5": list(range(20, 40)),
+        "x.1700000040.hdf5": list(range(40, 60)),
+        "x.1700000060.hdf5": list(range(60, 65)),
+    }
+
+
+def test_a_restart_begins_a_file_also_where_what_came_before_it_fills_several(tmp_path, at):
+    at(1_700_000_003)
+    output, state = started(tmp_path, rotate_s=20)  # record n comes in second 1,700,000,000 + n
+    write(output, state, 10)
+    output.close()
+    at(1_700_000_047)
+    output, state = started(tmp_path, end=45, rotate_s=20)
+    write(output, state, 65, step=50)
+    output.close()
+    assert {path.name: numbers_in(path) for path in tmp_path.glob("x.*.hdf5")} == {
+        "x.1700000003.hdf5": list(range(20)),
+        "x.1700000020.hdf5": list(range(20, 40)),
+        "x.1700000040.hdf5": list(range(40, 45)),
+        "x.1700000047.hdf5": list(range(45, 60)),
+        "x.1700000060.hdf5": list(range(60, 65)),
+    }
+
+
+def test_a_row_is_in_the_file_of_its_period_also_if_it_comes_long_after_a_restart(tmp_path, at):
+    at(1_700_000_003)
+    output, state = started(tmp_path, rotate_s=20)
+    write(output, state, 10)
+    output.close()
+    at(1_700_000_023)
+    output, state = started(tmp_path, end=15, rotate_s=20)
+    write(output, state, 15)
+    state.end = 50
+    output.write([record(number)._replace(received_ns=1_700_000_045 * 10**9) for number in range(15, 50)])
+    output.close()
+    assert numbers_in(tmp_path / "x.1700000003.hdf5") == list(range(15))
+    assert numbers_in(tmp_path / "x.1700000040.hdf5") == list(range(15, 50))
+
+
+@pytest.mark.slow
+def test_rotation_by_size(tmp_path, at):
+    at(1_700_000_000)
+    output, state = started(tmp_path, rotate_bytes=150_000)
+    write(output, state, 80, step=5)
+    output.close()
+    paths = sorted(tmp_path.glob("x.*.hdf5"))
+    assert len(paths) > 2
+    assert all(path.stat().st_size > 140_000 for path in paths[:-1])
+    for path in paths[1:]:
+        assert int(path.name.split(".")[1]) == 1_700_000_000 + numbers_in(path)[0]
+    assert stored(tmp_path) == expected(80)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [("30m", ("s", 1800)), ("6h", ("s", 21600)), ("1d", ("s", 86400)), ("500M", ("bytes", 500 << 20)),
+     ("10G", ("bytes", 10 << 30))],
+)  # fmt: skip
+def test_periods_and_sizes(text, meaning):
+    assert rotation(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "1", "d", "0d", "-1d", "1.5d", "1 d", "1D", "10k", "9999999999G", "1d\n"])
+def test_what_is_no_period_and_no_size(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="neither a period"):
+        rotation(text)
+
+
+def from_command_line(*words):
+    parser = argparse.ArgumentParser()
+    Hdf5Output.add_options(parser)
+    return Hdf5Output.from_options(parser.parse_args(words))
+
+
+def test_options_of_rotation():
+    output = from_command_line("--hdf5-filepath=x", "--hdf5-rotate=1d", "--hdf5-rotate=10G", "--hdf5-max-delay=7")
+    assert (output._rotate_s, output._rotate_bytes, output.max_delay_s, output.share) == (86400, 10 << 30, 7, 0.02)
+    with pytest.raises(ConfigError, match=r"ends in \.hdf5, so it is the one file.*give --hdf5-filepath x,"):
+        from_command_line("--hdf5-filepath=x.hdf5", "--hdf5-rotate=1d")
+    with pytest.raises(ConfigError, match="one period, one size"):
+        from_command_line("--hdf5-filepath=x", "--hdf5-rotate=1d", "--hdf5-rotate=6h")
+
+
+# -- checksums --
+
+
+@pytest.mark.parametrize("lib", [None, "zlib", "blosc2"])
+def test_checksums_are_in_new_tables_and_readers_need_nothing(tmp_path, lib):
+    if lib and tables.which_lib_version(lib) is None:
+        pytest.skip(f"this PyTables has no {lib}")  # pip's wheels differ: nothing that CI could install
+    words = [f"--hdf5-complib={lib}", "--hdf5-complevel=5"] if lib else []
+    output = from_command_line(f"--hdf5-filepath={tmp_path}/x.hdf5", "--hdf5-checksums", *words)
+    state = state_of(tmp_path)
+    output.open(state)
+    output.recover()
+    write(output, state, 40, step=3)
+    output.close()
+    with tables.open_file(str(tmp_path / "x.hdf5")) as file:
+        for table in file.walk_nodes("/", "Table"):
+            assert table.filters.fletcher32 and table.filters.complevel == (5 if lib else 0)
+            assert table.chunkshape[0] * table.dtype.itemsize <= 128 << 10  # whatever caches this machine has
+    if lib != "blosc2":  # h5py has it in a plug-in
+        assert stored(tmp_path) == expected(40)
+    if not lib:
+        zero(tmp_path / "x.hdf5", places(tmp_path / "x.hdf5", b"node\0")[5], 3)
+        with pytest.raises((OSError, tables.HDF5ExtError)):
+            stored(tmp_path)
+
+
+def test_a_file_that_hdf5_crashes_on_is_replaced(tmp_path, monkeypatch, caplog):
+    """The collector itself does not crash; what is read before and behind is kept."""
+    crash = (
+        "import os, signal\n"
+        "from colmet.collector.backends.hdf5 import repair\n"
+        "whole = {name: getattr(repair, name) for name in ('_verify_table', '_copy_table')}\n"
+        "def crashing(name):\n"
+        "    def call(*arguments):\n"
+        "        path = arguments[1] if name == '_copy_table' else arguments[0]._v_pathname\n"
+        "        if '/job_2/' in path:\n"
+        "            os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "        return whole[name](*arguments)\n"
+        "    return call\n"
+        "for name in whole:\n"
+        "    setattr(repair, name, crashing(name))\n"
+    )
+    popen = isolated.subprocess.Popen
+    monkeypatch.setattr(
+        isolated.subprocess, "Popen", lambda command, **named: popen([*command[:2], crash + command[2]], **named)
+    )
+    path = str(tmp_path / "x.hdf5")
+    with isolated.repair.open_library(path, "w") as file:
+        for job in (1, 2, 3):
+            rows = np.zeros(5, dtype=[("job_id", "<i8"), ("metric_backend", "S255")])
+            rows["job_id"], rows["metric_backend"] = job, b"t_default"
+            file.create_table(f"/job_{job}", "t_default", obj=rows, createparents=True)
+    with pytest.raises(Damaged, match=r"crashed \(SIGSEGV\) on /job_2/t_default"):
+        isolated.verify(path, 3, {}, {})
+    saved = isolated.salvage(path, f"{path}.new", path, 3, {"/job_2/t_default": 5}, {})
+    assert saved == (2, 10, 1, 5) and "SIGSEGV" in caplog.text
+    with isolated.repair.open_library(f"{path}.new", "r") as file:
+        assert sorted(file.root._v_children) == ["job_1", "job_3"]
+
+
+@pytest.mark.parametrize("signal", ["TERM", "INT", "KILL"])
+def test_a_reading_process_that_someone_ends_says_nothing_of_the_file(tmp_path, monkeypatch, signal):
+    popen = isolated.subprocess.Popen
+    command = ["/bin/sh", "-c", f"read line; kill -{signal} $$"]
+    monkeypatch.setattr(isolated.subprocess, "Popen", lambda _, **named: popen(command, **named))
+    with pytest.raises(OutputUnavailable, match=r"ended too early \(status -[0-9]+\)"):
+        isolated.verify(str(tmp_path / "x"), 3, {}, {})
+
+
+def test_one_that_never_ends_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolated, "QUIET_S", 0.5)
+    popen = isolated.subprocess.Popen
+    monkeypatch.setattr(
+        isolated.subprocess, "Popen", lambda command, **named: popen(["/bin/sh", "-c", "exec sleep 60"], **named)
+    )
+    with pytest.raises(Damaged, match=r"came to no end in 0\.5 s"):
+        isolated.verify(str(tmp_path / "x"), 3, {}, {})
+
+
+def fails_to_append(monkeypatch, applies):
+    append = h5file.Hdf5File.append
+
+    def failing(self, part):
+        if applies(self, part):
+            raise tables.HDF5ExtError("Problems closing the Group job_1")
+        append(self, part)
+
+    monkeypatch.setattr(h5file.Hdf5File, "append", failing)
+
+
+@pytest.mark.parametrize("has_all", [True, False], ids=["journal", "no journal"])
+def test_a_file_that_can_be_read_and_not_written_is_replaced(tmp_path, monkeypatch, has_all):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 30)
+    ill = os.stat(tmp_path / "x.hdf5").st_ino
+    fails_to_append(monkeypatch, lambda file, part: os.stat(file.path).st_ino == ill)
+    state.oldest = 0 if has_all else 10
+    for _ in range(10):
+        with contextlib.suppress(OutputUnavailable):
+            write(output, state, 50)
+            break
+    output.close()
+    assert stored(tmp_path) == expected(50)
+    assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
+
+
+def test_a_record_that_no_file_takes_is_a_defect_and_has_no_more_files_replaced(tmp_path, monkeypatch):
+    output, state = started(tmp_path, "x.hdf5")
+    write(output, state, 30)
+    fails_to_append(monkeypatch, lambda file, part: 35 in part.joined.rows["number"].tolist())
+    raised = []
+    for _ in range(20):
+        try:
+            write(output, state, 50)
+        except OutputUnavailable:
+            continue
+        except tables.HDF5ExtError as err:
+            raised.append(err)
+            break
+    assert raised and state.position <= 35
+    assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
+    output.close()
+
+
+def test_the_reading_process_ends_in_silence_with_whoever_asked(tmp_path):
+    path = str(tmp_path / "x.hdf5")
+    with repair.opened_library(path, "w") as file:
+        for job in range(1, 4):
+            file.create_table(f"/job_{job}", "t", obj=np.zeros(5, dtype=[("job_id", "<i8")]), createparents=True)
+    code = "from colmet.collector.backends.hdf5.isolated import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(colmet.__file__).parents[1],
+    ) as process:
+        process.stdout.close()  # as a kill does
+        process.stdin.write(json.dumps(["verify", [path, 3, {}, {}]]) + "\n")
+        process.stdin.flush()
+        said = process.stderr.read()
+        assert process.wait(60) == 1 and said == ""
+
+
+@pytest.mark.parametrize("asked", ["", '["verify", ['])
+def test_the_reading_process_ends_in_silence_where_nobody_came_to_ask(asked):
+    done = subprocess.run(
+        [sys.executable, "-c", "from colmet.collector.backends.hdf5.isolated import main; main()"],
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(colmet.__file__).parents[1],
+    )
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,169 @@
+"""How much is taken from one sender."""
+
+from __future__ import annotations
+
+import pytest
+
+from colmet.collector.ingest import rate_limit as module
+from colmet.collector.ingest.rate_limit import (
+    BURST_S,
+    NEW_FIELDS_AT_ONCE,
+    NEW_FIELDS_PER_S,
+    NODES_OF_AN_ADDRESS,
+    WORK_S,
+    Budget,
+    Rates,
+)
+from colmet.collector.ingest.receiver import Receiver
+from colmet.common.schema import Batch, Field, Schema, Table
+from colmet.common.wire import v1
+from tests.support.batches import batch
+from tests.support.waiting import Clock
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def admitted(limit, sender, count, size=0):
+    return sum(limit.admits(sender, "", size) for _ in range(count))
+
+
+def test_a_burst_is_taken_then_so_many_a_second(clock):
+    limit = Rates(5, 0, clock)
+    assert admitted(limit, "a", 100) == 50
+    clock.now += 2
+    assert admitted(limit, "a", 100) == 10, "what was left out does not count"
+    assert admitted(limit, "b", 100) == 50, "to each sender his own"
+    clock.now += 1000
+    assert admitted(limit, "a", 100) == 50, "nothing is saved up beyond a burst"
+
+
+def test_bytes_are_limited_beside_messages(clock):
+    limit = Rates(0, 1000, clock)
+    assert admitted(limit, "a", 100, 400) == 25
+    assert admitted(limit, "a", 100, 0) == 100
+    clock.now += 1
+    assert admitted(limit, "a", 100, 400) == 2
+
+
+def test_a_sender_that_keeps_to_its_rate_is_never_limited(clock):
+    limit = Rates(5, 1000, clock)
+    for _ in range(1000):
+        clock.now += 0.2
+        assert limit.admits("a", "", 200)
+
+
+def test_no_limit_is_no_limit(clock):
+    assert admitted(Rates(0, 0, clock), "a", 10_000, 1 << 30) == 10_000
+
+
+def test_senders_are_forgotten_before_they_fill_memory(clock, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SENDERS", 10)
+    limit = Rates(1, 0, clock)
+    assert admitted(limit, "busy", 20) == 10
+    for n in range(100):
+        limit.admits(f"sender-{n}", "", 1)
+        assert not limit.admits("busy", "", 1), "who was heard last is remembered"
+    assert len(limit._messages._used) <= 10
+
+
+def test_an_address_may_send_for_several_nodes_and_a_key_for_one(clock):
+    rates = Rates(10, 0, clock)
+    assert sum(rates.admits("", "10.0.0.1", 1) for _ in range(10_000)) == 2000
+    assert sum(rates.admits("node-1", "10.0.0.1", 1) for _ in range(10_000)) == 100
+    assert rates.admits("node-2", "10.0.0.1", 1), "nodes with keys do not share what their address may send"
+
+
+def test_what_is_beyond_is_not_even_read_and_counted(clock, caplog):
+    receiver = Receiver(Rates(10, 0, clock))
+    for n in range(1000):
+        receiver.take(v1.encode(batch(n, host="node-1")), "10.0.0.1", "node-1")
+    receiver.take(b"\xc1", "10.0.0.1", "node-1")
+    sender = receiver.senders["node-1"]
+    assert (sender.batches, sender.limited, receiver.rejects) == (100, 901, 0)
+    assert "from=node-1 left_out=100 (messages=100 of all senders)" in caplog.text
+    assert receiver.take(v1.encode(batch(1, host="node-2")), "10.0.0.1", "node-2")
+    assert "limited=901" in receiver.report()[0]
+
+
+def taken(rates, user, peer, size=1, tries=100_000):
+    return next(n for n in range(tries) if not rates.admits(user, peer, size))
+
+
+def test_limits_can_change_meanwhile():
+    rates = Rates(5, 1000, lambda: 0.0)
+    assert taken(rates, "a", "x") == 5 * BURST_S
+    assert taken(rates, "", "x") == 5 * BURST_S * NODES_OF_AN_ADDRESS
+    assert taken(rates, "b", "x", 500) == 2 * BURST_S
+    rates.limit(per_s=7)
+    assert taken(rates, "c", "x") == 7 * BURST_S
+    assert taken(rates, "d", "x", 500) == 2 * BURST_S
+    rates.limit(bytes_per_s=2000)
+    assert taken(rates, "e", "x", 500) == 4 * BURST_S
+    assert taken(rates, "f", "x") == 7 * BURST_S
+    rates.limit(0, 0)
+    assert all(rates.admits("f", "x", 1 << 30) for _ in range(1000))
+
+
+def test_a_budget_is_used_up_and_fills_again(clock):
+    budget = Budget(2, 10, clock)
+    budget.use("a", 25)
+    assert (budget.left("a"), budget.left("b"), budget.left("a", 2)) == (-15, 10, -5)
+    clock.now += 5
+    assert budget.left("a") == -5
+    clock.now += 100
+    assert budget.left("a") == 10
+
+
+def made_up(number, fields=1024, tables=1):
+    schemas = [
+        Schema(f"t{number}-{k}", "job", [Field(f"f{i}", "none", "label", dtype="S1") for i in range(fields)])
+        for k in range(tables)
+    ]
+    return v1.encode(Batch("evil", 1, number, 1, (), tuple([Table(schema, 1, b"") for schema in schemas])))
+
+
+def test_descriptions_beyond_a_senders_budget_are_not_parsed_and_not_acknowledged(clock, caplog):
+    limits = Rates(0, 0, clock)
+    receiver = Receiver(limits)
+    messages = [made_up(n) for n in range(int(NEW_FIELDS_AT_ONCE) // 1024 + 2)]
+    came = [bool(receiver.take(message, "10.0.0.1", "evil")) for message in messages]
+    assert came == [True] * (len(came) - 2) + [False] * 2
+    assert receiver.senders["evil"].limited == limits.counters()["fields"] == 2
+    assert "dropped, beyond" in caplog.text and "fields=1 of all senders" in caplog.text
+    assert receiver.take(messages[0].replace(b"evil", b"good"), "10.0.0.1", "good"), "what is known costs nobody"
+    assert receiver.take(made_up(1000).replace(b"evil", b"good"), "10.0.0.1", "good"), "others have their own"
+    clock.now += 1024 / NEW_FIELDS_PER_S
+    assert receiver.take(messages[-1], "10.0.0.1", "evil"), "it comes again, and is taken then"
+
+
+def test_a_message_has_a_bounded_number_of_fields_and_they_are_counted_though_it_is_refused(clock):
+    limits = Rates(0, 0, clock)
+    receiver = Receiver(limits)
+    assert receiver.take(made_up(1, 1024, 4), "10.0.0.1", "a-node") == [] and receiver.senders["a-node"].foreign
+    for n in range(2, 4):
+        assert receiver.take(made_up(n, 1024, 5), "10.0.0.1", "evil") == []
+    assert receiver.rejects == 1, "the second is beyond the budget"
+    assert receiver.senders["evil"].limited == 1
+
+
+def test_the_time_that_messages_take_is_the_senders(clock, monkeypatch):
+    limits = Rates(0, 0, clock)
+    receiver = Receiver(limits)
+    used = iter(range(0, 1000, 2))
+    monkeypatch.setattr("colmet.collector.ingest.receiver.time.thread_time", lambda: float(next(used)))
+    taken = [bool(receiver.take(v1.encode(batch(n, host="evil")), "10.0.0.1", "evil")) for n in range(5)]
+    assert taken == [True, True, False, False, False], "each takes two seconds"
+    assert receiver.take(v1.encode(batch(1, host="good")), "10.0.0.1", "good")
+    assert limits.counters()["work"] == receiver.senders["evil"].limited == 3
+    clock.now += 4 / WORK_S
+    assert receiver.take(v1.encode(batch(9, host="evil")), "10.0.0.1", "evil")
+
+
+def test_the_account_is_restored_without_parsing_descriptions(monkeypatch):
+    receiver = Receiver()
+    monkeypatch.setattr(v1, "parse_description", None)
+    receiver.restore(b"", [made_up(n) for n in range(3)])
+    assert receiver.senders["evil"].seen(1, 0, 10) == [(0, 2)]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import logging
+import random
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colmet.collector.ingest import receiver as module
+from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.receiver import OTHERS, Receiver, Sequence64
+from colmet.common.schema import Batch, Field, Schema, Table
+from colmet.common.wire import v1
+from colmet.common.wire.link import Hello
+from tests.support.batches import DATA, batch
+
+
+def take(receiver, *numbers, **options):
+    return [got.seq for seq in numbers for got in receiver.take(v1.encode(batch(seq, **options)), "10.0.0.1")]
+
+
+def test_gaps_and_doubles_are_counted_per_sender_and_doubles_left_out():
+    receiver = Receiver()
+    assert take(receiver, 1, 2, 5, 5, 2) == [1, 2, 5]
+    assert take(receiver, 10, host="node-2") == [10]
+    one = receiver.senders["node-1"]
+    assert (one.batches, one.rows, one.missing, one.duplicates) == (3, 3, 2, 2)
+    assert receiver.senders["node-2"].missing == 0, "what was sent before the collector listened is not missing"
+    assert take(receiver, 4, 3) == [4, 3], "late batches fill their gap"
+    assert one.missing == 0
+    report = "\n".join(receiver.report())
+    assert "senders=2" in report and "sender node-1 batches=5" in report and "duplicates=2" in report
+    assert "sender node-2" not in report
+
+
+def test_a_restart_of_a_node_starts_a_new_count():
+    receiver = Receiver()
+    assert take(receiver, 7, 9, epoch=1) + take(receiver, 1, 2, epoch=2) == [7, 9, 1, 2]
+    assert take(receiver, 8, epoch=1) == [8], "what the old start had still on its way"
+    assert receiver.senders["node-1"].missing == 0
+
+
+def test_batches_of_several_starts_are_known_when_they_are_sent_again():
+    receiver = Receiver()
+    starts = range(10)
+    for taken in ([0, 1], []):
+        for epoch in starts:
+            assert take(receiver, 0, 1, epoch=epoch) == taken
+    restored = Receiver()
+    restored.restore(receiver.account(), [])
+    for epoch in starts:
+        assert take(restored, 0, 1, 2, epoch=epoch) == [2]
+
+
+def test_many_restarts_keep_their_missing_count_and_bounded_memory():
+    receiver = Receiver()
+    for epoch in range(module.MAX_EPOCHS + 44):
+        take(receiver, 1, 3, epoch=epoch)
+    sender = receiver.senders["node-1"]
+    assert sender.missing == module.MAX_EPOCHS + 44
+    assert len(sender._epochs) == module.MAX_EPOCHS
+
+
+def test_a_message_that_cannot_be_read_is_counted_for_the_address_it_came_from(caplog):
+    receiver = Receiver()
+    for _ in range(100):
+        assert receiver.take(b"\xc1garbage", "10.0.0.66") == []
+    assert take(receiver, 1) == [1]
+    assert receiver.senders["[10.0.0.66]"].rejects == receiver.rejects == 100
+    assert caplog.text.count("message refused from=[10.0.0.66]") == 3
+    assert "refused=100" in "\n".join(receiver.report())
+
+
+def test_names_that_anyone_can_make_up_do_not_fill_memory(monkeypatch):
+    monkeypatch.setattr(module, "MAX_SENDERS", 10)
+    receiver = Receiver()
+    for n in range(50):
+        take(receiver, 1, host=f"node-{n}")
+    assert len(receiver.senders) == 11
+    assert receiver.senders[OTHERS].batches >= 1
+
+
+def test_a_jump_to_a_huge_number_costs_no_memory():
+    sequence = Sequence64()
+    for number in [1 << 62, *range(0, 5000, 2), (1 << 63) - 1]:
+        assert sequence.add(number)
+        assert len(sequence) <= module.MAX_RUNS
+    assert not sequence.add(4998)
+    assert sequence.add(2) and sequence.add(4997), "what was forgotten is new when it comes again"
+
+
+@given(st.lists(st.integers(0, 60), max_size=80))
+def test_every_number_is_new_once_and_the_missing_ones_are_counted(numbers):
+    sequence, seen = Sequence64(), set()
+    for number in numbers:
+        assert sequence.add(number) == (number not in seen)
+        seen.add(number)
+        assert sequence.missing == max(seen) - min(seen) + 1 - len(seen)
+
+
+def test_old_dialects_have_no_numbers_and_every_batch_is_new():
+    receiver = Receiver()
+    message = (DATA / "colmet06/frames/mixed.bin").read_bytes()
+    assert len(receiver.take(message, "")) == len(receiver.take(message, "")) == 1
+    rust = (DATA / "colmet_rs/rust-v1.bin").read_bytes()
+    assert len(receiver.take(rust, "")) == 1
+    assert receiver.dialects == {"colmet06": 2, "colmet_rs": 1}
+    assert receiver.senders["dahu-7"].duplicates == 0
+
+
+def test_each_batch_is_told_at_debug_level_with_its_host_and_rows(caplog):
+    caplog.set_level(logging.DEBUG)
+    receiver = Receiver()
+    take(receiver, 1, 1, 2)
+    receiver.take((DATA / "colmet06/frames/mixed.bin").read_bytes(), "10.0.0.1")
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("batch received")]
+    assert told == [
+        "batch received host=node-1 rows=1 seq=1 dialect=v1",
+        "batch received host=node-1 rows=1 seq=2 dialect=v1",
+        "batch received host=dahu-7 rows=7 seq=None dialect=colmet06",
+    ]
+
+
+def test_skipped_values_of_a_rust_node_are_a_warning_while_it_sends_at_powers_of_ten(caplog):
+    """5 values at a time, of which one has no name here; 40 messages pass 1 and 10 skipped values."""
+    receiver = Receiver()
+    message = msgpack.packb({7: ["rusty", 1_700_000_000_000, 1, [[7, "memory", [0, 1, 2, 3, 99], [1, 2, 3, 4, 5]]]]})
+    for _ in range(40):
+        receiver.take(message, "10.0.0.1")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.rpartition(" from=")[2] for text in warnings] == [
+        "rusty skipped_values=1",
+        "rusty skipped_values=10",
+    ]
+
+
+def mangle(rng, good):
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(0, 300))
+    if kind == 1:
+        return good[: rng.randrange(len(good))]
+    if kind == 2:
+        return good + rng.randbytes(rng.randrange(1, 50))
+    flipped = bytearray(good)
+    for _ in range(rng.randrange(1, 9)):
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize("dialect", ["v1", "colmet06", "colmet_rs"])
+def test_ten_thousand_mangled_messages_are_taken_or_refused_each_counted(dialect):
+    good = {
+        "v1": v1.encode(batch(1)),
+        "colmet06": (DATA / "colmet06/frames/taskstats.bin").read_bytes(),
+        "colmet_rs": (DATA / "colmet_rs/rust-v1.bin").read_bytes(),
+    }[dialect]
+    rng, receiver = random.Random(dialect), Receiver()
+    for _ in range(10_000):
+        receiver.take(mangle(rng, good), "10.0.0.66")
+    taken = sum(receiver.dialects.values())
+    assert taken + receiver.rejects == 10_000
+    assert receiver.senders["[10.0.0.66]"].rejects == receiver.rejects > 3000
+    before = receiver.rejects
+    assert len(receiver.take(v1.encode(batch(1, host="fresh")), "10.0.0.2")) == 1
+    assert receiver.rejects == before
+
+
+def test_what_a_node_still_holds_is_no_reason_to_warn():
+    receiver = Receiver()
+    receiver.take(v1.encode(batch(1)), "10.0.0.2")
+    receiver.take(v1.encode(batch(5)), "10.0.0.2")
+    assert "missing=3" in "".join(receiver.report()[1:])
+    receiver.sender("node-1").version = "1.0.0"
+    assert receiver.sender("node-1").missing == 3 and len(receiver.report()) == 1
+
+
+def test_a_table_of_colmets_own_with_another_kind_of_value_is_left_out_for_its_sender_alone(caplog):
+    bad = Schema("cgroup_default", "job", [Field("cpu_usage", "none", "label", dtype="S1")])
+    good = Schema("cgroup_default", "job", [Field("cpu_usage", "nsec", "counter"), Field("to_come", "none", "gauge")])
+    receiver = Receiver()
+    tables = (Table(bad, 1, bad.empty_rows(3)), Table(good, 1, good.empty_rows(2)))
+    (taken,) = receiver.take(v1.encode(Batch("evil", 1, 1, 1, (), tables)), "10.0.0.1")
+    assert [table.schema for table in taken.tables] == [good]
+    (again,) = receiver.take(v1.encode(Batch("evil", 1, 2, 1, (), tables)), "10.0.0.1")
+    assert len(again.tables) == 1 and receiver.senders["evil"].left_out == 6
+    assert "rows dropped from=evil left_out=3" in caplog.text and "left_out_rows=6" in receiver.report()[0]
+    (others,) = receiver.take(v1.encode(Batch("good", 1, 1, 1, (), (tables[1],))), "10.0.0.1")
+    assert others.row_count == 2 and not receiver.senders["good"].left_out
+
+
+def test_made_up_hosts_are_forgotten_before_those_that_measure(monkeypatch, caplog):
+    monkeypatch.setattr(module, "MAX_SENDERS", 100)
+    receiver = Receiver()
+    take(receiver, 1, host="real-1")
+    receiver.hello(Hello("real-2", 1, 0, "1", ()))
+    receiver.senders["real-1"].rows = 1
+    for n in range(500):
+        receiver.take(v1.encode(Batch(f"made-up-{n}", 1, 1, 1, (), ())), f"10.0.0.{n}")
+        receiver._room_at = 0.0
+    take(receiver, 1, host="real-3")
+    assert {"real-1", "real-2", "real-3"} <= receiver.senders.keys() and len(receiver.senders) <= 101
+    assert sum(sender.batches for sender in receiver.senders.values()) == 502, "what was counted stays counted"
+    assert "senders forgotten" in caplog.text
+
+
+def test_hosts_that_measure_are_forgotten_by_age_alone(monkeypatch):
+    monkeypatch.setattr(module, "MAX_SENDERS", 10)
+    receiver = Receiver()
+    for n in range(10):
+        receiver.hello(Hello(f"node-{n}", 1, 0, "1", ()))
+    receiver.hello(Hello("late", 1, 0, "1", ()))
+    assert "late" not in receiver.senders and OTHERS in receiver.senders
+    receiver._room_at = 0.0
+    receiver.senders["node-3"].seen_ns = receiver.senders["node-4"].seen_ns = 1
+    receiver.hello(Hello("late", 1, 0, "1", ()))
+    assert "late" in receiver.senders and "node-3" not in receiver.senders and "node-5" in receiver.senders
+
+
+def test_an_address_has_so_many_new_hosts(monkeypatch):
+    limits = Rates(0, 0, lambda: 0.0)
+    receiver = Receiver(limits)
+    limits._hosts.limit(1, 5)
+    came = [len(receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), ())), "10.0.0.66")) for n in range(7)]
+    assert came == [1] * 5 + [0] * 2 and limits.counters()["hosts"] == 2
+    assert receiver.take(v1.encode(Batch("h0", 1, 2, 1, (), ())), "10.0.0.66"), "those that are known go on"
+    assert receiver.take(v1.encode(Batch("real", 1, 1, 1, (), ())), "10.0.0.1"), "and those of other addresses"
+    assert receiver.take(v1.encode(Batch("h9", 1, 1, 1, (), ())), "10.0.0.66", "h9"), "and those with keys"
+
+
+def test_tables_that_do_not_fit_let_no_more_hosts_in():
+    limits = Rates(0, 0, lambda: 0.0)
+    receiver = Receiver(limits)
+    limits._hosts.limit(1, 5)
+    bad = Schema("cgroup_default", "job", [Field("cpu_usage", "none", "label", dtype="S1")])
+    for n in range(20):
+        receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), (Table(bad, 1, bad.empty_rows(3)),))), "10.0.0.66")
+    assert [name for name in receiver.senders if name.startswith("h")] == [f"h{n}" for n in range(5)]
+    assert limits.counters()["hosts"] == 15

@@ -1,0 +1,137 @@
+"""`colmet configure`, to a node that runs and to what stands in for a collector."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import pytest
+
+from colmet.commands import colmet
+from colmet.common.errors import Refused
+from colmet.common.runtime.control import Control
+from colmet.common.transport import serve_control
+from tests.support.daemons import Daemon
+from tests.support.waiting import free_port
+
+
+@pytest.fixture
+def socket(tmp_path):
+    """Where something listens."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    return str(tmp_path / "run/it.sock")
+
+
+@pytest.fixture
+def daemon(socket):
+    """What stands in for one: `daemon.answer` is what it says, `daemon.asked` what it was asked."""
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        if isinstance(control.answer_, Exception):
+            raise control.answer_
+        return control.answer_
+
+    control = Control({"configure": answer})
+    control.asked = asked
+    control.start(serve_control(f"ipc://{socket}"))
+    yield control
+    control.close()
+
+
+def configure(socket, *arguments):
+    return colmet.main(["configure", "--control-socket", socket, *arguments])
+
+
+def test_a_node_is_sent_the_message_of_the_rust_client(daemon, socket, capsys):
+    daemon.answer_ = {
+        "ok": True,
+        "changed": {"sample_period": [5.0, 1.5]},
+        "unchanged": ["metrics"],
+        "lasts": "until the next start, or SIGHUP",
+    }
+    assert configure(socket, "--sample-period", "1.5", "--perf-events", "cache_ll", "emulation_faults:2:4242") == 0
+    assert daemon.asked == [{"sample_period": "1.5", "metrics": "cache_ll,emulation_faults:2:4242"}]
+    assert capsys.readouterr().out == (
+        "sample_period: 5.0 -> 1.5\nmetrics: it is so already\nlasts until the next start, or SIGHUP\n"
+    )
+
+
+def test_a_collector_is_asked_for_all_or_for_some(daemon, socket, capsys):
+    daemon.answer_ = {
+        "ok": False,
+        "changed": [f"n{n}" for n in range(50)],
+        "unchanged": [],
+        "refused": {"no perf here": ["a", "b"]},
+        "silent": [f"s{n}" for n in range(22)],
+        "away": ["z"],
+    }
+    assert configure(socket, "--host", "a", "--host", "z", "--sample-period", "2") == 1
+    assert daemon.asked == [{"sample_period": "2", "hosts": "a,z"}]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "50 changed, 0 were so already, 2 refused, 22 did not answer",
+        "refused by a, b: no perf here",
+    ]
+    assert lines[2].endswith("s18, s19 and 2 more; they may do it yet") and lines[3:] == ["not connected: z"]
+    assert configure(socket, "--all", "--sample-period", "2", "--json") == 1
+    assert daemon.asked[1] == {"sample_period": "2"}
+    assert json.loads(capsys.readouterr().out) == daemon.answer_
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "nothing to change; give --sample-period or --perf-events"),
+        (("--all",), "nothing to change"),
+        (("--node", "--all", "--sample-period", "1"), "give one of --node, --all and --host"),
+        (("--all", "--host", "a", "--sample-period", "1"), "give one of --node, --all and --host"),
+        (("--host", "a,b", "--sample-period", "1"), "--host: give one name each time"),
+    ],
+)
+def test_options_that_do_not_go_together(socket, capsys, arguments, says):
+    assert configure(socket, *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_why_it_is_not_done_is_said(daemon, socket, capsys):
+    daemon.answer_ = Refused("metrics: perf events are not counted on this node")
+    assert configure(socket, "--perf-events", "a") == 1
+    assert capsys.readouterr().err == "colmet configure: metrics: perf events are not counted on this node\n"
+
+
+def test_no_daemon_no_change(socket, capsys):
+    assert configure(socket, "--sample-period", "1") == 1
+    assert "no daemon listens on" in capsys.readouterr().err
+
+
+@pytest.mark.live
+def test_a_node_that_runs_ticks_at_the_period_that_it_is_told(tmp_path, socket, capsys):
+    uri = f"tcp://127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        collector = Daemon(
+            *("colmet.collector.main", tmp_path / "collector", "--zeromq-bind-uri", uri, "--buffer-size", "1"),
+            *("--enable-stdout-backend", "--stdout-format", "json", "--control-socket", ""),
+        )
+        node = Daemon(
+            *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "3600", "--state-dir", ""),
+            *("--mapping-dir", "", "--spool-dir", "", "--control-socket", socket, "--agent-stats-period", "0.01"),
+        )
+        for daemon in (node, collector):
+            stack.callback(daemon.process.communicate)
+            stack.callback(daemon.process.kill)
+        collector.said("listening")
+        node.said("backend on backend=cgroup")
+        until = time.monotonic() + 20
+        while configure(socket, "--sample-period", "0.2"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert "sample_period: 3600.0 -> 0.2\n" in capsys.readouterr().out
+        times = set()
+        while len(times) < 4:  # the first one at 3600 s would be long in coming
+            times.add(json.loads(collector.process.stdout.readline())["timestamp"])
+        assert configure(socket, "--sample-period", "3600", "--perf-events", "page_faults") == 1
+        assert "perf events are not counted on this node; start it with --enable-perfhw" in capsys.readouterr().err
+        assert node.stop()[0] == 0

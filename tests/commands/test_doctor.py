@@ -1,0 +1,1385 @@
+"""colmet doctor: what it finds on machines that are broken on purpose, and the remedy that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from colmet import __version__
+from colmet.commands import colmet, doctor
+from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
+from colmet.commands.doctor.findings import Level, Unchecked, bounded, examine, fail, good, quiet, warn
+from colmet.commands.doctor.table import CHECKS, Check
+from colmet.commands.doctor.target import Target, User, arguments, find_sides
+from colmet.common.runtime import control
+from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.keys import write_pair
+from colmet.common.transport import new_pair
+from tests.support import zmtp
+from tests.support.daemons import Daemon
+from tests.support.machine import cannot_run
+from tests.support.other_user import in_child
+from tests.support.status_answers import COLLECTOR, NODE, changed
+from tests.support.waiting import free_port
+
+PASS, WARN, FAIL = Level
+FULL = "0000003fffffffff"
+V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
+V1 = ("cpuset", "cpu", "cpuacct", "memory", "blkio", "pids")
+HEALTHY = {
+    "/proc/cgroups": CGROUPS
+    + "".join(f"{name}\t0\t1\t1\n" for name in ("cpu", "memory", "blkio", "pids", "perf_event")),
+    "/proc/self/mounts": V2,
+    "/proc/self/status": f"Name:\tx\nCapEff:\t{FULL}\nSeccomp:\t0\n",
+    "/proc/cmdline": "quiet\n",
+    "/proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    "/proc/sys/kernel/task_delayacct": "1\n",
+    "/proc/sys/kernel/osrelease": "6.1.0-18-amd64\n",
+    "/proc/sys/kernel/perf_event_paranoid": "2\n",
+    "/proc/sys/fs/inotify/max_user_watches": "65536\n",
+    "/proc/sys/fs/inotify/max_user_instances": "128\n",
+    "/etc/sysctl.d/colmet.conf": "kernel.task_delayacct = 1\n",
+    "/sys/devices/system/cpu/possible": "0\n",
+    "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n",
+    "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpuset cpu io memory pids\n",
+    "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.procs": "",
+    "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.threads": "",
+}
+# cgroup v1 on a machine with all controllers: OAR 2 uses these hierarchies alone
+OAR_2 = {
+    **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
+    "/proc/self/mounts": "".join(f"{name} /sys/fs/cgroup/{name} cgroup rw,{name} 0 0\n" for name in V1),
+    "/proc/cgroups": CGROUPS + "".join(f"{name}\t{n}\t1\t1\n" for n, name in enumerate(V1, 1)),
+    **{f"/sys/fs/cgroup/{name}/oar/bob_3/cgroup.procs": "" for name in ("cpuset", "cpu", "cpuacct")},
+    **{f"/sys/fs/cgroup/{name}/oar/tasks": "" for name in ("cpuset", "cpu", "cpuacct")},
+}
+
+
+OLD_KERNEL = {"/proc/sys/kernel/task_delayacct": None, "/proc/sys/kernel/osrelease": "4.18.0-553.el8_10.x86_64\n"}
+
+
+@pytest.fixture
+def as_root(monkeypatch):
+    """What root is told, whoever runs the tests."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+@pytest.fixture
+def machine(fake):
+    """A fake root in which all is well; `target` examines a daemon there."""
+    for path, text in HEALTHY.items():
+        fake.write(path, text)
+    fake.link("/proc/self/ns/user", "user:[4026531837]")
+    fake.link("/proc/self/ns/pid", "pid:[4026531836]")
+    fake.mkdir("/var/spool/colmet").chmod(0o700)
+    fake.mkdir("/run/colmet").chmod(0o700)
+    fake.mkdir("/var/lib/colmet")
+
+    def target(side="node", *argv, status=None, user=None, **known):
+        made = Target(side, fake.host, argv)
+        made.status = status
+        made.__dict__.update(known)
+        if user is not None:
+            made.__dict__["user"] = user
+        return made
+
+    fake.target = target
+    return fake
+
+
+def find(check, target):
+    with quiet():
+        return examine(lambda: check(target))
+
+
+def problem(check, target):
+    """The one finding that is no PASS."""
+    wrong = [finding for finding in find(check, target) if finding.level != PASS]
+    assert len(wrong) == 1, wrong
+    return wrong[0]
+
+
+ASK_THE_KERNEL = (
+    kernel.check_taskstats,
+    kernel.check_ends,
+    kernel.check_forks,
+    kernel.check_waits,
+)  # and there is one alone
+OF_FILES = [
+    check
+    for check in CHECKS
+    if check.function.__module__ in (kernel.__name__, storage.__name__) and check.function not in ASK_THE_KERNEL
+]
+
+
+@pytest.mark.parametrize("check", OF_FILES, ids=lambda one: one.name)
+def test_nothing_is_wrong_on_a_machine_where_all_is_well(machine, check):
+    found = find(check.function, machine.target("node", "--spool-dir", "/var/spool/colmet"))
+    assert found and {finding.level for finding in found} == {PASS}, found
+
+
+# check, options, files (None: removed), level, what is found, the remedy
+BROKEN = {
+    "delays are not counted": (
+        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/etc/sysctl.d/colmet.conf": None}),
+        *(WARN, "task_delayacct is 0", "sysctl -p /etc/sysctl.d/60-colmet.conf"),
+    ),
+    "delays are not counted, though they should be": (
+        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/run/systemd/system/x": ""}),
+        *(WARN, "task_delayacct is 0", "`systemctl restart systemd-sysctl`"),
+    ),
+    "delays are counted until the next boot": (
+        *(kernel.check_delays, (), {"/etc/sysctl.d/colmet.conf": "# kernel.task_delayacct = 1\n"}),
+        *(WARN, "nothing sets it at the next boot", "> /etc/sysctl.d/60-colmet.conf"),
+    ),
+    "delays are counted until the next boot, as a later file says": (
+        *(kernel.check_delays, (), {"/usr/lib/sysctl.d/d.conf": "-kernel/task_delayacct=0\n"}),
+        *(WARN, "/usr/lib/sysctl.d/d.conf sets it to 0 at the next boot", "remove it from /usr/lib/sysctl.d/d.conf"),
+    ),
+    "delays are counted until the next boot, as a file is masked": (
+        *(
+            kernel.check_delays,
+            (),
+            {"/etc/sysctl.d/colmet.conf": "", "/lib/sysctl.d/colmet.conf": "kernel.task_delayacct=1"},
+        ),
+        *(WARN, "nothing sets it at the next boot", "> /etc/sysctl.d/60-colmet.conf"),
+    ),
+    "delays are unknown to the kernel": (
+        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": None}),
+        *(WARN, "delays are not counted", "CONFIG_TASK_DELAY_ACCT=y"),
+    ),
+    "delays are switched off in an older kernel": (
+        kernel.check_delays,
+        (),
+        {**OLD_KERNEL, "/proc/cmdline": "quiet nodelayacct\n"},
+        *(WARN, "delays are not counted", "remove nodelayacct from"),
+    ),
+    "perf_event is in a hierarchy that is mounted nowhere": (
+        *(kernel.check_perf, ("--enable-perfhw",), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
+        *(FAIL, "still holds perf_event", "mount -t cgroup -o perf_event held /run/held && umount /run/held`"),
+    ),
+    "perf_event is lost, and not asked for": (
+        *(kernel.check_perf, (), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
+        *(WARN, "still holds perf_event", "umount /run/held"),
+    ),
+    "perf events are paranoid": (
+        kernel.check_perf,
+        ("--enable-perfhw",),
+        {"/proc/self/status": "CapEff:\t0000000000001000\n", "/proc/sys/kernel/perf_event_paranoid": "3\n"},
+        *(FAIL, "perf_event_paranoid is 3", "`sysctl -w kernel.perf_event_paranoid=0`"),
+    ),
+    "the kernel has no perf events": (
+        *(kernel.check_perf, ("--enable-perfhw",), {"/proc/sys/kernel/perf_event_paranoid": None}),
+        *(FAIL, "no perf events", "CONFIG_CGROUP_PERF"),
+    ),
+    "the kernel tells no pressure": (
+        *(kernel.check_pressure, (), {"/proc/pressure/cpu": None}),
+        *(WARN, "(PSI)", "`psi=1` on the kernel's command line"),
+    ),
+    "few directories may be watched": (
+        *(kernel.check_inotify, (), {"/proc/sys/fs/inotify/max_user_watches": "8192\n"}),
+        *(WARN, "max_user_watches is 8192", "fs.inotify.max_user_watches = 65536"),
+    ),
+    "no cgroup is mounted": (
+        *(kernel.check_jobs, (), {"/proc/self/mounts": "proc /proc proc rw 0 0\n"}),
+        *(FAIL, "no cgroup is mounted", "`mount -t cgroup2 none /sys/fs/cgroup`"),
+    ),
+    "the root of the jobs is elsewhere": (
+        *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/oar"), {}),
+        *(WARN, "/dev/oar_cgroups_links/cpuset/oar does not exist", "leave the option out"),
+    ),
+    "no resource manager is here": (
+        *(kernel.check_jobs, (), {"/sys/fs/cgroup/oar.slice": None}),
+        *(WARN, "no job's directory", "--cpuset_rootpath"),
+    ),
+    "OAR's links lead nowhere": (
+        *(kernel.check_jobs, (), {"/dev/oar_cgroups_links/cpuset": "-> /nowhere"}),
+        *(WARN, "leads nowhere", "job_resource_manager"),
+    ),
+    "the memory controller is off": (
+        kernel.check_controllers,
+        (),
+        {
+            "/proc/cgroups": CGROUPS + "cpu\t0\t1\t1\nmemory\t0\t1\t0\nblkio\t0\t1\t1\npids\t0\t1\t1\n",
+            "/sys/fs/cgroup/cgroup.controllers": "cpu io pids\n",
+            "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu io pids\n",
+        },
+        *(WARN, "the memory controller is off", "cgroup_enable=memory"),
+    ),
+    "a controller is in a hierarchy that is mounted nowhere": (
+        kernel.check_controllers,
+        (),
+        {
+            "/proc/cgroups": HEALTHY["/proc/cgroups"].replace("pids\t0", "pids\t7"),
+            "/sys/fs/cgroup/cgroup.controllers": "cpu io memory\n",
+            "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu io memory\n",
+        },
+        *(WARN, "still holds pids", "mount -t cgroup -o pids"),
+    ),
+    "jobs are given no memory controller": (
+        kernel.check_controllers,
+        (),
+        {"/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu pids\n"},
+        *(WARN, "no memory, io controller", "`echo '+memory +io' > /sys/fs/cgroup/oar.slice/cgroup.subtree_control`"),
+    ),
+    "OAR 2 as it is delivered makes no memory cgroup for its jobs": (
+        kernel.check_controllers,
+        (),
+        OAR_2,
+        *(
+            WARN,
+            "jobs such as /sys/fs/cgroup/cpuset/oar/bob_3 have no memory, blkio, pids controller: memory is that of",
+        ),
+        "Enable_mem_cg",
+    ),
+    "OAR 2 makes no memory cgroup for the jobs that come": (
+        kernel.check_controllers,
+        (),
+        {name: text for name, text in OAR_2.items() if "bob_3" not in name},
+        *(WARN, "jobs below /sys/fs/cgroup/cpuset/oar have no memory, blkio, pids controller", "Enable_mem_cg"),
+    ),
+    "Slurm on cgroup v1 makes no memory cgroup for its jobs": (
+        kernel.check_controllers,
+        (),
+        {name.replace("/oar/bob_3", "/slurm/uid_7/job_3"): text for name, text in OAR_2.items()},
+        *(WARN, "/slurm/uid_7/job_3 have no memory", "ConstrainRAMSpace=yes"),
+    ),
+    "the memory controller is in v2 alone, and only v1 is mounted": (
+        kernel.check_controllers,
+        (),
+        {
+            **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
+            **{"/proc/self/mounts": "c /sys/fs/cgroup/cpuset cgroup rw,cpuset,cpu,cpuacct,blkio,pids 0 0\n"},
+            "/proc/cgroups": CGROUPS + "".join(f"{name}\t0\t1\t1\n" for name in V1),
+        },
+        *(WARN, "the memory controller is in no cgroup that is mounted", "boot with cgroup v2"),
+    ),
+    "only cgroup v1 is mounted, and the kernel has no cpuset there": (
+        kernel.check_controllers,
+        (),
+        {
+            **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
+            "/proc/self/mounts": "c /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct,memory,blkio,pids 0 0\n",
+            "/proc/sys/kernel/osrelease": "6.12.95-amd64\n",
+        },
+        *(WARN, "no hierarchy of cgroup v1 has cpuset", "CONFIG_CPUSETS_V1=y"),
+    ),
+    "it is in a container": (
+        *(kernel.check_container, (), {"/proc/self/ns/pid": "-> pid:[4026532001]"}),
+        *(FAIL, "its pid namespace is not the machine's", "--pid=host"),
+    ),
+    "a filter of system calls is on": (
+        *(kernel.check_container, (), {"/proc/self/status": "Seccomp:\t2\n"}),
+        *(WARN, "seccomp", "seccomp=unconfined"),
+    ),
+    "no directory matches the expression": (
+        kernel.check_jobs,
+        ("--cpuset_rootpath", "/dev/jobs", "--regex_job_id", "job([0-9]+)"),
+        {"/dev/jobs/bob_55/x": "", "/dev/jobs/eve_7/x": ""},
+        *(WARN, "no directory in /dev/jobs matches --regex_job_id: 2 directories, such as", r"'_(\d+)$', the default"),
+    ),
+    "no directory matches the default expression": (
+        *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/jobs"), {"/dev/jobs/x55x/x": ""}),
+        *(WARN, "1 directory, such as x55x", "first group of the expression match the job id"),
+    ),
+    "the spool's directory is missing, and the one above it": (
+        *(storage.check_disk, ("--spool-dir", "/data/colmet/spool"), {}),
+        *(FAIL, "/data/colmet/spool does not exist", "`install -d -o root -m 700 /data/colmet/spool`"),
+    ),
+    "the spool is in memory": (
+        *(storage.check_disk, (), {"/proc/self/mounts": V2 + "tmpfs /var/spool tmpfs rw 0 0\n"}),
+        *(WARN, "(tmpfs /var/spool)", "on a disk with --spool-dir"),
+    ),
+    "no spool": (
+        *(storage.check_disk, ("--spool-dir", ""), {}),
+        *(WARN, "no --spool-dir", 'spool-dir = "/var/spool/colmet"'),
+    ),
+    "more spool than disk": (
+        *(storage.check_disk, ("--spool-size", "900000T"), {}),
+        *(WARN, "may take", "or less with --spool-size"),
+    ),
+    "LIB_RAPL_PATH names a library of 0.6": (
+        *(software.check_libraries, (), {"/opt/colmet06/lib_rapl.so": "old\n"}),
+        *(WARN, "is refused", "remove LIB_RAPL_PATH from the environment"),
+    ),
+    "no energy counters": (
+        *(software.check_backends, ("--enable-RAPL", "--disable-procstats"), {}),
+        *(FAIL, "rapl: no RAPL zone in", "`modprobe intel_rapl_msr`"),
+    ),
+    "no tool asks the BMC": (
+        *(software.check_backends, ("--enable-ipmipower", "--disable-procstats"), {}),
+        *(FAIL, "ipmipower: nothing says the power", "install freeipmi-tools"),
+    ),
+    "no InfiniBand": (
+        *(software.check_backends, ("--enable-infiniband", "--disable-procstats"), {}),
+        *(FAIL, "infiniband: this node has no InfiniBand", "load the adapter's driver"),
+    ),
+    "the host of the collector has no such name": (
+        *(network.check_collectors, ("--zeromq-uri", "tcp://head.invalid:5556"), {}),
+        *(FAIL, "the name head.invalid is not known", "`getent hosts head.invalid`"),
+    ),
+    "no address": (
+        *(network.check_collectors, ("--zeromq-uri", "head:5556"), {}),
+        *(FAIL, "give tcp://HOST:PORT", "correct zeromq-uri"),
+    ),
+    "an option that there is none": (
+        *(daemon.check_configuration, ("--sample-perid", "5"), {}),
+        *(FAIL, "--sample-perid", "`colmet-node --check-config` checks it again"),
+    ),
+}
+
+
+def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(machine):
+    """I/O and the number of tasks are measured without a cgroup, and OAR 2 makes none of them."""
+    for path, text in OAR_2.items():
+        if text is None:
+            place = machine.path / path.lstrip("/")
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        else:
+            machine.write(path, text)
+    machine.mkdir("/sys/fs/cgroup/memory/oar/bob_3")
+    (told,) = find(kernel.check_controllers, machine.target())
+    assert told.level == PASS
+    assert "bob_3 are held by cpu, cpuacct, memory, and jobs such as" in told.found
+    assert "have no blkio, pids controller" in told.found
+
+
+def test_without_a_job_the_controllers_are_named_as_the_machine_s_cgroups_name_them(machine):
+    shutil.rmtree(machine.path / "sys/fs/cgroup/oar.slice")
+    (told,) = find(kernel.check_controllers, machine.target())
+    assert told == good("cpu, memory, io, pids are there, and no job that they could hold")
+
+
+@pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
+def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
+    check, argv, files, level, found, remedy = case
+    monkeypatch.setenv("PATH", "/usr/bin")
+    for path, text in files.items():
+        place = machine.path / path.lstrip("/")
+        if place.is_dir() or text is None:
+            place.rename(machine.path / f"away{path.replace('/', '-')}")
+        elif text.startswith("-> "):
+            with contextlib.suppress(FileNotFoundError):
+                place.unlink()
+            machine.link(path, text[3:])
+        else:
+            machine.write(path, text)
+    monkeypatch.setenv(
+        "LIB_RAPL_PATH", str(machine.path / "opt/colmet06") if "/opt/colmet06/lib_rapl.so" in files else ""
+    )
+    told = problem(check, machine.target("node", *argv))
+    assert told.level == level and found in told.found and remedy in told.remedy, told
+
+
+def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):
+    machine.write("/proc/sys/kernel/osrelease", OLD_KERNEL["/proc/sys/kernel/osrelease"])
+    os.unlink(machine.host.path("/proc/sys/kernel/task_delayacct"))
+    (told,) = find(kernel.check_delays, machine.target())
+    assert told.level == PASS
+
+
+def pretend(fake, monkeypatch, text, status=0):
+    """The program of `check_waits` prints this."""
+    fake.write("/waits.py", f"print({text!r}); raise SystemExit({status})")
+    monkeypatch.setattr(kernel.waits, "__file__", str(fake.path / "waits.py"))
+
+
+def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_consequence(machine, monkeypatch):
+    pretend(machine, monkeypatch, '{"waits": 4, "waited_s": 1331.88, "age_s": 0.0958}')
+    told = problem(kernel.check_waits, machine.target())
+    assert told.level == WARN and "0.10 s is charged with a wait of 1331.88 s" in told.found
+    assert "dropped" in told.found and "io_pressure_some" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"), [(0, "not known how waits are counted"), (9, "counted right, in a short test")]
+)
+def test_waits_that_can_be_are_no_warning(machine, monkeypatch, waits, said):
+    pretend(machine, monkeypatch, f'{{"waits": {waits}, "waited_s": null, "age_s": null}}')
+    (told,) = find(kernel.check_waits, machine.target())
+    assert told.level == PASS and said in told.found
+
+
+def test_waits_are_not_looked_at_where_they_are_not_counted(machine, monkeypatch):
+    pretend(machine, monkeypatch, "{}", 1)
+    machine.write("/proc/sys/kernel/task_delayacct", "0\n")
+    (told,) = find(kernel.check_waits, machine.target())
+    assert told.level == PASS and "task_delayacct is 0" in told.found
+
+
+def test_waits_that_cannot_be_tested_are_said_to_be_unchecked(machine, monkeypatch):
+    pretend(machine, monkeypatch, "{}", 1)
+    told = problem(kernel.check_waits, machine.target())
+    assert told.level == WARN and "could not be checked" in told.found
+
+
+@pytest.mark.live
+def test_live_processes_wait_for_the_disk_for_a_bounded_time_and_leave_nothing(tmp_path):
+    began = time.monotonic()
+    run = [sys.executable, "-I", kernel.waits.__file__, str(tmp_path), "1"]
+    found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, timeout=30).stdout)
+    assert time.monotonic() - began < 20 and not list(tmp_path.iterdir())
+    assert found["waits"] >= 0 and (found["waited_s"] is None) == (found["age_s"] is None)
+    if found["waited_s"] is not None:
+        assert found["waited_s"] > found["age_s"] + 0.05
+
+
+def test_rights_that_are_missing_are_named(machine, root):
+    machine.write("/proc/7/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000080004\n")  # PTRACE and DAC_READ_SEARCH
+    told = problem(kernel.check_rights, machine.target("node", status={**NODE, "pid": 7}))
+    assert told.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in told.found
+    assert "CapabilityBoundingSet=" in told.remedy and "--cap-add NET_ADMIN" in told.remedy
+
+
+def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
+    machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
+    (told,) = find(kernel.check_rights, machine.target("node", "--enable-perfhw"))
+    assert told.level == PASS and "CAP_PERFMON" not in told.found, told
+
+
+# -- disk --
+
+SOMEBODY = User("somebody", 12345, 12345, frozenset((12345,)))
+LITTLE = SimpleNamespace(f_flag=0, f_bavail=10, f_frsize=4096, f_blocks=1 << 20, f_files=1000, f_favail=900)
+
+
+def test_a_spool_that_others_may_write_to_is_told_with_the_command(machine, root):
+    (machine.path / "var/spool/colmet").chmod(0o777)
+    told = problem(storage.check_disk, machine.target())
+    assert told == fail(
+        "--spool-dir /var/spool/colmet: others may write in it; it is not used",
+        "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`",
+    )
+
+
+def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machine, root):
+    machine.path.chmod(0o755)
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert told.level == FAIL and "runs as somebody, who cannot write there" in told.found
+    assert told.remedy == "`chown somebody /var/lib/colmet`"
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib")
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert told.remedy.startswith(
+        "others have files there: `install -d -o somebody /var/lib/colmet`, and choose a place"
+    )
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
+    (machine.path / "var/lib/colmet/of-root").touch()
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert told.remedy == "`chown -R somebody /var/lib/colmet`"
+    os.chown(machine.path / "var/lib/colmet", 0, 12345)
+    (machine.path / "var/lib/colmet").chmod(0o770)
+    assert find(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))[0].level == PASS
+    (machine.path / "var").chmod(0o700)
+    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert "/var does not let it" in told.found and "`chmod o+x /var`" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("system", "found", "remedy"),
+    [
+        ({}, "no bytes left", "make room in /"),
+        ({"f_bavail": 1 << 19, "f_favail": 2}, "no files (inodes) left", "make room in /"),
+        ({"f_bavail": 40000, "f_blocks": 1 << 20}, "nearly full", "`df -h /`"),
+        ({"f_flag": os.ST_RDONLY}, "read-only", "`mount -o remount,rw /`"),
+    ],
+)
+def test_a_file_system_without_room_is_told(machine, monkeypatch, system, found, remedy, root):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**vars(LITTLE), **system}))
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet/journal", "--journal-size", "1M")
+    told = problem(storage.check_disk, machine.target("collector", *argv))
+    assert found in told.found and remedy in told.remedy
+
+
+def test_a_journal_that_another_collector_uses_is_told_with_its_process(machine, root):
+    (lock := machine.path / "var/lib/colmet/lock").touch()
+    status = lock.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    machine.write(
+        "/proc/locks", f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE 77 {place} 0 EOF\n"
+    )
+    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
+    told = problem(storage.check_disk, machine.target("collector", *argv))
+    assert told.level == FAIL and "process 77 uses it" in told.found and "`ps -fp 77`" in told.remedy
+    running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
+    assert not [one for one in find(storage.check_disk, running) if one.level != PASS]
+
+
+def test_a_file_that_another_collector_writes_to_is_told(machine, root):
+    (file := machine.path / "var/lib/colmet/one.hdf5").touch()
+    status = file.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    machine.write("/proc/locks", f"1: OFDLCK ADVISORY  WRITE -1 {place} 0 EOF\n")
+    argv = ("--hdf5-filepath", "/var/lib/colmet/one.hdf5", "--journal-dir", "/var/lib/colmet/journal")
+    told = [one for one in find(storage.check_disk, machine.target("collector", *argv)) if "one.hdf5" in one.found]
+    assert [one.level for one in told] == [FAIL] and "another process writes to it" in told[0].found
+    running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
+    assert not [one for one in find(storage.check_disk, running) if one.level == FAIL]
+
+
+# -- what runs --
+
+
+def test_the_version_on_the_socket_is_compared(machine, tmp_path):
+    place = str(tmp_path / "control.sock")
+    control = Control({"status": lambda request: {**NODE, "version": "0.9.1", "pid": os.getpid()}})
+    listen(place, "node", control)
+    try:
+        target = Target("node", machine.host, ["--control-socket", place])
+        target.ask()
+        supposed = Target("node", machine.host, ["--control-socket", place], supposed=True)
+        supposed.ask()
+    finally:
+        control.close()
+    assert supposed.status is None and "not asked" in find(daemon.check_running, supposed)[0].found
+    told = find(daemon.check_versions, target)
+    assert told[0] == warn(
+        f"colmet-node runs as 0.9.1, and what is installed here is {__version__}", "`systemctl restart colmet-node`"
+    )
+    assert "tcp://head:5556 has 1.0" in told[1].found and "upgrade the older side" in told[1].remedy
+
+
+def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_path, monkeypatch):
+    one = {**COLLECTOR["senders"]["worst"][0], "batches": 9, "lag_s": 0.1, "version": __version__}
+    senders = [{**one, "name": f"n{n}"} for n in range(300)] + [{**one, "name": "last", "lag_s": -30, "version": "0.9"}]
+    senders.append({**senders[-1], "name": "gone", "gone": True})
+
+    def status(request):
+        most = request["senders"]
+        worst = senders[:most] if most >= 0 else senders
+        return {**COLLECTOR, "version": __version__, "senders": {**COLLECTOR["senders"], "worst": worst}}
+
+    control, place = Control({"status": status}), str(tmp_path / "control.sock")
+    listen(place, "collector", control)
+    try:
+        target = Target("collector", machine.host, control_socket=place)
+        target.ask()
+    finally:
+        control.close()
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.001))
+    assert "last by 30.0 s" in problem(clock.check_clock, target).found
+    told = problem(daemon.check_versions, target).found
+    assert "last has 0.9" in told and "gone" not in told
+
+
+@pytest.mark.parametrize("place", ["", "tcp://127.0.0.1:5560"])
+def test_a_daemon_without_a_path_to_ask_it_at_is_told(machine, place):
+    target = Target("node", machine.host, ["--control-socket", place])
+    target.ask()
+    told = problem(daemon.check_running, target)
+    assert told.level == WARN and f"--control-socket is '{place}'" in told.found
+
+
+@pytest.mark.parametrize(
+    ("unit", "level", "remedy"),
+    [
+        ({"ActiveState": "failed", "Result": "exit-code"}, FAIL, "`journalctl -u colmet-node -n 50`"),
+        ({"ActiveState": "inactive", "UnitFileState": "enabled"}, FAIL, "`systemctl start colmet-node`"),
+        ({"ActiveState": "active", "UnitFileState": "disabled"}, WARN, "`systemctl enable colmet-node`"),
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "7"}, WARN, "journalctl"),
+        ({"LoadState": "not-found"}, WARN, "install the package colmet-node"),
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0"}, PASS, ""),
+    ],
+)
+def test_the_unit_is_told(machine, unit, level, remedy):
+    target = machine.target("node", has_systemd=True, unit={"LoadState": "loaded", **unit})
+    (told,) = find(daemon.check_unit, target)
+    assert told.level == level and remedy in told.remedy
+
+
+def test_directories_of_a_unit_with_a_user_of_its_own_are_looked_at(machine, root):
+    """Those that the unit's user has, the agent uses by default; one that systemd makes may be missing."""
+    unit = {"LoadState": "loaded", "RuntimeDirectory": "colmet/node"}
+    os.chown(machine.path / "var/spool/colmet", 12345, 12345)
+    target = machine.target("node", unit=unit, user=SOMEBODY)
+    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet"]
+    machine.mkdir("/run/colmet/node")
+    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet", "/run/colmet/node"]
+    assert "/run/colmet" in [place.path for place in storage.places(machine.target("node", user=SOMEBODY))]
+
+
+def test_rights_of_the_agents_unit_count_for_what_it_reads(machine, tmp_path):
+    (secret := tmp_path / "node.secret").write_text("")
+    secret.chmod(0o600)
+    status = "Name:\tcolmet-node\nUid:\t12345\t12345\t12345\t12345\nCapEff:\t%016x\n"
+    for held, missing in ((0, str(secret)), (1 << 2, "")):
+        machine.write("/proc/9/status", status % held)
+        user = machine.target("node", status={"pid": 9}).user
+        assert user.uid == 12345 and storage.missing_right(str(secret), user, os.R_OK, str(tmp_path)) == missing
+        assert storage.missing_right(str(secret), user, os.W_OK, str(tmp_path)) == str(secret)
+
+
+def test_a_backend_that_is_off_and_an_output_that_is_away_are_told(machine):
+    off = changed(changed(NODE, "backends.0.on", False), "backends.0.why", "no right")
+    told = find(daemon.check_health, machine.target("node", status=off))
+    assert [finding.level for finding in told] == [WARN, WARN] and told[1].found == "taskstats is off: no right"
+    away = changed(changed(COLLECTOR, "outputs.0.available", False), "outputs.0.away_s", 500.0)
+    (told,) = find(daemon.check_health, machine.target("collector", status=away))
+    assert told.level == FAIL and "hdf5 away" in told.found and "`colmet status collector`" in told.remedy
+
+
+def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_told(machine, monkeypatch):
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(False, 16.0))
+    told = problem(clock.check_clock, machine.target())
+    assert "not synchronised" in told.found and "`timedatectl set-ntp true`" in told.remedy
+    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.01))
+    ahead = changed(COLLECTOR, "senders.worst.0.lag_s", -7.25)
+    told = problem(clock.check_clock, machine.target("collector", status=ahead))
+    assert "node-1 by 7.2 s" in told.found and "`chronyc makestep`" in told.remedy
+
+
+def test_the_clock_of_this_machine_is_read():
+    try:
+        assert 0 <= clock.read_clock().max_error_s < 1e6
+    except PermissionError:
+        cannot_run("adjtimex is not allowed in this container")
+
+
+def test_a_collector_that_may_open_few_files_is_told(machine):
+    machine.write("/proc/9/limits", "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n")
+    told = problem(daemon.check_open_files, machine.target("collector", status={**COLLECTOR, "pid": 9}))
+    assert "1024 files" in told.found and "LimitNOFILE=65536" in told.remedy
+
+
+# -- configuration --
+
+
+@pytest.mark.parametrize(
+    ("side", "line", "found"),
+    [
+        ("node", "sample-perod = 5", ":2: sample-perod: no such option; did you mean sample-period?"),
+        ("node", "sample-period = [", ":2: not TOML"),
+        ("node", 'enable-perfhw = true\nperfhw-list = ["nonsense::"]', "perfhw-list"),
+        ("collector", "verbose = 2", "no output chosen"),
+        ("collector", "enable-stdout-backend = true\ngridengine = true", "--gridengine has no effect"),
+        ("node", "zeromq-uri = head", ":2: not TOML: Invalid value; texts are in quotes"),
+    ],
+)
+def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, found):
+    path = machine.write(f"/etc/colmet/{side}.toml", f"# comment\n{line}\n")
+    path.chmod(0o644)
+    target = Target(side, machine.host)
+    told = problem(daemon.check_configuration, target)
+    assert told.level == FAIL and found in told.found and target.argv == ["--config", str(path)]
+    assert find_sides(machine.host) == [side]
+
+
+def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, public):
+    nobody = User.of(pwd.getpwnam("nobody").pw_uid)
+    config = public / "collector.toml"
+    config.write_text("enable-stdout-backend = true\n")
+    config.chmod(0o600)
+    told = problem(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
+    assert told.level == FAIL and "user nobody cannot read it: chgrp" in told.found
+    config.chmod(0o644)
+    (told,) = find(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
+    assert told == good(f"{config}: in order, as user nobody")
+
+
+def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_path):
+    """It cannot be come back to, once it has been left for the daemon's."""
+
+    def look():
+        (tmp_path / "root's").mkdir(0o700)
+        os.chdir(tmp_path / "root's")
+        os.setuid(65534)
+        target = machine.target("node", status={**NODE, "pid": os.getpid()})
+        target.is_given = False
+        with doctor._in_folder_of(target):
+            pass
+        return 0
+
+    assert in_child(look) == 0
+
+
+def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch):
+    machine.write("/etc/colmet/node.toml", "")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    target = machine.target("node")
+    target.is_given = False
+    monkeypatch.setattr(Target, "problem", f"{target.config}: Permission denied")
+    told = problem(daemon.check_configuration, target)
+    assert told == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
+
+
+def test_what_the_options_need_is_not_checked_without_them(machine):
+    (told,) = find(kernel.check_forks, machine.target("node", "--nonsense"))
+    assert told == warn("could not be checked: its configuration cannot be used", "")
+
+
+def test_options_of_the_units_environment_file_count(machine):
+    machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
+    assert Target("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
+
+
+# -- other daemons of the machine --
+
+
+@pytest.fixture
+def others(machine):
+    """Make other daemons on the machine: `others(77, "unit", *argv)`."""
+
+    def add(pid, group, *argv, side="node", space="pid:[4026531836]", parent=1):
+        line = ["/usr/bin/python3", f"/usr/bin/colmet-{side}", *argv]
+        machine.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in line))
+        machine.write(f"/proc/{pid}/cgroup", f"4:cpu:/\n0::{group}\n")
+        machine.write(f"/proc/{pid}/stat", f"{pid} (colmet (node) S {parent} 0")
+        machine.link(f"/proc/{pid}/ns/pid", space)
+
+    return add
+
+
+URI = ("--zeromq-uri", "tcp://head:5556")
+
+
+def leftovers(machine, side="node", *argv):
+    return find(daemon.check_leftovers, machine.target(side, *(argv or URI), status={**NODE, "pid": 12}))
+
+
+def test_a_second_node_of_this_machine_is_told_without_a_kill(machine, others):
+    others(77, "/user.slice/user-0.slice/session-3.scope", *URI)
+    others(78, "/system.slice/old-colmet.service", *URI)
+    by_hand, unit = leftovers(machine)
+    assert by_hand.level == unit.level == WARN
+    assert "process 77, started by hand" in by_hand.found and "`ps -fp 77`" in by_hand.remedy
+    assert (
+        "process 78, of old-colmet.service" in unit.found
+        and "`systemctl disable --now old-colmet.service`" in unit.remedy
+    )
+    assert "kill" not in f"{by_hand.remedy} {unit.remedy}"
+
+
+def test_what_may_run_beside_a_node_is_in_order(machine, others):
+    others(70, "/docker/abc", *URI, space="pid:[4026532999]")
+    others(71, "/user.slice/user-0.slice/session-3.scope", "--zeromq-uri", "tcp://trial:5556")
+    others(72, "/system.slice/colmet-node.service", *URI)  # the unit's own, of which the status is not to be had
+    others(73, "/user.slice/x", *URI, parent=71)
+    assert [(one.level, one.found.partition(": ")[2]) for one in leftovers(machine)] == [
+        (PASS, "process 70, in a container, with another host name or another collector"),
+        (PASS, "process 71, started by hand, with another host name or another collector"),
+    ]
+
+
+def test_several_collectors_of_one_machine_are_in_order(machine, others):
+    others(80, "/system.slice/colmet-collector-2.service", "--zeromq-bind-uri", "tcp://0.0.0.0:6556", side="collector")
+    assert leftovers(machine, "collector", "--enable-stdout-backend") == [
+        good("another colmet-collector runs: process 80, of colmet-collector-2.service, on tcp://0.0.0.0:6556")
+    ]
+
+
+def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
+    others(81, "/user.slice/x", *URI)
+    assert find(daemon.check_leftovers, machine.target("node", *URI)) == [good("nothing")]
+
+
+@pytest.mark.parametrize(
+    ("script", "unit", "level"),
+    [
+        ("colmet-node-06", {"UnitFileState": "enabled"}, WARN),
+        ("colmet-node", {"UnitFileState": "enabled"}, PASS),  # systemd takes the unit of this name
+        ("colmet-node-06", {"UnitFileState": "disabled"}, PASS),  # it is what the site starts
+    ],
+)
+def test_a_start_script_beside_the_unit_is_told(machine, script, unit, level):
+    machine.write(f"/etc/init.d/{script}", "#!/bin/sh\n")
+    (told,) = find(daemon.check_leftovers, machine.target("node", unit={"LoadState": "loaded", **unit}))
+    assert told.level == level and ("update-rc.d colmet-node-06 disable" in told.remedy or level == PASS)
+
+
+def test_the_command_line_of_a_running_daemon_counts(machine):
+    machine.write("/proc/31/cmdline", "/usr/bin/python3\0/usr/bin/colmet-node\0-s\x001\0")
+    target = Target("node", machine.host)
+    target.status = {**NODE, "pid": 31}
+    assert target.argv == ["-s", "1"] and target.options.sample_period == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("/usr/bin/python3 /usr/bin/colmet-node -s 1", ["-s", "1"]),
+        ("/opt/v/bin/python3.11 -O -W error -m colmet.node.main -s 1", ["-s", "1"]),
+        ("python3 -u colmet/node/main.py", []),
+        ("/usr/bin/colmet-node", []),
+        *[
+            (command, None)
+            for command in (
+                *(
+                    "journalctl -fu colmet-node",
+                    "tail -f /var/log/colmet-node",
+                    "sudo colmet-node -s 1",
+                    "vi colmet-node",
+                ),
+                *("python3", "python3 -W", "python3 -c pass colmet-node", "python3 -m pdb colmet-node"),
+                *("/usr/bin/python3 /usr/bin/colmet-collector", "-m colmet.node.main"),
+            )
+        ],
+    ],
+)
+def test_what_only_names_a_daemon_is_none(machine, command, options):
+    machine.write("/proc/31/cmdline", "\0".join(command.split()) + "\0")
+    assert arguments(machine.host, 31, "node") == options
+
+
+def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    target = machine.target()
+    target.denied, target.unreachable = True, "/run/colmet/node.sock: permission denied"
+    told = problem(daemon.check_running, target)
+    assert told.level == WARN and "`sudo colmet doctor --node`" in told.remedy and target.user.uid == 0
+    for check in (daemon.check_health, daemon.check_versions, daemon.check_open_files):
+        told = problem(check, target)
+        assert told.level == WARN and "could not be checked: this user may not ask it" in told.found
+    machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
+    told = problem(kernel.check_perf, machine.target("node", "--enable-perfhw"))
+    assert told.level == WARN, "root may be able to"
+    told = problem(
+        software.check_backends,
+        machine.target("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats"),
+    )
+    assert told.level == WARN, "root may be able to"
+
+
+# -- libraries --
+
+
+def test_a_module_that_is_missing_or_too_old_is_told_with_the_command(machine, monkeypatch):
+    versions = {"pyzmq": None, "msgpack": "0.9.9"}
+    real = software.version_of
+    monkeypatch.setattr(software, "version_of", lambda name: versions[name] if name in versions else real(name))
+    told = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.target())}
+    assert {finding.level for finding in told.values()} == {FAIL}
+    texts = [finding.found for finding in told.values()]
+    assert "the Python module pyzmq is not installed" in texts and "msgpack 0.9.9 is older than >=1.0.3" in texts
+    assert any(re.search(r"-m pip install 'pyzmq>=24'", finding.remedy) for finding in told.values())
+
+
+@pytest.mark.parametrize(
+    "err", [ImportError("libhdf5.so: cannot open"), ValueError("numpy.dtype size changed"), ModuleNotFoundError("no h")]
+)
+@pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.runtime.control"])
+def test_a_library_that_is_there_and_cannot_be_loaded_is_told(machine, monkeypatch, tmp_path, err, broken):
+    monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))  # this machine may have a daemon
+    load = importlib.import_module
+
+    def refuse(name, *others, **more):
+        if name == broken:
+            raise err
+        return load(name, *others, **more)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    monkeypatch.setitem(sys.modules, broken, None)  # as it is for `import`
+    results = doctor.examine_all(
+        machine.target(), [check for check in CHECKS if check.group in ("libraries", "daemon")]
+    )
+    by_check = {result.check.name: result.finding for result in results}
+    if broken == "colmet.node.main":
+        assert by_check["python modules"].level == FAIL and str(err) in by_check["python modules"].found
+        assert by_check["configuration"] == warn(by_check["configuration"].found, "see under libraries")
+        assert by_check["running"].remedy == "see under libraries"
+    else:
+        assert "cannot be loaded" in by_check["running"].found
+    assert not any("defect" in result.finding.found for result in results)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pyzmq>=24", ("pyzmq", (24,))),
+        ('numpy>=1.24,<2; python_version < "3.0"', None),
+        ("numpy (>=1.24) ; python_version >= '3.9'", ("numpy", (1, 24))),
+        ("rich>=13.3; extra == 'tools'", ("rich", (13, 3))),
+        ("pyasyncore", ("pyasyncore", ())),
+        ("-r other.txt", None),
+    ],
+)
+def test_requirements_are_read_as_pip_writes_them(line, expected):
+    found = software.parse_requirement(line)
+    assert (found and found[:2]) == expected
+    assert found is None or found.extra == ("tools" if "extra" in line else "")
+
+
+# -- network --
+
+
+@contextlib.contextmanager
+def listener(answer):
+    """Somebody on a port who says this to everybody; the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(answer)
+                        connection.settimeout(10)
+                        connection.recv(100)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def reach(machine, port, *argv):
+    argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", "", *argv)
+    (found,) = find(network.check_collectors, machine.target("node", *argv))
+    return found
+
+
+def test_nobody_at_the_collectors_port(machine):
+    told = reach(machine, free_port())
+    assert told.level == FAIL and "refused" in told.found and "start colmet-collector here" in told.remedy
+
+
+def test_a_port_that_lets_nothing_through(machine, monkeypatch):
+    def dropped(address):
+        raise TimeoutError
+
+    monkeypatch.setattr(network, "greet", dropped)
+    told = reach(machine, 5556)
+    assert told.level == FAIL and "no answer within" in told.found and "open port 5556" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("answer", "argv", "level", "found", "remedy"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", (), FAIL, "does not speak ZeroMQ", "ss -ltnp"),
+        (zmtp.greeting(), (), PASS, "a collector answers, without keys", ""),
+        (zmtp.greeting(b"CURVE"), (), FAIL, "known keys only", "`colmet enrol "),
+        (
+            zmtp.greeting(),
+            ("--zeromq-curve-secret", "x"),
+            FAIL,
+            "collector has none",
+            "`colmet keygen collector --if-missing`",
+        ),
+        (zmtp.greeting(b"CURVE"), ("--zeromq-curve-secret", "x"), PASS, "with keys", ""),
+    ],
+    ids=["a web server", "no keys", "keys on its side alone", "keys on our side alone", "keys"],
+)
+def test_who_listens_at_the_collectors_port(machine, answer, argv, level, found, remedy):
+    with listener(answer) as port:
+        told = reach(machine, port, *argv)
+    assert told.level == level and found in told.found and remedy in told.remedy
+
+
+def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
+    with listener(zmtp.greeting()) as port:
+        argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
+        told = problem(network.check_collectors, machine.target("node", *argv))
+    assert told.level == WARN and "acknowledgements" in told.found and "open that port, too" in told.remedy
+
+
+def test_a_port_that_the_service_manager_holds_is_the_collectors(machine, monkeypatch):
+    """It is held by both while the collector runs, and by the one alone while it does not."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        uri = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        argv = ("--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
+        monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init"), (4711, "colmet-collector -v")])
+        (told,) = find(network.check_ports, machine.target("collector", *argv))
+        assert told.level == PASS and "process 4711, colmet-collector" in told.found
+        monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init")])
+        (told,) = find(network.check_ports, machine.target("collector", *argv))
+        assert told.level == PASS and "held by the service manager until" in told.found
+
+
+def test_a_port_that_somebody_else_has_is_told_with_who_it_is(machine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        uri = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        target = Target("collector", doctor.Host(), ["--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", ""])
+        told = problem(network.check_ports, target)
+    assert told.level == FAIL and f"taken by process {os.getpid()}" in told.found and "`ss -ltnp" in told.remedy
+
+
+def test_a_control_socket_over_tcp_is_listened_on_too(machine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = problem(network.check_ports, machine.target("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
+    assert told.level == FAIL and told.found.startswith(f"--control-socket tcp://127.0.0.1:{port}: taken by ")
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on(machine):
+    uri = "tcp://192.0.2.7:5556"
+    told = problem(
+        network.check_ports, machine.target("collector", "--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
+    )
+    assert told.level == FAIL and "no address of this machine" in told.found and "`ip -brief address`" in told.remedy
+
+
+def test_a_database_that_is_away_is_told(machine):
+    url = f"http://127.0.0.1:{free_port()}"
+    told = problem(network.check_databases, machine.target("collector", "--elastic-host", url))
+    assert told.level == FAIL and "refused" in told.found and "waits in the journal" in told.remedy
+
+
+# -- keys --
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Pairs of a node and of the collector, and the options that use them."""
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    pair, secrets = new_pair(), {}
+    host = socket.gethostname()
+    secrets["node"] = write_pair(str(tmp_path), host, pair)[1]
+    public, secrets["collector"] = write_pair(str(tmp_path), "collector", new_pair())
+    (folder / f"{host}.key").write_bytes((tmp_path / f"{host}.key").read_bytes())
+    return SimpleNamespace(
+        host=host,
+        folder=folder,
+        secrets={side: Path(path) for side, path in secrets.items()},
+        node=("--zeromq-curve-secret", secrets["node"], "--zeromq-curve-collector", public),
+        collector=("--zeromq-curve-secret", secrets["collector"], "--zeromq-curve-nodes", str(folder)),
+    )
+
+
+@pytest.mark.parametrize("side", ["node", "collector"])
+def test_keys_of_which_all_is_well(machine, keys, side):
+    assert {one.level for one in find(network.check_keys, machine.target(side, *getattr(keys, side)))} == {PASS}
+
+
+@pytest.mark.parametrize("side", ["node", "collector"])
+def test_a_secret_that_others_can_read_is_told_with_the_command(machine, keys, side, as_root):
+    keys.secrets[side].chmod(0o644)
+    told = problem(network.check_keys, machine.target(side, *getattr(keys, side)))
+    assert told.level == FAIL and "others can read it" in told.found
+    assert f"chmod 600 {keys.secrets[side]}" in f"{told.found} {told.remedy}"
+
+
+def test_a_secret_that_the_daemons_user_cannot_read_is_told(machine, keys, root):
+    told = problem(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
+    assert told.level == FAIL and "runs as somebody, who cannot read" in told.found
+    assert f"`chown somebody {keys.secrets['collector']}" in told.remedy
+
+
+def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, keys, root, tmp_path):
+    """As `colmet keygen` leaves it for the collector's unit; root's own secret is its user's neither."""
+    for path in (tmp_path, *list(tmp_path.parents)[:-1]):
+        if path.owner() == "root" and path.stat().st_mode & 0o001 == 0 and path.parts[1:2] == ("tmp",):
+            path.chmod(path.stat().st_mode | 0o011)
+    os.chown(keys.secrets["collector"], SOMEBODY.uid, -1)
+    found = find(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
+    assert [one.level for one in found] == [PASS, PASS], found
+    told = problem(
+        network.check_keys, machine.target("collector", *keys.collector, user=User("other", 12346, 12346, frozenset()))
+    )
+    assert told.level == FAIL and f"belongs to another user (uid {SOMEBODY.uid})" in told.found
+    assert "chown it to the daemon's user" in f"{told.found} {told.remedy}"
+
+
+def test_a_node_that_no_collector_is_named_to(machine):
+    told = problem(network.check_collectors, machine.target("node", "--zeromq-uri", ""))
+    assert told.level == FAIL and "no collector is named" in told.found and "`colmet enrol " in told.remedy
+
+
+def test_keys_that_do_not_fit_together(machine, keys):
+    text = keys.secrets["node"].read_text()
+    keys.secrets["node"].write_text(re.sub(r'public-key = "[^"]*"', f'public-key = "{new_pair().public}"', text))
+    told = problem(network.check_keys, machine.target("node", *keys.node))
+    assert told.level == (WARN if os.geteuid() else FAIL)
+    assert "does not belong" in told.found and "make a new pair" in told.remedy
+
+
+def test_a_key_of_a_node_that_is_damaged_and_a_folder_without_keys(machine, keys):
+    (keys.folder / "node-2.key").write_text("damaged\n")
+    told = problem(network.check_keys, machine.target("collector", *keys.collector))
+    assert told.level == WARN and "node-2.key" in told.found and "`colmet enrol --replace NAME`" in told.remedy
+    for path in keys.folder.iterdir():
+        path.unlink()
+    told = problem(network.check_keys, machine.target("collector", *keys.collector))
+    assert told.level == FAIL and "no node is let in" in told.found and "`colmet enrol NAME...`" in told.remedy
+
+
+def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
+    with listener(zmtp.greeting(b"CURVE")) as port:
+        status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.state", "away")
+        told = problem(
+            network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
+        )
+    assert told.level == FAIL and "does not let this node in" in told.found
+    assert f"`colmet enrol --replace {socket.gethostname()}`" in told.remedy
+
+
+def test_a_node_that_is_about_to_be_let_in_is_said_to_wait(machine, keys):
+    with listener(zmtp.greeting(b"CURVE")) as port:
+        status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.since_s", 5.0)
+        status = changed(status, "collectors.0.state", "not heard of yet")
+        told = problem(
+            network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
+        )
+    assert told.level == WARN and "has not let this node in yet" in told.found and "in a minute" in told.remedy
+
+
+def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
+    told = problem(network.check_keys, machine.target("node", *keys.node))
+    assert told.level == FAIL and f"was made for {keys.host}, and this host is node-7" in told.found
+    assert "`colmet enrol node-7`" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found", "remedy"),
+    [
+        ("connections", {"unknown_key": 3}, "3 connections with an unknown key refused", "why=unknown_key"),
+        ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` shows from where"),
+        ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
+        ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "send as n1: they are stored as n1, n1~2", "hostnamectl"),
+    ],
+)
+def test_what_the_collector_knows_of_its_nodes_is_told_with_the_remedy(machine, path, value, found, remedy):
+    told = problem(network.check_senders, machine.target("collector", status=changed(COLLECTOR, path, value)))
+    assert told.level == WARN and found in told.found and remedy in told.remedy
+
+
+def test_a_collector_of_whose_nodes_all_is_well(machine):
+    status = changed(COLLECTOR, "connections", {"handshake_failed": 2})  # of a doctor on a node
+    assert find(network.check_senders, machine.target("collector", status=status)) == [
+        good("nothing is wrong with them")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("index blocked by: [TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark", "free disk space on"),
+        ("SSLError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "speaks http, not https"),
+        ("No space left on device", "see under disk"),
+        ("something else", "`colmet status collector`"),
+    ],
+)
+def test_the_remedy_of_an_output_that_is_away_is_by_what_it_says(machine, why, remedy):
+    status = COLLECTOR
+    for path, value in (("available", False), ("away_s", 500.0), ("why", why)):
+        status = changed(status, f"outputs.0.{path}", value)
+    told = problem(daemon.check_health, machine.target("collector", status=status))
+    assert told.level == FAIL and remedy in told.remedy
+
+
+def test_half_of_the_keys(machine, keys, as_root):
+    told = problem(network.check_keys, machine.target("node", *keys.node[:2]))
+    assert told.level == FAIL and "--zeromq-curve-collector is missing" in told.found
+
+
+# -- how checks are carried out --
+
+
+def test_a_check_that_hangs_is_left_alone(monkeypatch):
+    asleep = threading.Event()
+    (told,) = examine(lambda: asleep.wait(60) and [], 0.05)
+    asleep.set()
+    assert told == warn("could not be checked: no answer within 0.05 s", "")
+
+
+@pytest.mark.parametrize(
+    ("err", "found"),
+    [
+        (ZeroDivisionError("oops"), "could not be checked, a defect of colmet doctor: ZeroDivisionError: oops"),
+        (
+            PermissionError(13, "Permission denied", "/proc/x"),
+            "could not be checked: [Errno 13] Permission denied: '/proc/x'",
+        ),
+        (ModuleNotFoundError(name="zmq"), "could not be checked: the Python module zmq is missing"),
+        (Unchecked("why"), "could not be checked: why"),
+    ],
+)
+def test_a_check_with_a_defect_stops_no_other(machine, err, found):
+    def broken(target):
+        raise err
+        yield
+
+    checks = [Check("a", "one", ("node",), broken), Check("a", "two", ("node",), lambda target: iter([good("fine")]))]
+    with quiet():
+        results = doctor.examine_all(machine.target(), checks)
+    assert [(result.finding.level, result.finding.found) for result in results] == [(WARN, found), (PASS, "fine")]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda: time.sleep(30), "the rest could not be checked: no answer within 0.3 s"),
+        (lambda: os.stat("/none"), "the rest could not be checked: [Errno 2] No such file or directory: '/none'"),
+    ],
+)
+def test_what_a_check_has_found_before_it_hangs_or_fails_is_told(end, told):
+    def check():
+        yield fail("found", "remedy")
+        end()
+
+    assert examine(check, 0.3) == [fail("found", "remedy"), warn(told, "")]
+
+
+def test_a_backend_that_hangs_is_told_and_the_others_go_on(machine, monkeypatch, as_root):
+    class Backend:
+        def __init__(self, name, seconds):
+            self.name, self.seconds = name, seconds
+
+        @classmethod
+        def switches(cls):
+            return "--enable-x", ""
+
+        def open(self):
+            time.sleep(self.seconds)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(software, "BACKEND_S", 0.2)
+    stuck, fast = find(software.check_backends, machine.target(backends=[Backend("stuck", 3), Backend("fast", 0)]))
+    assert stuck.level == FAIL and "stuck: no answer" in stuck.found and "start without --enable-x" in stuck.remedy
+    assert fast == good("fast: can measure")
+
+
+# -- the command --
+
+RESULTS = [
+    doctor.Result("node", Check("kernel", "taskstats", ("node",), kernel.check_taskstats), good("the kernel answers")),
+    doctor.Result(
+        "node",
+        Check("network", "collectors", ("node",), network.check_collectors),
+        fail(
+            "\033[31mname\nof a \u202ehostile host " + 12 * "long ",
+            "`a command of many words that has to stay on one line, however long that line is`",
+        ),
+    ),
+]
+
+
+def test_text_is_narrow_and_plain_and_commands_stay_whole():
+    lines = list(doctor.as_text(RESULTS, only_wrong=False, width=80, colours=False))
+    text = "\n".join(lines)
+    assert text.isascii() and "\033" not in text and r"\x1b[31mname\nof a \u202ehostile" in text
+    assert any(
+        "`a command of many words that has to stay on one line, however long that line is`" in line for line in lines
+    )
+    assert max(len(line) for line in lines if "`" not in line) <= 80
+    assert lines[-1] == "1 pass, 0 WARN, 1 FAIL"
+
+
+def test_only_what_is_wrong_is_shown_and_colours_on_request():
+    text = "\n".join(doctor.as_text(RESULTS, only_wrong=True, width=80, colours=True))
+    assert "taskstats" not in text and "\033[31mFAIL\033[0m" in text and "pass" not in text
+
+
+def run(capsys, *argv):
+    status = colmet.main(["doctor", *argv])
+    return status, capsys.readouterr()
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Only these checks."""
+    monkeypatch.setattr(doctor, "examine_all", lambda target: RESULTS)
+
+
+def test_json_has_every_finding(few, capsys):
+    status, said = run(capsys, "--node", "--json")
+    told = json.loads(said.out)
+    assert status == 2 and told["level"] == "fail" and told["version"] == __version__ and not said.err
+    assert told["findings"][0] == {
+        **{"daemon": "node", "group": "kernel", "check": "taskstats", "level": "pass"},
+        **{"found": "the kernel answers", "remedy": ""},
+    }
+
+
+@pytest.mark.parametrize(("results", "status"), [(RESULTS[:1], 0), ([RESULTS[0]._replace(finding=warn("a", "b"))], 1)])
+def test_the_exit_status_is_the_worst_level(monkeypatch, capsys, results, status):
+    monkeypatch.setattr(doctor, "examine_all", lambda target: results)
+    assert run(capsys, "--collector", "-q")[0] == status
+
+
+def test_whose_configuration_it_is_has_to_be_said(capsys):
+    status, said = run(capsys, "--config", "/etc/colmet/node.toml")
+    assert (
+        status == 2 and said.err == "colmet doctor: say --node or --collector: whose configuration or socket is it?\n"
+    )
+
+
+def test_a_reader_that_goes_away_ends_it_in_silence(few, monkeypatch, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert colmet.main(["doctor", "--node"]) == 2
+
+
+def test_ctrl_c_ends_the_programs_that_were_asked(monkeypatch):
+    main, ended = threading.main_thread().ident, threading.Event()
+
+    def ask(target):
+        threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
+        try:
+            target.host.command(["sleep", "50"], 60.0).run()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(doctor, "examine_all", lambda target: bounded(lambda: ask(target), 60.0))
+    assert colmet.main(["doctor", "--node"]) == 130
+    assert ended.wait(30), "it goes on"
+
+
+def test_the_page_has_the_table_of_checks():
+    page = (Path(__file__).resolve().parents[2] / "docs/tools/doctor.md").read_text()
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in page.splitlines()
+        if line.startswith("| ")
+    ]
+    table = [row for row in rows if len(row) == 4 and row[0] not in ("group", "---")]
+    assert table == [(check.group, check.name, ", ".join(check.sides), check.about) for check in CHECKS]
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_nothing_fails_where_both_daemons_run(tmp_path, capsys, root):
+    uri, places = (
+        f"tcp://127.0.0.1:{free_port()}",
+        {side: str(tmp_path / f"{side}.sock") for side in ("node", "collector")},
+    )
+    spool = tmp_path / "spool"
+    collector = Daemon(
+        *("colmet.collector.main", tmp_path / "collector.log", "--control-socket", places["collector"]),
+        *("--zeromq-bind-uri", uri, "--hdf5-filepath", str(tmp_path / "h")),
+    )
+    node = Daemon(
+        *("colmet.node.main", tmp_path / "node.log", "--control-socket", places["node"], "--zeromq-uri", uri),
+        *("-s", "0.2", "--state-dir", "", "--spool-dir", str(spool), "-p", str(os.getpid())),
+    )
+    try:
+        collector.said("listening")
+        node.said("backend on")
+        for side, place in places.items():
+            status, said = run(capsys, f"--{side}", "--control-socket", place, "--json")
+            told = json.loads(said.out)
+            assert status < 2 and not [one for one in told["findings"] if one["level"] == "fail"], said.out
+            (running,) = [one for one in told["findings"] if one["check"] == "running"]
+            assert running["level"] == "pass" and not said.err
+            unchecked = [one for one in told["findings"] if "could not be checked" in one["found"]]
+            assert not unchecked, unchecked
+        ports = [one["found"] for one in told["findings"] if one["check"] == "ports"]
+        assert ports[0] == f"--zeromq-bind-uri {uri}: process {collector.process.pid}, colmet-collector"
+    finally:
+        assert (node.stop()[0], collector.stop()[0]) == (0, 0)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert colmet.main(["doctor", "--node", "-q", "--", "--zeromq-uri", uri, "--spool-dir", str(spool)]) == 2
+    assert f"FAIL  collectors        {uri}: Connection refused" in out.getvalue()

@@ -1,0 +1,222 @@
+"""colmet plot: which columns are meant, what is drawn of them, and where the picture goes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colmet.commands import colmet, plot
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.tables import schemas
+from colmet.stored import sources
+from colmet.stored.series import NODE, History, Series
+
+START = 1_700_000_000
+TIMES = [START, START + 5, START + 10]
+JOB = 4242
+
+
+class Stored(History):
+    """A job on two hosts, and what the nodes themselves have, over a longer time."""
+
+    def __init__(self):
+        self.reads = []
+        self.warnings = ["jobs.hdf5: cannot be read"]
+        longer = [START - 5, *TIMES, START + 15]
+        self.rows = {
+            (JOB, "cgroup_default"): [
+                self.series("b", TIMES, cpu_usage=[0, 5e9, 15e9], memory_current=[1, 2, 3]),
+                self.series("a", TIMES, cpu_usage=[0, 5e9, 5e9], memory_current=[-1, -1, -1], user=[b"x"] * 3),
+            ],
+            (JOB, "taskstats_default"): [self.series("a", TIMES, read_bytes=[0, 1, 2])],
+            (JOB, "jobprocstats_default"): [self.series("a", TIMES, read_bytes=[0, 1, 2])],
+            (NODE, "procstats_default"): [self.series(h, longer, loadavg_1=[9, 1, 2, 3, 9]) for h in ("a", "b", "c")],
+        }
+
+    @staticmethod
+    def series(host, times, **columns):
+        arrays = {
+            name: np.array(values, "S" if isinstance(values[0], bytes) else np.int64)
+            for name, values in columns.items()
+        }
+        return Series("", host, JOB, np.array(times), arrays)
+
+    def tables(self, job):
+        return {
+            table: sorted({name for one in found for name in one.columns})
+            for (of, table), found in self.rows.items()
+            if of == job
+        }
+
+    def read(self, job, table, columns=None, since=None, until=None, hosts=None):
+        self.reads.append((job, table))
+        found = []
+        for one in self.rows.get((job, table), []):
+            if hosts is None or one.host in hosts:
+                keep = (one.times >= (since or 0)) & (one.times <= (until or 1e12))
+                some = {name: of[keep] for name, of in one.columns.items() if columns is None or name in columns}
+                found.append(Series(table, one.host, job, one.times[keep], some))
+        return sorted(found, key=lambda one: one.host)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def stored(monkeypatch, tmp_path):
+    history = Stored()
+    monkeypatch.setattr(sources, "open_history", lambda _: history)
+    monkeypatch.chdir(tmp_path)
+    return history
+
+
+def test_counters_are_rates_of_each_host_and_gauges_are_as_they_are():
+    cpu, memory = plot.gather(Stored(), JOB, ["cpu_usage", "memory_current"])
+    assert (cpu.rate, cpu.unit.symbol) == (True, "cores")
+    assert [line.name for line in cpu.lines] == ["a", "b"]
+    assert cpu.lines[1].values.tolist() == pytest.approx([1, 2])
+    assert (memory.rate, memory.unit.symbol) == (False, "B")
+    assert {line.name: line.values.tolist() for line in memory.lines} == {"b": [1, 2, 3]}  # of a nothing is known
+    assert cpu.title == "cpu_usage: CPU time"
+
+
+def test_a_measure_is_drawn_of_the_best_source_that_each_host_has():
+    history = Stored()
+    history.rows[JOB, "jobprocstats_default"] = [
+        history.series("a", TIMES, memory_used=[4096, 8192, 4096], VmRSS=[9, 9, 9]),
+        history.series("b", TIMES, memory_used=[7, 7, 7], VmRSS=[9, 9, 9]),
+        history.series("c", TIMES, memory_used=[-1, -1, -1], VmRSS=[9, 9, 9]),
+    ]
+    (memory,) = plotted = plot.gather(history, JOB, ["memory"])
+    drawn = {line.name: line.values.tolist() for line in memory.lines}
+    assert drawn == {"a": [4096, 8192, 4096], "b": [1, 2, 3], "c": [9216, 9216, 9216]}
+    assert memory.title == "memory: that of its processes, from /proc and its cgroup"
+    (made,) = plot.document(JOB, plotted)["metrics"]
+    assert made["measure"] == "memory" and made["unit"] == "B"
+    assert [(one["table"], one["column"]) for one in made["series"]] == [
+        ("jobprocstats_default", "memory_used"),
+        ("cgroup_default", "memory_current"),
+        ("jobprocstats_default", "VmRSS"),
+    ]
+
+
+def test_a_measure_of_which_nothing_is_stored_is_no_metric():
+    with pytest.raises(ConfigError, match="no metric 'tasks' is stored"):
+        plot.gather(Stored(), JOB, ["tasks"])
+
+
+def test_a_table_is_read_once():
+    history = Stored()
+    plot.gather(history, JOB, ["cpu_usage", "memory_current", "cgroup.cpu_usage"])
+    assert history.reads == [(JOB, "cgroup_default"), (NODE, "procstats_default")]  # the node's, for its CPUs
+
+
+def test_rates_can_be_had_of_all_or_of_none():
+    (cpu,) = plot.gather(Stored(), JOB, ["cpu_usage"], rates=False)
+    assert cpu.unit.symbol == "s" and cpu.lines[0].values.tolist() == [0, 5, 5]
+    (memory,) = plot.gather(Stored(), JOB, ["memory_current"], rates=True)
+    assert memory.unit.symbol == "B/s" and memory.lines[0].values.tolist() == [0.2, 0.2]
+
+
+def test_what_only_the_nodes_have_is_that_of_the_jobs_hosts_while_it_was_there():
+    (load,) = plot.gather(Stored(), JOB, ["loadavg_1"])
+    assert load.choice.job == NODE
+    assert {line.name: line.values.tolist() for line in load.lines} == {"a": [1, 2, 3], "b": [1, 2, 3]}
+
+
+def test_the_jobs_hosts_are_those_of_all_of_its_tables():
+    stored = Stored()
+    stored.rows = dict(reversed(stored.rows.items()))  # the first of the job's tables is of one host only
+    (load,) = plot.gather(stored, JOB, ["loadavg_1"])
+    assert {line.host for line in load.lines} == {"a", "b"}
+
+
+def test_a_host_and_an_interval():
+    (load,) = plot.gather(Stored(), JOB, ["loadavg_1"], since=START + 5, hosts=["b"])
+    assert {line.name: line.times.tolist() for line in load.lines} == {"b": TIMES[1:]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cpu_usag", "near it: cpu_usage"),
+        ("no\x1b[31m", r"docs/metrics.md"),
+        ("read_bytes", "several tables; name one of taskstats_default.read_bytes, jobprocstats_default.read_bytes"),
+        ("user", "is text"),
+    ],
+)
+def test_a_metric_that_is_not_one_is_an_error_with_what_to_do(text, said):
+    with pytest.raises(ConfigError) as err:
+        plot.gather(Stored(), JOB, [text])
+    assert said in str(err.value) and "\x1b" not in str(err.value)
+
+
+def test_a_table_tells_columns_of_the_same_name_apart():
+    for text in ("taskstats.read_bytes", "taskstats_default.read_bytes"):
+        (one,) = plot.gather(Stored(), JOB, [text])
+        assert one.choice.table == "taskstats_default"
+
+
+def test_an_unknown_job_and_one_without_values_are_errors():
+    for job, options in ((1, {}), (JOB, {"since": START + 100}), (JOB, {"hosts": ["none"]})):
+        with pytest.raises(ColmetError, match=f"nothing is stored of job {job}"):
+            plot.gather(Stored(), job, ["cpu_usage"], **options)
+
+
+def test_the_picture_is_a_file_whose_name_is_told(stored, tmp_path, capsysbinary):
+    size = ["--width", "300", "--height", "150"]
+    assert colmet.main(["plot", str(JOB), "cpu_usage", *size]) == 0
+    out, err = capsysbinary.readouterr()
+    assert out == b"job-4242-cpu_usage.png\n" and b"jobs.hdf5: cannot be read" in err
+    assert (tmp_path / "job-4242-cpu_usage.png").read_bytes().startswith(b"\x89PNG")
+    assert colmet.main(["plot", str(JOB), "cpu_usage", *size, "--output", "x.svg", "--json"]) == 0
+    assert b"<svg" in (tmp_path / "x.svg").read_bytes()
+    (metric,) = json.loads(capsysbinary.readouterr().out)["metrics"]
+    assert metric["unit"] == "cores" and metric["series"][0]["values"] == [1, 0]
+    assert colmet.main(["plot", str(JOB), "cpu_usage", *size, "-o", "-", "--format", "svg"]) == 0
+    assert capsysbinary.readouterr().out.startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--output", "x.jpg"], 2, ".png or .svg"),
+        (["--output", "-", "--json"], 2, "standard output"),
+        (["--output", "none/x.png"], 1, "cannot be written"),
+        (["--since", "2", "--until", "1"], 2, "--since is later than --until"),
+        (["--host", "none"], 1, "in this time and on these hosts"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(stored, options, status, said, capsys):
+    stored.warnings = []
+    assert colmet.main(["plot", str(JOB), "cpu_usage", "--width", "200", "--height", "100", *options]) == status
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_no_picture_goes_to_a_terminal(stored, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert colmet.main(["plot", str(JOB), "cpu_usage", "-o", "-"]) == 2
+    assert "terminal" in capsys.readouterr().err
+
+
+def test_values_take_no_matplotlib(stored, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "colmet.commands.charts", None)
+    assert colmet.main(["plot", str(JOB), "memory_current", "--json"]) == 0
+    (metric,) = json.loads(capsys.readouterr().out)["metrics"]
+    assert metric["series"] == [{"host": "b", "label": "", "times": TIMES, "values": [1, 2, 3]}]
+
+
+def test_the_columns_that_its_page_names_exist():
+    text = (Path(__file__).parents[2] / "docs/tools/plot.md").read_text(encoding="utf-8")
+    tables = {NODE: {schema.name: schema.names for schema in schemas().values()}}
+    named = re.findall(
+        r"`([a-z]+\.[a-z_]+|[a-z]+_[a-z0-9_]+)`", text.partition("## Metrics")[2].partition("## What")[0]
+    )
+    assert len(named) > 6
+    plot.choose([name for name in named if name != "_default"], tables)

@@ -1,0 +1,257 @@
+"""The configuration file: what may stand in it, what is refused and where, and what the command line says beside it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from colmet.collector import main as collector_main
+from colmet.collector.backends import NAMES as OUTPUTS
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import configuration, startup
+from colmet.common.runtime.configuration import MAX_BYTES, Configuration, parse
+from colmet.node import main as node_main
+from colmet.node.backends import NAMES as INPUTS
+
+BUILDS = {
+    "node": lambda: node_main.build_parser(startup.load(INPUTS)),
+    "collector": lambda: collector_main.build_parser(startup.load(OUTPUTS)),
+}
+
+
+def values(text, daemon="node"):
+    return parse(text, "node.toml", BUILDS[daemon]())
+
+
+def read(tmp_path, text, *arguments, daemon="node"):
+    path = tmp_path / "colmet.toml"
+    path.write_text(text)
+    return Configuration(BUILDS[daemon], ["--config", str(path), *arguments]).read()
+
+
+def is_one(action, text):
+    """Whether the option takes this text, and it is not its default."""
+    try:
+        return (action.type or str)(text) != action.default
+    except (ValueError, argparse.ArgumentTypeError):
+        return False
+
+
+def option_text(action):
+    """A value of an option as TOML, and as arguments."""
+    name = next(name for name in action.option_strings if name.startswith("--"))
+    if isinstance(action, argparse._CountAction):
+        return "2", [name, name]
+    if action.nargs == 0:
+        return "true", [name]
+    texts = [*map(str, action.choices or ()), "12", "500M", "1d", "blosc", "10.0.0.1", "x"]
+    plain = next(filter(lambda text: is_one(action, text), texts))
+    quoted = f'"{plain}"'
+    if action.nargs == "+":
+        return f"[{quoted}, {quoted}]", [name, plain, plain]
+    if isinstance(action, argparse._AppendAction):
+        return f"[{quoted}]", [name, plain]
+    return quoted, [name, plain]
+
+
+@pytest.mark.parametrize("daemon", BUILDS)
+def test_every_option_may_stand_in_the_file_and_means_what_it_does_on_the_command_line(daemon, tmp_path):
+    actions = [
+        action
+        for action in BUILDS[daemon]()._actions
+        if action.dest not in ("help", "help_all", "version", "config", "check_config")
+    ]
+    assert len(actions) > 20
+    for action in actions:
+        name = next(name for name in action.option_strings if name.startswith("--"))
+        text, arguments = option_text(action)
+        of_file = vars(read(tmp_path, f"{name[2:]} = {text}\n", daemon=daemon))
+        of_line = vars(BUILDS[daemon]().parse_args(arguments))
+        assert of_file[action.dest] == of_line[action.dest] != BUILDS[daemon]().get_default(action.dest), name
+        assert {**of_file, "config": None} == of_line
+
+
+def test_without_a_file_the_options_are_those_of_the_command_line():
+    arguments = ["-s", "2", "--disable-cgroup", "-c", "/a", "-vv"]
+    assert Configuration(BUILDS["node"], arguments).read() == BUILDS["node"]().parse_args(arguments)
+
+
+def test_what_the_command_line_says_counts_instead_of_the_file(tmp_path):
+    text = """
+        sample-period = 2.5      # a comment
+        cpuset_rootpath = ["/a", "/b"]
+        zeromq-hwm = 7
+        verbose = 1
+        disable-cgroup = true
+        enable-jobproc = false
+        perfhw-list = ["page_faults", "task_clock"]
+    """
+    options = read(tmp_path, text)
+    assert (options.sample_period, options.zeromq_hwm, options.verbose) == (2.5, 7, 1)
+    assert options.cpuset_rootpath == ["/a", "/b"] and options.perfhw_list == ["page_faults", "task_clock"]
+    assert options.disable_cgroup and not options.enable_jobproc and options.nice == 5
+    options = read(tmp_path, text, "-s", "5", "--cpuset_rootpath", "/c", "-vv", "--perfhw-list", "dummy")
+    assert (options.sample_period, options.zeromq_hwm, options.verbose) == (5.0, 7, 2)  # 5 is the default, and said
+    assert options.cpuset_rootpath == ["/c"] and options.perfhw_list == ["dummy"]
+
+
+def test_one_value_of_a_list_may_stand_alone():
+    found = values("cpuset_rootpath = '/a'\npid = 7\nperfhw-list = 'dummy'")
+    assert found == {"cpuset_rootpath": ["/a"], "pid": [7], "perfhw_list": ["dummy"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", "tcp://127.0.0.1:5557"), ("false", None), ("'tcp://[::1]:5557'", "tcp://[::1]:5557")]
+)
+def test_an_option_whose_value_may_be_left_out_is_a_truth_value_or_a_text(text, value):
+    assert values(f"enable-rust-configuration = {text}") == {"enable_rust_configuration": value}
+
+
+def test_the_example_in_the_documentation_can_be_used():
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    found = values(page.split("```toml\n")[1].split("```")[0])
+    assert found["sample_period"] == 2.5 and found["perfhw_list"] == ["instructions", "cache_misses:10:-1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sample-period = 0", r"node.toml:1: sample-period: '0' is not a number of seconds from 0.01 to 86400"),
+        ("\n\nsample-period = 'often'", r"node.toml:3: sample-period: 'often' is not a number of seconds"),
+        ("sample-period = nan", r"node.toml:1: sample-period: 'nan' is not"),
+        ("sample-period = true", r"sample-period: a truth value is not a text or a number"),
+        ("sample-period = [5]", r"sample-period: an array is not a text or a number"),
+        ("sample-period = 2026-01-01", r"sample-period: a date or time is not"),
+        ("zeromq-hwm = 1e400", r"zeromq-hwm: a number that is too large"),
+        ("zeromq-hwm = 0x" + "f" * 200, r"zeromq-hwm: a number that is too large"),
+        ("zeromq-hwm = 2.5", r"zeromq-hwm: '2.5' is not a whole number from 0"),
+        ("zeromq-uri = 5556", r"zeromq-uri: a number is not a text$"),
+        (r'zeromq-uri = "a\u0000b"', r"zeromq-uri: a text that contains a NUL byte"),
+        ("# x\n'wire' = 'v2'", r"node.toml:2: wire: 'v2' is none of auto, v1, colmet06"),
+        ("disable-cgroup = 1", r"disable-cgroup: a number is neither true nor false"),
+        ("disable-cgroup = 'false'", r"disable-cgroup: a text is neither true nor false"),
+        ("verbose = true", r"verbose: a truth value is not a whole number from 0 to 9"),
+        ("cpuset_rootpath = ['/a', ['/b']]", r"cpuset_rootpath: an array is not a text$"),
+        ("perfhw-list = true", r"perfhw-list: a truth value is not a text$"),
+        ("cpuset_rootpath = []", r"cpuset_rootpath: an empty array; leave the option out"),
+        ("pid = [1, 0]", r"pid: '0' is not a whole number from 1"),
+        ("sample_period = 5", r"node.toml:1: sample_period: no such option; did you mean sample-period\?"),
+        ("cpuset_rotpath = ['/a']", r"cpuset_rotpath: no such option; did you mean cpuset-rootpath\?"),
+        ("s = 5", r"node.toml:1: s: no such option$"),
+        ("config = 'other.toml'", r"config: only for the command line"),
+        ("check-config = true", r"check-config: only for the command line"),
+        ("help = true", r"help: only for the command line"),
+        ("nice = 5\n[node]\nsample-period = 5", r"node.toml:2: node: there are no sections"),
+        ("nice = 5\nsample.period = 5", r"node.toml:2: sample: there are no sections .*, and no dots"),
+        ("nice = 5\n[[node]]\n", r"node.toml:2: node: there are no sections"),
+        ("nice = 5\nnice = 6", r"node.toml:2: not TOML: Cannot overwrite a value"),
+        ("nice = 5\nsample-period 5", r"node.toml:2: not TOML: Expected '='"),
+        ("\nnice = ", r"node.toml:2: not TOML: Invalid value"),
+        ("[" * 5000, r"node.toml:?1?: not TOML"),
+        ("nice = " + "[" * 5000, r"node.toml:?1?: not TOML"),
+    ],
+)
+def test_what_is_wrong_is_one_error_that_names_file_line_and_key(text, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        values(text)
+    assert "\n" not in str(error.value)
+
+
+def test_the_line_is_that_of_the_key_and_not_of_what_looks_like_it():
+    text = 'zeromq-uri = """\nnice = 5\n[nice]\n"""\nregex_job_id = [\n"a",\n"b",\n]\n\nnice = 99\n'
+    with pytest.raises(ConfigError, match=r"node.toml:10: nice: "):
+        values(text)
+
+
+def test_the_value_of_a_wrong_type_is_not_shown():
+    with pytest.raises(ConfigError) as error:
+        values("http-credentials = ['bob:secret']", "collector")
+    assert "secret" not in str(error.value)
+
+
+@given(st.text(alphabet=st.sampled_from("sample-period=5.0\"'[]{}\n# ,nice_true\\u0"), max_size=200))
+@example("[a]\n[a.b]")
+@example("\ufeffnice = 5")
+def test_whatever_the_text_it_is_values_or_one_error(text):
+    try:
+        found = values(text)
+    except ConfigError as err:
+        assert str(err).startswith("node.toml") and "\n" not in str(err)  # noqa: PT017
+    else:
+        assert found.keys() <= vars(BUILDS["node"]().parse_args([])).keys()
+
+
+# -- the file itself --
+
+
+def refused(path, *arguments):
+    with pytest.raises(ConfigError) as error:
+        Configuration(BUILDS["node"], ["--config", str(path), *arguments]).read()
+    return str(error.value)
+
+
+def test_a_file_that_cannot_be_one_is_refused(tmp_path):
+    assert refused(tmp_path / "none.toml").endswith("none.toml: No such file or directory")
+    assert refused(tmp_path).endswith("Is a directory")
+    os.mkfifo(tmp_path / "pipe")
+    assert refused(tmp_path / "pipe").endswith("not a regular file")
+    assert refused("/dev/zero").endswith("not a regular file")
+    large = tmp_path / "large.toml"
+    large.write_text("#" * (MAX_BYTES + 1))
+    assert refused(large).endswith(f"larger than {MAX_BYTES} bytes")
+    large.write_text("#" * MAX_BYTES)
+    assert Configuration(BUILDS["node"], ["--config", str(large)]).read().nice == 5
+    large.write_bytes(b"nice = 5\n# \xe9\n")
+    assert refused(large).endswith("large.toml:2: not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "is_taken"), [(0o644, 0, True), (0o664, 0, False), (0o606, 0, False), (0o600, 7, False)]
+)
+def test_what_root_is_to_do_is_said_in_a_file_that_only_root_can_write(tmp_path, root, mode, owner, is_taken):
+    path = tmp_path / "node.toml"
+    path.write_text("nice = 7\n")
+    path.chmod(mode)
+    os.chown(path, owner, 0)
+    if is_taken:
+        assert Configuration(BUILDS["node"], ["--config", str(path)]).read().nice == 7
+    else:
+        assert "others than root can write it" in refused(path)
+
+
+def test_a_user_that_is_not_root_reads_what_it_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(configuration.os, "geteuid", lambda: 1000)
+    path = tmp_path / "node.toml"
+    path.write_text("nice = 7\n")
+    path.chmod(0o666)
+    assert Configuration(BUILDS["node"], ["--config", str(path)]).read().nice == 7
+
+
+@pytest.mark.parametrize(
+    ("module", "text"), [("colmet.node.main", ""), ("colmet.collector.main", "enable-stdout-backend = true\n")]
+)
+def test_check_config_says_whether_the_file_can_be_used(tmp_path, module, text):
+    path = tmp_path / "x.toml"
+
+    def check(text):
+        path.write_text(text)
+        return subprocess.run(
+            [sys.executable, "-m", module, "--config", str(path), "--check-config"],
+            capture_output=True, text=True, check=False, timeout=60, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+
+    good = check(f"{text}sample-period = 2\n")
+    assert (good.returncode, good.stdout, good.stderr) == (0, f"OK: {path}\n", "")
+    bad = check("\nsample-perod = 2\n")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert (
+        bad.stderr.count("\n") == 1
+        and f"{path}:2: sample-perod: no such option; did you mean sample-period?" in bad.stderr
+    )

@@ -1,0 +1,86 @@
+"""Waiting for descriptors above 1023, where select() fails: many nodes are connected, and files are opened late."""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from colmet.collector.backends.hdf5 import isolated
+from colmet.common.runtime.readable import readable
+from colmet.common.runtime.signals import Signals
+from tests.support.machine import cannot_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def many_files():
+    """1,100 open files: the next descriptor is above 1023."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2048:
+        if hard != resource.RLIM_INFINITY and hard < 2048:
+            cannot_run("needs a limit of 2048 open files")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for one in opened:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.fixture
+def pipe(many_files):
+    ends = os.pipe()
+    assert min(ends) > 1023
+    yield ends
+    for one in ends:
+        os.close(one)
+
+
+def test_a_high_descriptor_is_waited_for(pipe):
+    out, into = pipe
+    assert readable([out], 0) == set()
+    began = time.monotonic()
+    assert readable([out], 0.05) == set() and time.monotonic() - began >= 0.05
+    threading.Timer(0.05, os.write, (into, b"x")).start()
+    assert readable([out], None) == {out}
+
+
+def test_the_end_of_a_pipe_counts_as_readable_and_a_closed_descriptor_is_an_error():
+    out, into = os.pipe()
+    os.close(into)
+    assert readable([out], 0) == {out}
+    os.close(out)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        readable([out], 0)
+
+
+def test_lines_of_the_process_that_reads_damaged_files_are_read(pipe):
+    os.write(pipe[1], b"one\ntwo\n")
+    lines = isolated._lines(pipe[0])
+    assert [next(lines), next(lines)] == [b"one", b"two"]
+
+
+def test_signals_are_taken_in(many_files):
+    with Signals([signal.SIGUSR1]) as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signals.drain()
+        assert signals.take(signal.SIGUSR1) and not readable([signals.fd], 0)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "colmet").rglob("*.py")), ids=lambda path: path.stem)
+def test_no_module_uses_select(path):
+    """It fails for descriptors above 1023, which tests with few files never have."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            named = (node.value.id, node.attr)
+            assert named not in (("select", "select"), ("selectors", "SelectSelector")), f"{path}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "select":
+            assert "select" not in [alias.name for alias in node.names], f"{path}:{node.lineno}"

@@ -1,0 +1,173 @@
+"""What is kept for `colmet top`: only while somebody looks, the latest two of each table, no more than fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from colmet.common.live import recent_pairs
+from colmet.common.live.recent_pairs import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MOST_S, Watch
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from tests.support.waiting import Clock
+
+SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
+OTHER = Schema("t_default", "job", [Field("cpu", "nsec", "counter"), Field("more", "count", "gauge")])
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def table(jobs, at, schema=SCHEMA):
+    return Table.from_samples(schema, int(at * 1e9), [Sample(job, {"cpu": 1}) for job in jobs])
+
+
+def batch(jobs, at, rows=None, host="n1", schema=SCHEMA, seq=1):
+    return Batch(host, 1, seq, int(at * 1e9), jobs, (table(rows or jobs, at, schema),))
+
+
+def pair(watched):
+    ((_, kept),) = watched.look()
+    return kept.tables["t_default"]
+
+
+def times(watched):
+    kept = pair(watched)
+    return (kept.former and kept.former.time_ns / 1e9, kept.latest.time_ns / 1e9)
+
+
+def test_nothing_is_kept_while_nobody_looks(clock):
+    watched = Watch(["t_default"], clock)
+    watched.take([batch((1,), 10)])
+    assert watched.look() == [] and watched.since == 1000
+    watched.take([batch((1,), 15)])
+    assert times(watched) == (None, 15)
+    clock.now += LEASE_S - 1
+    watched.take([batch((1,), 70)])
+    assert times(watched) == (15, 70)
+    clock.now += LEASE_S
+    watched.take([batch((1,), 130)])
+    assert watched.since is None and watched._hosts == {} and watched._bytes.total == 0
+    assert watched.look() == [] and watched.counters() == {"looks": 4, "left_out": 0}
+
+
+def test_the_latest_two_are_kept_and_tables_of_other_names_are_not(clock):
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    unwanted = Table.from_samples(Schema("x_default", "job", SCHEMA.fields), 1, [Sample(1, {})])
+    for at in (5, 10, 15):
+        watched.take([batch((1,), at)._replace(tables=(table([1], at), unwanted))])
+        clock.now += 5
+    assert times(watched) == (10, 15) and pair(watched).period_s == 5
+    ((_, kept),) = watched.look()
+    assert set(kept.tables) == {"t_default"} and kept.batches == 3 and kept.is_measured
+
+
+def test_the_last_rows_of_a_job_that_ends_do_not_take_the_place_of_a_sample(clock):
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    for at in (5, 10):
+        watched.take([batch((1, 2, 3), at)])
+        clock.now += 5
+    watched.take([batch((1, 2, 3), 12, rows=(3,))])
+    assert times(watched) == (5, 10)
+    watched.take([batch((1, 2), 15)])
+    assert times(watched) == (10, 15)
+    watched.take([batch((1, 2), 16, rows=(2,))])
+    clock.now += 30
+    watched.take([batch((1, 2), 45, rows=(2,))])
+    assert times(watched) == (15, 45), "in the end it is what there is: the other one is not measured any more"
+
+
+def test_what_comes_late_is_left_out_but_not_for_ever(clock):
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    watched.take([batch((1,), 500)])
+    watched.take([batch((1,), 400)])
+    assert times(watched) == (None, 500)
+    clock.now += LEAST_S / 2
+    watched.look()
+    clock.now += LEAST_S / 2 + 1
+    watched.take([batch((1,), 460)])
+    assert times(watched) == (None, 460), "the clock was put back: no rate from these two"
+    clock.now += 5
+    watched.take([batch((1,), 465)])
+    assert times(watched) == (460, 465)
+
+
+def test_another_schema_begins_anew(clock):
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    watched.take([batch((1,), 5)])
+    watched.take([batch((1,), 10, schema=OTHER)])
+    assert times(watched) == (None, 10)
+
+
+def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
+    size = SCHEMA.row_bytes + 500 + HOST_BYTES + JOB_BYTES
+    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * size)
+    monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 3)
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    for at in (5, 10, 15):
+        watched.take([batch((1,), at, host=f"n{n}") for n in range(1, 6)])
+    kept = dict(watched.look())
+    assert set(kept) == {"n1", "n2", "n3"} and watched._bytes.total <= 3 * size
+    assert watched.counters()["left_out"] > 3
+    assert [record.args[0] for record in caplog.records] == [1, 10]
+    assert watched.left_out == watched.counters()["left_out"]
+    clock.now += LEASE_S
+    watched.take([])
+    watched.look()
+    assert watched.left_out == 0 < watched.counters()["left_out"], "of another time"
+
+
+def test_jobs_that_are_only_named_take_room_too(clock, monkeypatch):
+    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * (HOST_BYTES + 1000 * JOB_BYTES))
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    for count in (1000, 1001, 500, 1000, 1000):
+        watched.take([Batch(f"n{n}", 1, 1, 5, tuple(range(1, count + 1)), ()) for n in range(5)])
+        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes.total <= recent_pairs.MAX_BYTES
+    assert watched.left_out > 2
+
+
+def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    watched.take([batch((1,), 5, host="gone")])
+    one = watched._bytes.total
+    for at in range(10, 10 + 2 * int(MOST_S), 30):
+        clock.now += 30
+        watched.take([batch((1,), at, host="n1")])
+        watched.look()
+    assert [host for host, _ in watched.look()] == ["n1"]
+    assert watched.since == 1000 and one < watched._bytes.total < 2 * one
+
+
+def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch):
+    monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 100)
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    watched.take([batch((1,), 5, host=f"made-up-{n}") for n in range(1000)], "[10.0.0.66]")
+    for n in range(20):
+        watched.take([batch((1,), 5, host=f"n{n}")], f"[10.0.0.{n}]")
+    kept = dict(watched.look())
+    assert {f"n{n}" for n in range(20)} < kept.keys() and len(kept) == 70
+    assert watched.left_out == 950
+    clock.now += LEASE_S - 1
+    watched.look()
+    watched.take([batch((1,), 10, host="made-up-1")], "[10.0.0.66]")
+    assert dict(watched.look())["made-up-1"].batches == 2, "of what it has, the latest"
+
+
+def test_one_sender_with_large_tables_leaves_room_to_the_others(clock, monkeypatch):
+    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 100_000)
+    watched = Watch(["t_default"], clock)
+    watched.look()
+    for n in range(200):
+        watched.take([batch(tuple(range(1, 50)), 5, host=f"made-up-{n}")], "[10.0.0.66]")
+    assert 40_000 < watched._bytes.total < 50_000
+    for n in range(20):
+        watched.take([batch((1,), 5, host=f"n{n}")], f"[10.0.0.{n}]")
+    assert {f"n{n}" for n in range(20)} < dict(watched.look()).keys()

@@ -1,0 +1,307 @@
+"""Facility documents as rows: what each becomes, and that it reaches HDF5 and Elasticsearch by a real collector."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import pytest
+
+from colmet.common.errors import ConfigError
+from colmet.common.runtime.keys import write_pair
+from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
+from colmet.common.transport import new_pair
+from colmet.facility import collector_output, sender
+from colmet.facility.collector_output import Delivery
+from colmet.facility.rows import rows_of, tables_of
+from colmet.node.delivery.uplink import Times
+from tests.support.bulk_server import Database
+
+TIME_S = int(time.time())  # rows of long ago are dropped for their age
+TIME_NS = TIME_S * 10**9
+ABOUT = {"token": None, "cluster": "UC-AF"}
+NODE = {"login_node": "login1"}
+NODE_ROW = {"login_node": b"login1"}
+DOCUMENTS = [
+    {**ABOUT, "kind": "jupyter-ml", "jupyter_user_count": 1, "users": ["carol"]},
+    {**ABOUT, "kind": "jupyter-coffea", "jupyter_user_count": 0, "users": []},
+    {**ABOUT, "kind": "ssh", **NODE, "ssh_user_count": 3, "users": ["alice", "bob", "alice"]},
+    {**ABOUT, "kind": "CPU", **NODE, "load": 0.25},
+    {**ABOUT, "kind": "MEM", **NODE, "total": 1 << 40, "available": 5},
+    {**ABOUT, "kind": "NETWORK", **NODE, "network": {"sent": 0, "received": 7, "interval": 300.5}},
+    {**ABOUT, "kind": "DISK", **NODE, "device": "sda1", "mount": "/home", "total": 10, "used": 4, "free": 6}
+    | {"utilization": 0.4},
+    {**ABOUT, "kind": "DISK", **NODE, "mount": "/data", "total": 10, "used": 10, "free": 0, "utilization": 1.0},
+    {**ABOUT, "kind": "condorqueue", "queue": "all", "idle": 3, "running": 2, "held": 1}
+    | {"allocated_cores": 8, "allocated_mem": 4096},
+    {**ABOUT, "kind": "condorqueue", "queue": "short", "idle": 0, "running": 0, "held": 0},
+    {**ABOUT, "kind": "condorjob", "users": "alice", "Id": "12.0", "Runtime": 60, "state": "running"},
+    {**ABOUT, "kind": "condorjob", "users": "bob", "Id": "12.1", "Runtime": 0, "state": "idle"},
+]
+
+
+def rows(schema, documents=DOCUMENTS):
+    found, _ = rows_of(documents)
+    tables = [table for table in tables_of(found, TIME_NS, 1000) if table.schema == schema]
+    return [
+        {name: value for name, value in sample.values.items() if name != "cluster"}
+        for table in tables
+        for sample in table.samples()
+    ]
+
+
+def test_each_document_is_a_row_of_its_table():
+    assert rows(LOGINS) == [{**NODE_ROW, "users": 3}]
+    assert rows(JUPYTER) == [{"kind": b"jupyter-ml", "users": 1}, {"kind": b"jupyter-coffea", "users": 0}]
+    assert rows(QUEUES) == [
+        {"queue": b"all", "idle": 3, "running": 2, "held": 1, "allocated_cores": 8, "allocated_mem": 4096},
+        {"queue": b"short", "idle": 0, "running": 0, "held": 0, "allocated_cores": None, "allocated_mem": None},
+    ]
+    assert rows(JOBS) == [
+        {"id": b"12.0", "user": b"alice", "state": b"running", "runtime": 60},
+        {"id": b"12.1", "user": b"bob", "state": b"idle", "runtime": 0},
+    ]
+    assert rows(DISKS) == [
+        {**NODE_ROW, "device": b"sda1", "mount": b"/home", "total": 10, "used": 4, "free": 6, "utilization": 0.4},
+        {**NODE_ROW, "device": None, "mount": b"/data", "total": 10, "used": 10, "free": 0, "utilization": 1.0},
+    ]
+
+
+def test_a_list_of_users_is_a_row_each_with_how_often_the_document_names_them():
+    assert rows(USERS) == [
+        {"kind": b"jupyter-ml", "login_node": None, "user": b"carol", "times": 1},
+        {"kind": b"ssh", **NODE_ROW, "user": b"alice", "times": 2},
+        {"kind": b"ssh", **NODE_ROW, "user": b"bob", "times": 1},
+    ]
+
+
+def test_what_documents_say_of_one_machine_is_one_row():
+    (row,) = rows(HOSTS)
+    assert row == {
+        **NODE_ROW,
+        "load": 0.25,
+        "memory_total": 1 << 40,
+        "memory_available": 5,
+        "network_sent": 0,
+        "network_received": 7,
+        "network_interval": 300.5,
+    }
+    other = {**DOCUMENTS[3], "login_node": "login2"}
+    first, second = rows(HOSTS, [DOCUMENTS[3], other])
+    assert (first["login_node"], second["login_node"]) == (b"login1", b"login2")
+    assert first["memory_total"] is None and first["network_sent"] is None, "missing is not 0"
+
+
+@pytest.mark.parametrize("value", [None, -1, True, 1 << 63, "3", 2.5, float("nan"), float("inf"), [], 10**400])
+def test_a_value_of_another_type_is_missing(value):
+    queue = {**ABOUT, "kind": "condorqueue", "queue": "all", "idle": value, "running": 1, "held": 1}
+    assert rows(QUEUES, [queue])[0]["idle"] is None
+    load = rows(HOSTS, [{**ABOUT, "kind": "CPU", **NODE, "load": value}])[0]["load"]
+    assert load == (value if value in (-1, 2.5) else None)
+
+
+def test_text_of_any_length_and_alphabet_is_cut_between_characters():
+    (row,) = rows(LOGINS, [{**DOCUMENTS[2], "login_node": "é" * 200}])
+    assert row["login_node"].decode() == "é" * 64
+    (row,) = rows(JOBS, [{**DOCUMENTS[-1], "users": "\udcff", "Id": 3}])
+    assert row["user"] == b"?" and row["id"] is None
+
+
+def test_documents_without_a_table_are_counted():
+    assert rows_of([{"kind": "unheard"}, {}, {"kind": "NETWORK", "network": 3}, DOCUMENTS[0]])[1] == 3
+
+
+def test_thousands_of_jobs_are_several_tables():
+    many = [{**DOCUMENTS[-1], "Id": f"{number}.0"} for number in range(2500)]
+    tables = list(tables_of(rows_of(many)[0], TIME_NS, 1000))
+    assert [len(table) for table in tables] == [1000, 1000, 500]
+    assert tables[2].rows["id"][-1] == b"2499.0"
+
+
+def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
+    page = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
+    for schema in SCHEMAS:
+        part = page.split(f"\n## {schema.name}\n")[1].split("\n## ")[0]
+        assert schema.scope == "node"
+        for field in schema.fields:
+            assert field.help.partition("Source: ")[2] and part.count(f"| `{field.name}` |") == 1
+
+
+def options_of(uri, tmp_path, *arguments):
+    parser = argparse.ArgumentParser()
+    sender.add_options(parser)
+    collector_output.add_options(parser)
+    base = ("--zeromq-uri", uri, "--spool-dir", str(tmp_path / "spool"), "--collector-host-name", "login1-facility")
+    return parser.parse_args([*base, *arguments])
+
+
+@pytest.fixture
+def output(uri, tmp_path):
+    made = []
+
+    def run(*arguments, times=None):
+        made.append(collector_output.from_options(options_of(uri, tmp_path, *arguments), times=times))
+        return made[-1]
+
+    yield run
+    for one in made:
+        one.close()
+
+
+@pytest.mark.live
+def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector, tmp_path):
+    path = tmp_path / "x.hdf5"
+    collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
+    one = output("--deadline", "300")
+    one.put(DOCUMENTS, TIME_NS)
+    assert one.finish() == Delivery(1, 0, 0)
+    one._queue.overflowed += 2  # as where its disk is full
+    assert one.finish() == Delivery(0, 0, 2)
+    assert one.finish() == Delivery(0, 0, 0), "what one run lost is not counted for each that follows"
+    one.close()
+    assert collector.stop()[0] == 0
+    with h5py.File(path) as file:
+        stored = {name: file["job_0"][name][()] for name in file["job_0"] if name.startswith("facility_")}
+    assert {name: len(found) for name, found in stored.items()} == {
+        "facility_logins_default": 1,
+        "facility_jupyter_default": 2,
+        "facility_users_default": 3,
+        "facility_hosts_default": 1,
+        "facility_disks_default": 2,
+        "facility_queues_default": 2,
+        "facility_jobs_default": 2,
+    }
+    row = stored["facility_queues_default"][1]
+    assert (row["timestamp"], row["hostname"], row["job_id"]) == (TIME_S, b"login1-facility", 0)
+    assert (row["queue"], row["idle"], row["allocated_cores"], row["cluster"]) == (b"short", 0, -1, b"UC-AF")
+    assert stored["facility_hosts_default"][0]["load"] == 0.25
+
+
+@pytest.mark.live
+def test_rows_reach_elasticsearch(output, start_collector, tmp_path):
+    database = Database(1)
+    try:
+        journal = ("--journal-dir", str(tmp_path / "journal"))
+        collector = start_collector("--elastic-host", database.url, "-s", "0.1", *journal)
+        one = output("--deadline", "300")
+        one.put(DOCUMENTS, TIME_NS)
+        assert one.finish().complete
+        one.close()
+        assert collector.stop()[0] == 0
+    finally:
+        database.stop()
+    found = [(index, row) for (index, _), row in database.documents.items() if index.startswith("colmet_facility_")]
+    assert len(found) == 13 and {row["hostname"] for _, row in found} == {"login1-facility"}
+    (short,) = [row for index, row in found if index == "colmet_facility_queues_default" and row["queue"] == "short"]
+    assert short["idle"] == 0 and "allocated_cores" not in short and short["timestamp"] == TIME_S
+    users = [row["user"] for index, row in found if index == "colmet_facility_users_default"]
+    assert sorted(users) == ["alice", "bob", "carol"]
+
+
+@pytest.mark.live
+def test_runs_without_a_collector_end_soon_and_the_next_one_brings_all(output, start_collector, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="colmet")
+    times = Times().faster(20)
+    for number in range(3):
+        one = output("--deadline", "86400", times=times)
+        one.put([{**DOCUMENTS[-1], "Id": f"{number}.0"}], TIME_NS + number)
+        assert one.finish() == Delivery(0, number + 1, 0), "and not only at the deadline"
+        one.close()
+    assert "collector has not acknowledged all rows waiting=3: they are sent again by the next run" in caplog.text
+    path = tmp_path / "x.hdf5"
+    collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
+    one = output("--deadline", "300")
+    assert one.finish() == Delivery(3, 0, 0), "also where a run has nothing of its own"
+    one.close()
+    assert collector.stop()[0] == 0
+    with h5py.File(path) as file:
+        assert sorted(file["job_0/facility_jobs_default"]["id"]) == [b"0.0", b"1.0", b"2.0"]
+
+
+RUN = """
+import json, os, signal, sys, time
+sys.path.insert(0, "tests")
+from tests.facility.test_facility_collector import DOCUMENTS, TIME_NS, collector_output, options_of
+from pathlib import Path
+uri, folder = sys.argv[1:]
+one = collector_output.from_options(options_of(uri, Path(folder)))
+one.put(DOCUMENTS, TIME_NS)
+while not (one._is_taken and one._is_safe):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.live
+def test_a_run_that_is_killed_leaves_its_rows_to_the_next(output, uri, start_collector, tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", RUN, uri, str(tmp_path)]
+    assert subprocess.run(command, cwd=root, timeout=60, check=False).returncode == -9
+    collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
+    one = output("--deadline", "300")
+    assert one.finish() == Delivery(1, 0, 0)
+    one.close()
+    code, out = collector.stop()
+    assert code == 0
+    assert len([line for line in out.splitlines() if json.loads(line)["metric_backend"].startswith("facility_")]) == 13
+
+
+@pytest.mark.live
+def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_path):
+    pairs = {name: new_pair() for name in ("collector", "login1-facility")}
+    (tmp_path / "known").mkdir()
+    for name, pair in pairs.items():
+        write_pair(str(tmp_path), name, pair)
+    (tmp_path / "login1-facility.key").rename(tmp_path / "known/login1-facility.key")
+    collector = start_collector(
+        *("--enable-stdout-backend", "--stdout-format", "json"),
+        *("--zeromq-curve-secret", str(tmp_path / "collector.secret")),
+        *("--zeromq-curve-nodes", str(tmp_path / "known")),
+    )
+    one = output(
+        *("--deadline", "300", "--zeromq-curve-secret", str(tmp_path / "login1-facility.secret")),
+        *("--zeromq-curve-collector", str(tmp_path / "collector.key")),
+    )
+    one.put(DOCUMENTS, TIME_NS)
+    assert one.finish() == Delivery(1, 0, 0)
+    one.close()
+    assert collector.stop()[0] == 0
+
+
+def test_without_a_spool_what_no_collector_takes_is_lost_and_told(output, caplog):
+    one = output("--spool-dir", "", "--deadline", "0.3")
+    one.put(DOCUMENTS, TIME_NS)
+    assert one.finish() == Delivery(0, 0, 1)
+    assert "they are lost when this program ends" in caplog.text
+
+
+def test_a_second_run_does_not_wait_for_ever_for_the_first(output, monkeypatch, caplog):
+    monkeypatch.setattr(collector_output, "LOCK_S", 0.1)
+    output()
+    output()
+    assert "another colmet-facility uses it" in caplog.text
+
+
+def test_no_uri_is_no_output(tmp_path):
+    options = options_of("tcp://127.0.0.1:1", tmp_path)
+    options.zeromq_uri = None
+    assert collector_output.from_options(options) is None
+
+
+@pytest.mark.parametrize("name", [socket.gethostname(), "a b", "x" * 300])
+def test_a_name_that_clashes_or_is_none_is_an_error_of_the_command_line(tmp_path, name):
+    with pytest.raises(ConfigError):
+        collector_output.from_options(options_of("tcp://127.0.0.1:1", tmp_path, "--collector-host-name", name))
+
+
+def test_its_name_is_the_machines_with_something_behind_it(tmp_path):
+    options = options_of("tcp://127.0.0.1:1", tmp_path)
+    options.collector_host_name = None
+    assert collector_output.host_name_of(options) == f"{socket.gethostname()}-facility"

@@ -1,0 +1,653 @@
+"""colmet-facility and afmetrics_collector, from the command line to an endpoint, files and a service manager."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
+from colmet.common.errors import ConfigError
+from colmet.facility import afmetrics, command, machine, options, sender
+from colmet.facility.collect import Facility
+from colmet.facility.logins import Logins
+from colmet.facility.obfuscation import plain
+from colmet.facility.people import People
+from tests.support.kubernetes_server import KubernetesServer, pod
+
+CONDOR = Path(__file__).parents[1] / "data/facility/condor"
+ROOT = Path(__file__).parents[2]
+
+
+class Endpoint:
+    """Takes documents."""
+
+    def __init__(self):
+        self.taken = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                outer.taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def endpoint():
+    with Endpoint() as made:
+        yield made
+
+
+@pytest.fixture
+def condor(tmp_path, monkeypatch):
+    """The commands of HTCondor are in PATH; what they were asked is in the file."""
+    asked = tmp_path / "asked"
+    monkeypatch.setenv("PATH", f"{CONDOR}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASKED", str(asked))
+    return asked
+
+
+def kept(tmp_path):
+    """Options that keep all that is written here."""
+    return ("--spool-dir", str(tmp_path / "spool"), "--state-file", str(tmp_path / "state.json"))
+
+
+def facility(*argv):
+    return command.main(["-c", "X", *argv])
+
+
+def printed(capfd):
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+# -- from end to end --
+
+
+def test_all_documents_reach_the_endpoint_in_the_order_of_a_run(endpoint, condor, tmp_path, monkeypatch):
+    with KubernetesServer() as kubernetes:
+        kubernetes.pods["af-jupyter"] = [pod("af-jupyter", "nb", {"owner": "alice"})]
+        kubernetes.pods["coffea-casa"] = [pod("coffea-casa", "nb", {"jhub_user": "bob"})]
+        monkeypatch.setenv("KUBECONFIG", "")
+        argv = [
+            "-sjb",
+            "--host",
+            "-t",
+            "secret",
+            "-u",
+            endpoint.url,
+            "--disk",
+            "/",
+            "-q",
+            "all:",
+            "-q",
+            'long:Q == "a::b"',
+        ]
+        config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
+        assert facility(*argv, "--kubeconfig", config, *kept(tmp_path)) == 0
+    kinds = [document["kind"] for document in endpoint.taken]
+    jobs = ["condorqueue"] * 2 + ["condorjob"] * 5
+    assert kinds == ["jupyter-ml", "jupyter-coffea", "ssh", "CPU", "MEM", "NETWORK", "DISK", *jobs]
+    assert {(document["token"], document["cluster"]) for document in endpoint.taken} == {("secret", "X")}
+    assert all(list(document)[:3] == ["token", "kind", "cluster"] for document in endpoint.taken)
+    here = [document for document in endpoint.taken if "login_node" in document]
+    assert {document["login_node"] for document in here} == {socket.gethostname()} and len(here) == 5
+    assert [document["users"] for document in endpoint.taken[:2]] == [["alice"], ["bob"]]
+
+
+def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
+    assert facility("-b", "-q", "all:", "-q", 'long:Queue == "a:b"', "--json-lines", *kept(tmp_path)) == 0
+    queue = {"idle": 12, "running": 7, "held": 4, "allocated_cores": 13, "allocated_mem": 26432}
+    head = {"token": None, "cluster": "X"}
+    assert printed(capfd) == [
+        {**head, "kind": "condorqueue", "queue": "all", **queue},
+        {**head, "kind": "condorqueue", "queue": "long", **queue},
+        {**head, "kind": "condorjob", "users": "alice", "Id": "120.0", "Runtime": 0, "state": "idle"},
+        {**head, "kind": "condorjob", "users": "bob", "Id": "121.0", "Runtime": 42, "state": "held"},
+        {**head, "kind": "condorjob", "users": "bob", "Id": "122.7", "Runtime": 0, "state": "unknown"},
+        {**head, "kind": "condorjob", "state": "finished", "users": "alice", "Id": "118.0", "Runtime": 3661},
+        {**head, "kind": "condorjob", "state": "finished", "users": "bob", "Id": "119.3", "Runtime": 12},
+    ]
+    asked = condor.read_text()
+    assert "condor_q [-all] [-totals] [-json]\n" in asked
+    assert 'condor_q [-all] [-totals] [-json] [-constraint] [Queue == "a:b"]\n' in asked
+    assert '[CpusProvisioned] [MemoryProvisioned] [-json] [-constraint] [Queue == "a:b"]\n' in asked
+
+
+def test_without_queues_no_document_tells_of_one(condor, tmp_path, capfd):
+    assert facility("-b", "--json-lines", *kept(tmp_path)) == 0
+    assert {document["kind"] for document in printed(capfd)} == {"condorjob"}
+
+
+def test_names_of_jobs_and_hosts_are_others_where_that_is_wanted(condor, tmp_path, capfd):
+    argv = ["-b", "--host", "--disk", "/", "-o", "-z", "salt", "-O", "bnl.gov", "--json-lines", *kept(tmp_path)]
+    assert facility(*argv) == 0
+    found = printed(capfd)
+    jobs = [document["users"] for document in found if document["kind"] == "condorjob"]
+    assert set(jobs) == {"3baa379b", "07a2341c"} and jobs.count("3baa379b") == 2
+    digits = "".join(re.findall(r"\d", socket.gethostname()))
+    assert {document["login_node"] for document in found if "login_node" in document} == {f"atlas{digits}.bnl.gov"}
+
+
+def test_a_key_makes_other_names_without_a_further_option(condor, tmp_path, capfd):
+    key = str(tmp_path / "key")
+    assert facility("--make-key", key) == 0
+    assert facility("-b", "--key-file", key, "--json-lines", *kept(tmp_path)) == 0
+    names = {document["users"] for document in printed(capfd)}
+    assert len(names) == 2 and all(re.fullmatch("[0-9a-f]{16}", name) for name in names)
+
+
+# -- what fails --
+
+
+class Broken(BatchSystem):
+    name = "broken"
+
+    def queues(self):
+        raise BatchError("no answer; start it")
+
+    def jobs(self):
+        return [BatchJob("1", "alice", "running", 5)]
+
+    def ended(self, within_s):
+        raise ZeroDivisionError
+
+
+class Odd(Broken):
+    name = "odd"
+
+    def queues(self):
+        self.left_out += 1
+        return [Queue("q", 1, 2, 3)]
+
+    def ended(self, within_s):
+        return [BatchJob("2", "alice", "finished", within_s)]
+
+
+def gathered(**sources):
+    return Facility("X", "n", lambda: People("", plain), **sources).gather()
+
+
+def test_a_source_that_fails_does_not_cost_the_others(caplog):
+    found = gathered(logins=Logins(False, 5, who=["echo", "bob"]), batch=[Broken()])
+    assert found.failed == ["queues of broken", "ended jobs of broken"]
+    assert [(group.file, len(group.documents)) for group in found.groups] == [("ssh.json", 1), ("condor.json", 1)]
+    assert "source failed: source=queues of broken: no answer; start it" in caplog.text
+    assert "source failed, a defect: source=ended jobs of broken" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+def test_a_source_that_gives_not_all_it_has_is_named():
+    found = gathered(batch=[Odd()])
+    assert found.failed == ["queues of odd"]
+    assert [document.get("Runtime") for document in found.groups[0].documents] == [None, 5, 360]
+
+
+def test_where_who_answers_and_last_does_not_its_document_is_there(caplog):
+    found = gathered(logins=Logins(True, 5, who=["echo", "bob"], last=["false"]))
+    assert found.failed == ["ssh"]
+    assert found.groups[0].documents[0]["users"] == ["bob"]
+
+
+def test_a_source_that_takes_long_does_not_keep_a_program_from_ending():
+    freed, asked = threading.Event(), threading.Event()
+
+    class Slow(Odd):
+        def queues(self):
+            asked.set()
+            freed.wait(60)
+            return []
+
+    sources = Facility(
+        "X", "n", lambda: People("", plain), logins=Logins(False, 5, who=["echo", "bob"]), batch=[Slow()]
+    )
+    found = sources.gather(lambda: not asked.is_set())
+    freed.set()
+    assert found.failed == ["queues of odd", "jobs of odd", "ended jobs of odd"]
+    assert [document["kind"] for group in found.groups for document in group.documents] == ["ssh"]
+
+
+def test_the_watchdog_hears_of_a_program_whose_source_takes_long():
+    beats = []
+
+    class Slow(Odd):
+        def jobs(self):
+            while len(beats) < 8:
+                time.sleep(0.01)
+            return []
+
+    found = Facility("X", "n", lambda: People("", plain), batch=[Slow()]).gather(lambda: beats.append(1) or True)
+    assert "jobs of odd" not in found.failed
+
+
+def test_a_batch_system_that_is_not_there_makes_the_status_1(endpoint, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    argv = ["-b", "-q", "all:", "--host", "--disk", "/", "-u", endpoint.url, *kept(tmp_path)]
+    assert facility(*argv) == 1
+    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
+    assert "source failed: source=jobs of condor: condor_q" in caplog.text
+
+
+def test_without_psutil_the_others_are_sent(endpoint, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    argv = ["--host", "--disk", "/", "-u", endpoint.url, *kept(tmp_path)]
+    assert facility(*argv) == 1
+    assert [document["kind"] for document in endpoint.taken] == ["CPU", "DISK"]
+    assert "source failed: source=MEM: --host requires the Python module psutil" in caplog.text
+
+
+def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
+    argv = ["--host", "--disk", str(tmp_path), "--disk", "/none", "-u", endpoint.url, *kept(tmp_path)]
+    assert facility(*argv) == 0
+    assert [document["mount"] for document in endpoint.taken if document["kind"] == "DISK"] == [str(tmp_path)]
+    assert "disk skipped: path=/none" in caplog.text
+
+
+def test_an_endpoint_that_is_away_gets_the_documents_later(endpoint, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        away = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    argv = ["--host", "--disk", "/", "--tries", "1", *kept(tmp_path)]
+    assert facility(*argv, "-u", away, "-t", "one") == 1
+    assert facility(*argv, "-u", endpoint.url, "-t", "two") == 0
+    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"] * 2
+    assert {document["token"] for document in endpoint.taken} == {"two"}
+
+
+# -- the token --
+
+
+def token_of(endpoint, tmp_path, *argv):
+    endpoint.taken.clear()
+    assert facility("--host", "--disk", "/", "-u", endpoint.url, *argv, *kept(tmp_path)) == 0
+    [token] = {document["token"] for document in endpoint.taken}
+    return token
+
+
+def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tmp_path, monkeypatch, caplog):
+    path = tmp_path / "token"
+    path.write_text("of the file\n")
+    path.chmod(0o600)
+    assert token_of(endpoint, tmp_path) is None
+    monkeypatch.setenv("COLMET_FACILITY_TOKEN", "of the environment")
+    assert token_of(endpoint, tmp_path) == "of the environment"
+    assert "COLMET_FACILITY_TOKEN" not in os.environ  # so that no program that is started has it
+    assert token_of(endpoint, tmp_path, "--token-file", str(path)) == "of the file"
+    assert "can be seen by all users" not in caplog.text
+    assert token_of(endpoint, tmp_path, "-t", "of the line") == "of the line"
+    assert "all users of this machine can read a secret on the command line: -t; use --token-file" in caplog.text
+
+
+# -- the command line --
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        ([], "no source is chosen"),
+        (["--host"], "no destination is given; give --url, --zeromq-uri, --json-lines or --debug"),
+        (["--host", "--json-lines", "-d"], "--json-lines has no effect with --debug"),
+        (["--host", "--json-lines", "-S"], "--ssh-history has no effect without --ssh"),
+        (["-s", "--json-lines", "--disk", "/home"], "--disk has no effect without --host"),
+        (["-s", "--json-lines", "-n", "pods"], "--namespace has no effect without --jupyter"),
+        (["--host", "-u", "ftp://x/"], "--url: not an address"),
+        (["--host", "-c", "", "--json-lines"], "no name of the facility is given; give --cluster NAME"),
+        (["-s", "-g", "no-such-group", "--json-lines"], "this machine knows no group 'no-such-group'"),
+        (["-b", "-q", "all", "--json-lines"], "'all' is not of the form NAME:CONSTRAINT"),
+        (
+            ["--batch-system", "oar", "-q", "a:", "--json-lines"],
+            "-q names queues of HTCondor; add --batch-system condor",
+        ),
+        (["-b", "-q", ":x", "--json-lines"], "':x' is not of the form NAME:CONSTRAINT"),
+        (["--batch-system", "pbs", "--json-lines"], "'pbs' is none of condor, gridengine, oar, slurm"),
+        (["--host", "--disk", "home", "--json-lines"], "'home' is not an absolute path"),
+        (["-j", "-n", "a b", "--json-lines"], "-n: 'a b' is no name of a namespace"),
+        (["-s", "-t", "x", "--token-file", "/x", "-u", "http://x"], "not allowed with argument"),
+        (["-s", "--token-file", "/none", "-u", "http://x/"], "--token-file: /none cannot be read: No such file"),
+        (["-s", "--key-file", "/none", "--json-lines"], "--key-file: /none cannot be read"),
+        (["-s", "--key-file", "/none", "-z", "x", "--json-lines"], "--key-file excludes --salt and --salt-file"),
+        (["-s", "--key-file", "", "--json-lines"], "--key-file: names no file"),
+        (["-s", "--key-file", "", "-z", "x", "--json-lines"], "--key-file excludes --salt and --salt-file"),
+        (["-s", "-o", "--salt-file", "", "--json-lines"], "--salt-file: names no file"),
+        (
+            ["-s", "--key-file", "/none", "--salt-file", "", "--json-lines"],
+            "--key-file excludes --salt and --salt-file",
+        ),
+        (["-s", "--token-file", "", "-u", "http://127.0.0.1:1/"], "--token-file: names no file"),
+        (["--make-key", ""], "--make-key: names no file"),
+        (["-s", "--interval", "0.5", "--json-lines"], "'0.5' is not a number of seconds from 1 to 86400"),
+        (["-s", "--interval", "nan", "--json-lines"], "'nan' is not a number of seconds"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(tmp_path, capsys, argv, why):
+    try:
+        status = facility(*argv, "--spool-dir", str(tmp_path / "spool"))
+    except SystemExit as err:
+        status = err.code
+    said = capsys.readouterr()
+    assert status == 2 and not said.out
+    assert why in said.err and said.err.count("\n") == 1 and said.err.startswith("colmet-facility: error: ")
+
+
+def parsed(*argv):
+    return options.build_parser(afmetrics.PROGRAM).parse_args(argv)
+
+
+def test_the_alias_has_the_old_defaults():
+    given = parsed()
+    assert (given.cluster, given.url, given.state_file) == ("UC-AF", "https://af.atlas-ml.org/", None)
+    assert afmetrics.PROGRAM.state_file == "/run/afmetrics.json"
+    assert (given.namespace, given.label, given.token, given.loglevel) == ("af-jupyter", "owner", None, None)
+    assert (given.salt, given.group, given.obfuscate_hosts, given.queue) == ("", "", "", [])
+    flags = ("ssh", "ssh_history", "jupyter", "batch", "host", "obfuscate_users", "debug")
+    assert not any(getattr(given, flag) for flag in flags)
+
+
+def test_the_alias_has_the_old_short_and_long_options():
+    short = parsed(
+        "-sSjbod", "-n", "N", "-l", "L", "-t", "T", "-c", "C", "-u", "U", "-O", "D", "-z", "Z", "-g", "G",
+        "-q", "a:b:c",
+    )  # fmt: skip
+    long = parsed(
+        "--ssh", "--ssh-history", "--jupyter", "--batch", "--obfuscate-users", "--debug", "--namespace", "N",
+        "--label", "L", "--token", "T", "--cluster", "C", "--url", "U", "--obfuscate-hosts", "D", "--salt", "Z",
+        "--group", "G", "--queue", "a:b:c",
+    )  # fmt: skip
+    assert short == long
+    assert short.queue == [("a", "b:c")] and short.ssh and short.debug and short.namespace == "N"
+    assert parsed("-q", "all:").queue == [("all", "")]
+
+
+def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("s3cret-token\n")
+    token.chmod(0o600)
+    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token), *kept(tmp_path)]
+    for option, count in (("-v", 0), ("-vv", 4)):
+        said = process("command", option, *argv, cwd=tmp_path).stderr
+        found = re.findall(r"DEBUG \S+: document (.*)", said)
+        assert len(found) == len(re.findall("DEBUG .*: answer status=200", said)) == count
+        assert all(json.loads(text)["token"] is None for text in found) and "s3cret" not in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "level"),
+    [(["-v"], 20), (["-vv"], 10), (["-vv", "-v"], 20), (["-v", "-vv"], 10), (["-sv"], 20), (["--very-verbose"], 10)],
+)
+def test_the_last_level_of_the_log_counts(argv, level):
+    assert parsed(*argv).loglevel == level
+
+
+def test_what_the_alias_keeps_is_not_sent_to_the_endpoint_of_the_other(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    other = options.build_parser(command.PROGRAM).parse_args([])
+    assert sender.spool_directory(parsed()) == "/var/spool/afmetrics_collector"
+    assert sender.spool_directory(other) == "/var/spool/colmet-facility"
+
+
+def test_machines_with_one_home_directory_have_a_state_each(tmp_path, monkeypatch):
+    for name in ("login1", "login2"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        assert facility("--host", "--disk", "/", "--json-lines", "--spool-dir", str(tmp_path)) == 0
+    assert sorted(os.listdir(tmp_path)) == ["network-login1.json", "network-login2.json"]
+
+
+def test_traffic_of_an_interval_of_hours_is_told_of(tmp_path):
+    counts = iter([machine.Counted(0, 0, 0), machine.Counted(5, 6, 7200_500)])
+    given = options.build_parser(command.PROGRAM).parse_args(
+        ["-c", "X", "--host", "--interval", "7200", *kept(tmp_path)]
+    )
+    made = command.facility_of(command.PROGRAM, given)
+    made._host.network._count = lambda: next(counts)
+    documents = [made.gather().groups[0].documents for _ in range(2)]
+    told = [document["network"] for of_run in documents for document in of_run if document["kind"] == "NETWORK"]
+    assert told[1] == {"sent": 5, "received": 6, "interval": 7200.5}
+
+
+def test_nothing_wanted_of_the_alias_is_nothing_done(tmp_path):
+    assert afmetrics.main(["-u", "http://127.0.0.1:1/", "--spool-dir", str(tmp_path)]) == 0
+
+
+def test_disks_are_those_of_old_unless_others_are_named():
+    assert machine.DISKS == ("/home", "/data", "/scratch")
+    assert parsed("--disk", "/a/", "--disk", "/b").disk == ["/a", "/b"]
+
+
+# -- in processes of their own --
+
+
+def process(module, *argv, cwd, **settings):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    return subprocess.run(
+        [sys.executable, "-m", f"colmet.facility.{module}", *argv],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_alias_logs_to_standard_output_in_the_old_format(tmp_path):
+    done = process("afmetrics", "-v", "-s", "-d", cwd=tmp_path)
+    assert done.returncode == 0 and not done.stderr
+    lines = done.stdout.splitlines()
+    assert lines
+    for line in lines:
+        assert re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] INFO:colmet\.facility\.\w+:", line)
+
+
+def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
+    argv = ["--host", "-s", "-o", "-z", "salt", "-t", "x", "-u", endpoint.url, *kept(tmp_path)]
+    done = process("afmetrics", *argv, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(endpoint.taken) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
+
+
+def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    with KubernetesServer() as kubernetes:
+        config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
+        argv = ["-sjb", "--host", "--disk", "/", "-q", "all:", "-d", "-u", "http://127.0.0.1:1/"]
+        state = str(tmp_path / "state.json")
+        for one in ([*argv, "--kubeconfig", config, "--state-file", state], ["-s", "-d"]):
+            done = process("afmetrics", *one, cwd=place, HOME=str(tmp_path))
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(os.listdir(place)) == ["condor.json", "host.json", "jupyter-debug.json", "ssh.json"]
+    for name, count in (("condor.json", 6), ("host.json", 4), ("jupyter-debug.json", 2), ("ssh.json", 2)):
+        text = (place / name).read_text()
+        decoder, at, found = json.JSONDecoder(), 0, []
+        while at < len(text):
+            document, at = decoder.raw_decode(text, at)  # nothing between two documents
+            found.append(document)
+        assert len(found) == count
+        assert text.startswith('{\n    "token": null,\n    "kind": "')
+
+
+@pytest.mark.parametrize("program", ["command.PROGRAM", "afmetrics.PROGRAM"])
+def test_only_colmet_itself_says_all_of_it(tmp_path, program):
+    script = (
+        "import logging; from colmet.facility import afmetrics, command\n"
+        f"command.set_up_logging({program}, logging.DEBUG)\n"
+        "for name in ('oauthlib.oauth2', 'requests_oauthlib', 'urllib3.connectionpool', 'kubernetes', 'rest'):\n"
+        "    logging.getLogger(name).debug('of the library')\n"
+        "for name in ('colmet.batch.slurm', '__main__'):\n"
+        "    logging.getLogger(name).debug('of our own')\n"
+        "logging.getLogger('requests_oauthlib').info('it refreshes')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert "of the library" not in said and said.count("of our own") == 2 and "it refreshes" in said
+
+
+def test_the_version_is_told(tmp_path):
+    done = process("afmetrics", "--version", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("afmetrics_collector ")
+
+
+def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
+    script = '"$0" -m colmet.facility.command -c X --host --disk / --json-lines --spool-dir "" --state-file s | true'
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("reader", ["> /dev/full", "| true"])
+def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
+    script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
+    argv = ["-m", "colmet.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-t", "", "-u"]
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, *argv, endpoint.url, *kept(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
+    assert (tmp_path / "status").read_text() == "1\n"
+    assert done.stderr.count("\n") == 1 and "ERROR __main__: documents cannot be printed: " in done.stderr
+
+
+def test_lines_take_a_standard_output(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it where it is closed
+    assert facility("--host", "--json-lines", *kept(tmp_path)) == 2
+    assert capsys.readouterr().err == "colmet-facility: error: --json-lines: standard output is closed\n"
+
+
+def test_a_service_that_can_print_no_more_goes_on(endpoint, tmp_path):
+    argv = [
+        "-c",
+        "X",
+        "--host",
+        "--disk",
+        "/",
+        "--json-lines",
+        "-t",
+        "",
+        "-u",
+        endpoint.url,
+        "--interval",
+        "1",
+        *kept(tmp_path),
+    ]
+    with open("/dev/full", "w") as full, subprocess.Popen(
+        [sys.executable, "-m", "colmet.facility.command", *argv],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        while len(endpoint.taken) < 8 and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert {line.partition("ERROR ")[2] for line in said.splitlines()} == {
+        "__main__: documents cannot be printed: No space left on device"
+    }
+
+
+def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_path):
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(60)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "NOTIFY_SOCKET": str(tmp_path / "notify"),
+        "WATCHDOG_USEC": "600000",
+    }
+    token = tmp_path / "token"
+    token.write_text("one")
+    token.chmod(0o600)
+    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token)]
+    argv += ["--interval", "1", *kept(tmp_path)]
+    with manager, subprocess.Popen(
+        [sys.executable, "-m", "colmet.facility.command", *argv],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        said = [manager.recv(4096).decode()]
+        while said.count("WATCHDOG=1") < 3 or len(endpoint.taken) < 12:
+            said.append(manager.recv(4096).decode())
+            if len(endpoint.taken) >= 4:
+                token.write_text("two")  # it is renewed while the service runs
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=60)
+        while not said[-1].startswith("STOPPING"):
+            said.append(manager.recv(4096).decode())
+    assert running.returncode == 0 and (out, err) == ("", "")
+    assert said[0] == "READY=1" and said[-1] == "STOPPING=1" and "STATUS=runs: 1, incomplete: 0" in said
+    traffic = [document["network"] for document in endpoint.taken if document["kind"] == "NETWORK"]
+    assert traffic[0]["interval"] == 0.0 and traffic[1]["interval"] > 0.5
+    assert (endpoint.taken[0]["token"], endpoint.taken[-1]["token"]) == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("option", "program"),
+    [("-s", "who"), ("--batch-system=gridengine", "qstat"), ("--batch-system=slurm", "squeue")],
+)
+def test_a_command_that_hangs_does_not_outlive_a_program_that_is_told_to_end(tmp_path, option, program):
+    hung, script = tmp_path / "hung", tmp_path / program
+    script.write_text('#!/bin/sh\necho $$ >>"$HUNG"\nexec sleep 60\n')
+    script.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HUNG": str(hung),
+    }
+    argv = ["-c", "X", option, "--json-lines", *kept(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "colmet.facility.command", *argv],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        while not (hung.exists() and hung.read_text().endswith("\n")) and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode == 1
+    pids = hung.read_text().split()
+    assert len(pids) == 1  # no other was asked in its place
+    until = time.monotonic() + 10
+    while left := [pid for pid in pids if lives(pid)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
+
+
+def lives(pid):
+    try:
+        return not re.search(r"^State:\tZ", Path(f"/proc/{pid}/status").read_text(), re.M)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_service_that_cannot_work_does_not_begin(tmp_path):
+    done = process("command", "-c", "X", "--host", "--interval", "5", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("colmet-facility: error: no destination is given")
+
+
+def test_an_error_of_the_command_line_is_of_the_commands_kind():
+    with pytest.raises(ConfigError):
+        command.facility_of(command.PROGRAM, options.build_parser(command.PROGRAM).parse_args([]))

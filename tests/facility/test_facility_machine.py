@@ -1,0 +1,372 @@
+"""This machine's documents: load, memory, network and disks, beside what free, df and the kernel say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colmet.facility import deadlines, machine
+from colmet.facility.deadlines import Deadlines, SourceFailed
+from colmet.facility.documents import Traffic
+from colmet.facility.machine import (
+    Counted,
+    Disks,
+    DisksSilent,
+    Network,
+    parse_counted,
+    parse_mounts,
+    parse_self_binds,
+    since,
+)
+from tests.support.machine import cannot_run, fork
+
+OPEN = os.open
+
+
+def said(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={"LC_ALL": "C", **os.environ}).stdout
+
+
+@pytest.mark.live
+def test_memory_is_what_free_says():
+    if shutil.which("free") is None:
+        cannot_run("there is no free command (package procps)")
+    total, available = machine.memory()
+    words = said("free", "-b").splitlines()[1].split()
+    assert total == int(words[1])
+    assert abs(available - int(words[6])) < 1 << 30  # others take and give back meanwhile
+
+
+@pytest.mark.live
+def test_the_load_is_the_kernels():
+    def kernels():
+        return float(Path("/proc/loadavg").read_text().split()[0])
+
+    before, load, after = kernels(), machine.load(), kernels()
+    assert min(before, after) - 0.011 <= load <= max(before, after) + 0.011  # the kernel cuts digits off
+
+
+def test_traffic_is_the_sum_of_all_interfaces():
+    def kernels():
+        rows = [line.replace(":", " ").split() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+        return sum(int(row[9]) for row in rows), sum(int(row[1]) for row in rows)
+
+    before = kernels()
+    counted = machine.count_traffic()
+    after = kernels()
+    assert before[0] <= counted.sent <= after[0] and before[1] <= counted.received <= after[1]
+
+
+# -- the state file of the network --
+
+
+def held(state):
+    """What the state has for every program, and whose it is."""
+    of_all = json.loads(state.read_text())
+    assert of_all.pop("of") == machine.counting()
+    return of_all
+
+
+def test_traffic_is_the_difference_to_the_state_file(tmp_path):
+    now_ms = int(time.time() * 1000)
+    state = tmp_path / "afmetrics.json"
+    state.write_text(json.dumps({"sent": 1000, "received": 5000, "timestamp": now_ms - 300_000}))
+    network = Network(str(state), lambda: Counted(1250, 9000, now_ms))
+    assert network.traffic() == Traffic(250, 4000, 300.0)
+    assert held(state) == {"sent": 1250, "received": 9000, "timestamp": now_ms}
+    assert os.listdir(tmp_path) == ["afmetrics.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        b"",
+        b"not JSON",
+        b"[1, 2, 3]",
+        b'{"sent": 1, "received": 1}',
+        b'{"sent": 1.5, "received": 1, "timestamp": 99000000}',
+        b'{"sent": true, "received": 1, "timestamp": 99000000}',
+        b'{"sent": -1, "received": 1, "timestamp": 99000000}',
+        b'{"sent": "1", "received": 1, "timestamp": 99000000}',
+        b'{"sent": 1, "received": 1, "timestamp": 96399999}',  # older than an hour
+        b'{"sent": 1, "received": 1, "timestamp": 100000001}',  # from the future
+        b'{"sent": 11, "received": 1, "timestamp": 99000000}',  # counters began anew
+        b'{"sent": 1, "received": 21, "timestamp": 99000000}',
+        b"[" * 4096,
+        b'{"sent": ' + b"9" * 4096,
+    ],
+)
+def test_a_state_that_tells_nothing_begins_anew(tmp_path, text):
+    state = tmp_path / "state"
+    if text is not None:
+        state.write_bytes(text)
+    network = Network(str(state), lambda: Counted(10, 20, 100_000_000))
+    assert network.traffic() == Traffic(0, 0, 0.0)
+    assert held(state) == {"sent": 10, "received": 20, "timestamp": 100_000_000}
+
+
+def test_the_counters_of_another_machine_or_boot_are_none_of_ours(tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    counts = iter([Counted(10, 20, 0), Counted(15, 30, 60_000), Counted(25, 50, 120_000), Counted(45, 90, 180_000)])
+
+    def traffic():
+        return Network(str(state), lambda: next(counts)).traffic()
+
+    assert traffic() == Traffic(0, 0, 0.0)
+    assert traffic() == Traffic(5, 10, 60.0)
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "login2")
+    assert traffic() == Traffic(0, 0, 0.0)
+    (tmp_path / "boot").write_text("another\n")
+    monkeypatch.setattr(machine, "BOOT_ID", str(tmp_path / "boot"))
+    assert traffic() == Traffic(0, 0, 0.0)
+    assert json.loads(state.read_text())["of"] == "login2 another"
+
+
+def test_without_a_number_of_the_boot_machines_have_their_names(monkeypatch, tmp_path):
+    assert machine.counting() == f"{machine.name()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    monkeypatch.setattr(machine, "BOOT_ID", str(tmp_path / "none"))
+    assert machine.counting() == f"{machine.name()} "
+
+
+def test_a_state_of_one_hour_still_counts():
+    assert since(Counted(1, 1, 96_400_000), Counted(10, 20, 100_000_000)) == Traffic(9, 19, 3600.0)
+
+
+def test_a_huge_number_is_no_time():
+    assert (
+        since(parse_counted(b'{"sent": 1, "received": 1, "timestamp": 1' + b"0" * 400 + b"}"), Counted(1, 1, 5)) is None
+    )
+
+
+def test_a_state_that_cannot_be_written_is_told_of_once_and_kept_in_memory(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    counts = iter([Counted(10, 20, 1000), Counted(15, 30, 61_000)])
+    network = Network(str(tmp_path / "file/state"), lambda: next(counts))
+    assert network.traffic() == Traffic(0, 0, 0.0)
+    assert network.traffic() == Traffic(5, 10, 60.0)
+    assert network.failures == 2
+    assert len(caplog.messages) == 1 and "network state cannot be written" in caplog.text
+
+
+def test_a_state_that_cannot_be_replaced_is_not_counted_from_again_and_again(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    counts = iter([Counted(10, 20, 1000), Counted(15, 30, 61_000), Counted(17, 33, 121_000)])
+    assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(
+        machine.os, "open", lambda name, flags, *more: refuse() if flags & os.O_WRONLY else OPEN(name, flags)
+    )
+    for _ in range(2):  # two runs: these bytes were in neither
+        assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
+
+
+def test_a_file_that_root_made_for_another_user_is_written_in_its_place():
+    if os.geteuid() != 0:
+        cannot_run("needs root, to become another user")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are for nobody else
+        os.chmod(folder, 0o755)
+        state = Path(folder, "afmetrics.json")
+        state.write_text("")
+        os.chown(state, 65534, 65534)
+        pid = fork()
+        if pid == 0:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                Network(str(state), lambda: Counted(1, 2, 3)).traffic()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert held(state) == {"sent": 1, "received": 2, "timestamp": 3}
+        assert state.stat().st_uid == 65534
+
+
+def test_a_link_in_the_place_of_the_state_is_not_followed(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("precious")
+    state = tmp_path / "state"
+    state.symlink_to(other)
+    Network(str(state), lambda: Counted(1, 2, 3)).traffic()
+    assert other.read_text() == "precious" and not state.is_symlink()
+
+
+def test_rights_are_given_to_the_state_alone_whoever_has_the_directory(tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.touch(0o600)
+    made = tempfile.mkstemp
+
+    def exchanged(**options):
+        descriptor, path = made(**options)
+        os.unlink(path)
+        os.symlink(other, path)
+        return descriptor, path
+
+    monkeypatch.setattr(machine.tempfile, "mkstemp", exchanged)
+    Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
+    assert other.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_state_can_be_read_by_all(tmp_path):
+    Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o644
+
+
+# -- disks --
+
+
+@pytest.mark.live
+def test_a_disk_is_what_df_says():
+    [space] = Disks(["/"], Deadlines(), 10).spaces()
+    source, total, used, free = said("df", "-B1", "--output=source,size,used,avail", "/").splitlines()[1].split()
+    assert space.mount == "/" and space.total == int(total)
+    assert abs(space.used - int(used)) < 1 << 30 and abs(space.free - int(free)) < 1 << 30
+    if source.startswith("/dev/"):
+        assert space.device is not None and not space.device.startswith("/")
+
+
+def test_a_path_that_is_no_mount_has_no_device(tmp_path):
+    [space] = Disks([str(tmp_path)], Deadlines(), 10).spaces()
+    assert space.device is None and space.total > 0
+
+
+def test_devices_are_those_of_the_table_of_mounts():
+    text = (
+        "/dev/mapper/vg-home /home ext4 rw 0 0\n"
+        "server:/export/data /data nfs4 rw 0 0\n"
+        "auto /scratch autofs rw 0 0\n"
+        "/dev/sdb1 /scratch xfs rw 0 0\n"
+        "/dev/sdc1 /my\\040disk xfs rw 0 0\n"
+        "odd\n"
+    )
+    assert parse_mounts(text) == {
+        "/home": "mapper/vg-home",
+        "/data": "server:/export/data",
+        "/scratch": "sdb1",
+        "/my disk": "sdc1",
+    }
+
+
+def test_what_is_mounted_on_itself_alone_is_no_mount():
+    """As systemd does with /home for a unit; a part of a disk that somebody mounts elsewhere is another matter."""
+    text = (
+        "27 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        "50 27 254:0 /home /home ro shared:1 - ext4 /dev/vda rw\n"
+        "51 50 254:0 /home /home ro - ext4 /dev/vda rw\n"
+        "52 27 254:0 /srv/data /data rw - ext4 /dev/vda rw\n"
+        "54 53 8:16 /top/my\\040disk /scratch/my\\040disk ro - xfs /dev/sdb rw\n"
+        "53 27 8:16 /top /scratch rw - xfs /dev/sdb rw\n"
+        "55 27 8:32 / /own rw - xfs /dev/sdc rw\n"
+        "56 55 8:32 / /own ro - xfs /dev/sdc rw\n"  # on top of a disk
+        "57 27 0:40 /nfs /nfs rw - nfs4 server:/nfs rw\n"
+        "odd\n"
+    )
+    assert parse_self_binds(text) == {"/home", "/scratch/my disk"}
+    subvolumes = "27 1 0:21 /@ / rw - btrfs /dev/vda rw\n28 27 0:21 /@home /home rw - btrfs /dev/vda rw\n"
+    assert parse_self_binds(subvolumes) == set()
+
+
+@pytest.mark.live
+def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, root):
+    script = """set -e; cd "$1"; shift
+    mkdir home data elsewhere own; mount -t tmpfs disk own
+    mount --bind home home; mount -o remount,bind,ro home; mount --bind data elsewhere; mount --bind own own
+    exec "$@" """
+    command = ["-m", "colmet.facility.command", "-c", "X", "--host", "--json-lines", "--spool-dir", ""]
+    places = [str(tmp_path / name) for name in ("home", "elsewhere", "own")]
+    disks = [word for place in places for word in ("--disk", place)]
+    argv = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, *command, *disks]
+    documents = [json.loads(line) for line in said(*argv, "--state-file", str(tmp_path / "state")).splitlines()]
+    devices = {document["mount"]: document.get("device") for document in documents if document["kind"] == "DISK"}
+    home, elsewhere, own = (devices[place] for place in places)
+    assert home is None and elsewhere and own == "disk"
+
+
+def test_a_missing_disk_is_left_out_with_a_warning_at_first(tmp_path, caplog):
+    disks = Disks([str(tmp_path), str(tmp_path / "none"), "/proc"], Deadlines(), 10)
+    assert [space.mount for space in disks.spaces()] == [str(tmp_path)]
+    assert f"disk skipped: path={tmp_path}/none: No such file or directory" in caplog.text
+    assert "disk skipped: path=/proc: it has no size" in caplog.text
+    caplog.clear()
+    assert len(disks.spaces()) == 1 and not caplog.text
+    (tmp_path / "none").mkdir()
+    assert len(disks.spaces()) == 2
+    (tmp_path / "none").rmdir()
+    disks.spaces()
+    assert "disk skipped" in caplog.text
+
+
+def test_a_disk_that_nobody_named_is_left_out_without_a_warning(tmp_path, caplog):
+    """Else cron would send a mail at each run from a machine that has no /scratch."""
+    caplog.set_level(logging.INFO)
+    assert Disks([str(tmp_path / "none")], Deadlines(), 10, wanted=False).spaces() == []
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_without_a_table_of_mounts_devices_are_left_out(tmp_path, caplog):
+    [space] = Disks(["/"], Deadlines(), 10, mtab=str(tmp_path / "none")).spaces()
+    assert space.device is None and "devices are missing" in caplog.text
+
+
+def test_a_file_system_that_does_not_answer_does_not_cost_the_others(tmp_path, monkeypatch):
+    freed = threading.Event()
+    usage = machine.shutil.disk_usage
+    asked = []
+
+    def slow(path):
+        asked.append(path)
+        if path == "/gone":
+            freed.wait(30)
+        return usage("/")
+
+    monkeypatch.setattr(machine.shutil, "disk_usage", slow)
+    disks = Disks(["/gone", str(tmp_path)], Deadlines(), 0.05)
+    with pytest.raises(DisksSilent, match=r"the file system of /gone did not answer within 0\.05 s") as caught:
+        disks.spaces()
+    assert [space.mount for space in caught.value.found] == [str(tmp_path)]
+    with pytest.raises(DisksSilent, match="was asked before and still does not answer"):
+        disks.spaces()
+    assert asked.count("/gone") == 1  # threads do not pile up
+    freed.set()
+
+
+def test_what_is_raised_within_a_deadline_is_raised_to_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        Deadlines().call("x", 10, lambda: 1 // 0)
+    with pytest.raises(SourceFailed, match=r"x cannot be asked: SystemExit\(3\)"):
+        Deadlines().call("x", 10, lambda: sys.exit(3))
+    assert Deadlines().call("x", 10, lambda: None) is None
+    with pytest.raises(SourceFailed, match=r"x did not answer within 0\.01 s"):
+        Deadlines().call("x", 0.01, lambda: time.sleep(1))
+
+
+def test_when_it_is_time_to_end_nobody_waits_for_the_deadline(monkeypatch):
+    monkeypatch.setattr(deadlines, "LOOK_S", 0.01)
+    monkeypatch.setattr(deadlines, "GRACE_S", 0.05)
+    hangs = threading.Event()
+    with pytest.raises(SourceFailed, match="x had not answered when it was time to end"):
+        Deadlines().call("x", 3600, lambda: hangs.wait(30), lambda: False)
+    hangs.set()
+    assert Deadlines().call("x", 3600, lambda: 5, lambda: False) == 5
+
+
+@given(st.binary(max_size=60) | st.dictionaries(st.text(), st.integers()).map(lambda held: json.dumps(held).encode()))
+def test_any_bytes_are_a_state_or_none(text):
+    found = parse_counted(text)
+    assert found is None or all(type(value) is int and value >= 0 for value in found)

@@ -1,0 +1,741 @@
+"""`colmet mem` and `qmemview`: asked of a real server, on a terminal, in a pipe, and where something is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from colmet.collector import main as collector
+from colmet.commands import colmet
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import startup
+from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.gridengine import command, qmemview, screen, text
+from colmet.gridengine.model import GIB, HostMemory, JobMemory, Memory
+from colmet.gridengine.server import checked_address
+from tests.support.machine import cannot_run
+from tests.support.qmem_server import DATA, serving
+
+EVIL = "\x1b[2J\u202e中\t\r\nmallory"
+
+
+@pytest.fixture
+def server():
+    with serving() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch):
+    """Nothing of who runs the tests."""
+    for name in ("COLMET_TOKEN", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def mem(*argv):
+    return colmet.main(["mem", *argv])
+
+
+def failed(capsys, *argv, status=1):
+    """What is said where the command fails: one line."""
+    assert mem(*argv) == status
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and err.startswith("colmet mem: ")
+    return err
+
+
+def cells(out):
+    """The lines with tabs."""
+    return [line.split("\t") for line in out.splitlines() if "\t" in line]
+
+
+def page(memory, width=80, details=True, titles=text.SHORT_TITLES, **more):
+    """What a terminal without colours shows."""
+    console = Console(*(), width=width, height=30, record=True, file=io.StringIO(), no_color=True, force_terminal=True)
+    screen.show(memory, details, titles, console=console, **more)
+    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", console.file.getvalue()).rstrip("\n").split("\n")
+    assert all(len(line) <= width for line in shown)
+    return [line.rstrip() for line in shown]
+
+
+def memory_of(*hosts):
+    return Memory(hosts, 0, 0)
+
+
+def host_of(name="n1", total=16.0, jobs=(), processors=8, **more):
+    total = None if total is None else total * GIB
+    reserved = sum([job.reserved or 0 for job in jobs])
+    return HostMemory(name, processors, total, jobs, more.pop("reserved_by_all", reserved), **more)
+
+
+def job_of(used=1.0, reserved=2.0, job="7", owner="alice", name="x", master=True, slots=1):
+    used, reserved = [None if one is None else one * GIB for one in (used, reserved)]
+    return JobMemory(job, owner, name, master, slots, used, reserved)
+
+
+# -- in a pipe --
+
+
+def test_in_a_pipe_hosts_are_lines_of_columns_with_tabs_between_them(server, capsys):
+    assert mem(f"http://{server.place}") == 0
+    out, err = capsys.readouterr()
+    assert not err
+    assert cells(out) == [
+        ["HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AVAILABLE", "SLOTS"],
+        ["node1", "#" * 4 + "=" * 10 + "." * 26, "26.6", "4.25G", "16.00G", "47.30G", "31.30G", "6/8"],
+        ["node2", "#" * 8 + "=" * 2 + "." * 30, "75.0", "9.75G", "9.00G", "47.30G", "38.30G", "4/8"],
+        ["node3", "." * 40, "0.0", "0.00G", "0.00G", "0.50G", "0.50G", "0/4"],
+        ["node10", "-", "0.0", "0.00G", "0.00G", "-", "-", "0/-"],
+        ["Used (#)", "Reserved (=)", "Available (.)"],
+    ]
+    assert [path for path, _ in server.asked] == ["/qhost", "/qstat"]
+    qmemview.main([server.place])
+    assert cells(capsys.readouterr().out)[0] == [
+        *("HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY NEEDED", "MEMORY USED"),
+        *("TOTAL MEMORY", "AVAILABLE MEM", "SLOTS"),
+    ]
+
+
+def test_details_are_lines_below_their_host_between_dashes(server, capsys):
+    assert mem(server.place, "-d", "--host", "node2") == 0
+    out, _ = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].startswith("HOSTNAME\t") and set(lines[1]) == set(lines[3]) == {"-"}
+    assert cells(out)[2:-1] == [
+        ["Master", "2.3", "bob", "array", "75.0", "0.75G", "1.00G", "1/8"],
+        ["", "3", "alice", "parallel-with-a", "75.0", "6.00G", "8.00G", "2/8"],
+        ["Master", "4", "carol", "modest", "-", "3.00G", "-", "1/8"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "of_old", "jobs", "said"),
+    [
+        (["-j", "3"], ["-j", "3"], ["3", "3"], ""),
+        (["--job=2.1"], ["--jobid=2.1"], ["2.1"], ""),
+        (["-u", "bob"], ["-o", "bob"], ["2.1", "2.2", "2.3"], ""),
+        (["--user", "bob", "--host", "node1"], ["--owner", "bob", "--hostname", "node1"], ["2.1", "2.2"], ""),
+        (["-d", "--host=node1"], ["-u", "-hnode1"], ["1", "2.1", "2.2", "3"], ""),
+        (["-j", "17"], ["-j", "17"], [], "there is no job 17, or you may not see it"),
+        (["-u", "zoe"], ["-o", "zoe"], [], "user zoe has no job, or you may not see it"),
+        (
+            ["-u", "carol", "--host", "node1"],
+            ["-o", "carol", "-h", "node1"],
+            [],
+            "user carol has no job on node1, or you may not see it",
+        ),
+    ],
+)
+def test_a_choice_of_jobs_has_details_with_it(server, capsys, argv, of_old, jobs, said):
+    for run, options in ((mem, argv), (lambda *argv: qmemview.main(argv), of_old)):
+        assert run(server.place, *options) == 0
+        out, err = capsys.readouterr()
+        assert [row[1] for row in cells(out) if row[0] in ("Master", "")] == jobs
+        assert err.partition(": ")[2].rstrip("\n") == said
+
+
+def test_hosts_without_a_job_of_the_user_are_not_shown(server, capsys):
+    mem(server.place, "-u", "carol")
+    qmemview.main([server.place, "-o", "carol"])
+    assert [row[0] for row in cells(capsys.readouterr().out) if row[0].startswith("node")] == ["node2", "node2"]
+
+
+def test_reservations_of_jobs_that_are_not_shown_are_in_the_bar_and_not_available(server, capsys):
+    mem(server.place, "-u", "carol")
+    rows = cells(capsys.readouterr().out)
+    assert rows[1] == [
+        "node2",
+        "###-------..............................",
+        "-",
+        "3.00G",
+        "-",
+        "47.30G",
+        "38.30G",
+        "1/8",
+    ]
+    assert "Reserved by jobs that are not shown (-)" in rows[-1]
+
+
+def test_a_host_that_is_not_there_is_said_so(server, capsys):
+    assert mem(server.place, "--host", f"bob{EVIL}") == 0
+    out, err = capsys.readouterr()
+    assert len(cells(out)) == 2
+    assert err == "colmet mem: there is no host bob?[2J?????mallory\n"
+    mem(server.place, "--host", "nod3")
+    assert capsys.readouterr().err == "colmet mem: there is no host nod3; did you mean node3?\n"
+
+
+def test_json_has_bytes_and_nothing_for_what_is_not_known(server, capsys):
+    assert mem(server.place, "--json", "-d") == 0
+    told = json.loads(capsys.readouterr().out)
+    hosts = {host["host"]: host for host in told["hosts"]}
+    assert hosts["node2"]["reserved"] == 9 * GIB and hosts["node2"]["slots"] == 4
+    assert hosts["node10"]["total"] is hosts["node10"]["available"] is None
+    carol = hosts["node2"]["jobs"][-1]
+    assert (carol["job"], carol["used"], carol["reserved"], carol["share"]) == ("4", 3 * GIB, None, None)
+    assert (told["untold"], told["unread"]) == (0, 0)
+    mem(server.place, "--json")
+    assert "jobs" not in json.loads(capsys.readouterr().out)["hosts"][0]
+
+
+def test_names_reach_the_output_as_what_they_are_not_as_what_they_do(server, capsys):
+    job = {"jobcount": 1, "master": True, "taskid": [], "owner": EVIL, "jobname": EVIL}
+    server.tell("qhost", {EVIL: {"num_proc": "8", "mem_total": "1G", "jobs": {EVIL: job}}})
+    server.tell("qstat", {EVIL: {"uid": EVIL, "jobs": {}}})
+    assert mem(server.place, "-d") == 0
+    out, err = capsys.readouterr()
+    clean = "?[2J?????mallory"
+    assert cells(out)[1][0] == clean and cells(out)[2][:4] == ["Master", clean, clean, clean[:15]]
+    assert out.replace("\n", "").replace("\t", "").isprintable()
+    assert err == "colmet mem: 1 job: its memory use on some host is not known; sums leave it out\n"
+
+
+def test_what_a_real_cell_of_grid_engine_said_is_told_as_a_hand_counts_it(server, capsys):
+    for name in ("qhost", "qstat"):
+        server.answers[f"/{name}"] = (DATA / f"cell-{name}.json").read_bytes()
+    assert mem(server.place, "-d") == 0
+    out, err = capsys.readouterr()
+    of = {row[1]: row for row in cells(out) if row[0] == "Master"}
+    hosts = {row[0]: row for row in cells(out) if row[0].startswith("node")}
+    # job 2 asked for nothing; 3 tasks of 512M, 2 slots of 200m (SI), 256M and 2 slots of 2G
+    assert hosts["node1"][2:] == ["3.3", "0.20G", "6.12G", "23.50G", "17.38G", "9/2"]
+    # 1G, 3 slots of 300M, 2 of 200m, 256M, 2 of 2G, two tasks with 2 slots of 100M each, and one task of 10M
+    assert hosts["node2"][2:] == ["10.1", "0.29G", "6.90G", "23.50G", "16.60G", "14/2"]
+    assert of["3.2"][4:] == ["6.8", "0.03G", "0.50G", "1/2"] and of["8.1"][6:] == ["0.20G", "2/2"]
+    assert of["2"][4:] == ["-", "0.00G", "-", "1/2"] and of["4"][4:] == ["10.5", "0.09G", "0.88G", "3/2"]
+    assert err.startswith("colmet mem: 1 job: its memory use"), (
+        "job 7 has just begun, and its slave has told nothing yet"
+    )
+
+
+# -- who asks --
+
+
+def secret_file(tmp_path, secret="s3cret", mode=0o600):
+    path = tmp_path / "secret"
+    path.write_text(secret + "\n")
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_token_or_a_password_is_sent(server, capsys, tmp_path, monkeypatch):
+    path = secret_file(tmp_path)
+    server.answers["/api/v1/whoami"] = b'{"user": "root", "admin": true}'
+    assert mem(server.place, "--token-file", path) == 0
+    assert mem(server.place, "--login", "al", "--password-file", path) == 0
+    monkeypatch.setenv("COLMET_TOKEN", "t0ken")
+    assert mem(server.place) == 0
+    said = [headers["Authorization"] for path, headers in server.asked if path == "/qhost"]
+    assert said == ["Bearer s3cret", "Basic YWw6czNjcmV0", "Bearer t0ken"]
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "available"),
+    [
+        (b'{"user": "alice", "admin": false}', {"-"}),
+        (b'{"user": "alice"}', {"-"}),
+        (b"nonsense", {"-"}),
+        ((500, {}, b""), {"-"}),
+        (b'{"user": "root", "admin": true}', {"31.30G", "38.30G", "0.50G", "-"}),
+        ((404, {}, b""), {"31.30G", "38.30G", "0.50G", "-"}),
+    ],
+)
+def test_what_is_available_is_told_to_those_alone_who_see_all_jobs(server, capsys, monkeypatch, answer, available):
+    monkeypatch.setenv("COLMET_TOKEN", "t0ken")
+    server.answers["/api/v1/whoami"] = answer
+    assert mem(server.place) == 0
+    out, err = capsys.readouterr()
+    assert {row[6] for row in cells(out)[1:-1]} == available
+    assert ("your own jobs only" in err) == (available == {"-"})
+
+
+def test_a_password_is_asked_for_on_the_terminal(server, monkeypatch):
+    leader, follower = pty.openpty()
+    os.write(leader, b"s3cret\n")
+    with os.fdopen(follower, "r") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr("getpass.getpass", lambda _prompt: terminal.readline().rstrip("\n"))
+        assert mem(server.place, "--login", "al") == 0
+    os.close(leader)
+    assert server.asked[0][1]["Authorization"] == "Basic YWw6czNjcmV0"
+
+
+def test_a_secret_that_the_server_does_not_know_is_said_so(server, capsys, tmp_path):
+    server.answers["/qhost"] = (401, {}, b"")
+    assert "it refused the login" in failed(capsys, server.place, "--token-file", secret_file(tmp_path))
+
+
+def test_a_secret_that_goes_in_clear_to_another_machine_or_that_others_can_read_is_warned_of(tmp_path, caplog):
+    from colmet.gridengine.server import QmemClient
+
+    parser = qmemview.build_parser()
+    options = parser.parse_args(["x:1", "--token-file", secret_file(tmp_path, mode=0o644)])
+    QmemClient.from_options("http://192.0.2.1:8080", options)
+    assert "others than its owner" in caplog.text and "can be read on the way" in caplog.text
+    caplog.clear()
+    options = parser.parse_args(["x:1", "--token-file", secret_file(tmp_path)])
+    for url in ("http://localhost:8080", "http://[::1]:8080", "https://192.0.2.1"):
+        QmemClient.from_options(url, options)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--password-file", "SECRET"], "requires --login"),
+        (["--login", "al", "--token-file", "SECRET"], "give one of them"),
+        (["--login", "a:l", "--password-file", "SECRET"], "not the name of a user"),
+        (["--login", "al"], "no terminal to read the password from"),
+        (["--token-file", "/nowhere"], "No such file"),
+        (["--token-file", "TWO"], "not one line"),
+        (["--token-file", "BLANK"], "not a token"),
+        (["--token-file", "BYTES"], "not text in UTF-8"),
+        (["--ca-file", "SECRET"], "--ca-file"),
+        (["--ca-file", "/nowhere"], "No such file"),
+        (["--interval", "5"], "requires a terminal"),
+    ],
+)
+def test_what_cannot_be_asked_with_is_one_line_and_status_2(server, capsys, tmp_path, monkeypatch, argv, said):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    files = {"SECRET": b"x\n", "TWO": b"x\ny\n", "BLANK": b"x y\n", "BYTES": b"\xff\n"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).chmod(0o600)
+    argv = [str(tmp_path / one) if one in files else one for one in argv]
+    assert said in failed(capsys, server.place, *argv, status=2)
+    assert not server.asked
+
+
+# -- servers that do not answer, or not so --
+
+
+def closes(handler):
+    handler.close_connection = True
+    handler.connection.close()
+
+
+def hangs(handler):
+    handler.server.ended.wait(60)
+
+
+def drips(handler):
+    """An answer of which a byte comes now and then, so that no time-out of one read ends it."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    while not handler.server.ended.wait(0.05):
+        handler.wfile.write(b" ")
+
+
+def drips_headers(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while not handler.server.ended.wait(0.05):
+        handler.wfile.write(b"x")
+
+
+def speaks_otherwise(handler):
+    handler.wfile.write(b"220 \x1b[2Jmail.example.org ESMTP\r\n")
+
+
+def is_endless(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while not handler.server.ended.is_set():
+        handler.wfile.write(b" " * (1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            b'{"success": false, "message": "No data for qhost", "data": {}}',
+            "No data for qhost: no node has sent anything",
+        ),
+        (b'{"success": false, "message": "\\u001b[2Jno", "data": {}}', "?[2Jno"),
+        (b'{"success": false, "message": "", "data": {}}', "does not say why"),
+        (b"<html>", "not JSON"),
+        (b"{}", "does a collector"),
+        (b'{"success": true, "data": {"\\u001b[2J": 7}}', r"data['\x1b[2J'] is 7, not an object"),
+        ((401, {}, b""), "--token-file"),
+        ((404, {}, b""), "does a collector"),
+        ((429, {"Retry-After": "7"}, b""), "try again in 7 s"),
+        ((302, {"Location": "https://elsewhere/\x1b[2J"}, b""), r"the server is at 'https://elsewhere/\x1b[2J'"),
+        ((500, {}, b""), "status 500"),
+        ((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b"), "not JSON"),
+        (closes, "closed connection"),
+        (speaks_otherwise, "no answer of HTTP"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qhost", "qstat"])
+def test_an_answer_that_is_none_is_one_line_and_status_1(server, capsys, name, answer, said):
+    server.answers[f"/{name}"] = answer
+    err = failed(capsys, server.place)
+    assert said in err and f"/{name}" in err and err.rstrip("\n").isprintable()
+    assert qmemview.main([server.place]) == 1
+    assert said in capsys.readouterr().err
+    assert all(path in ("/qhost", "/qstat") for path, _ in server.asked), "nobody is followed anywhere"
+
+
+@pytest.mark.parametrize("answer", [hangs, drips, drips_headers])
+def test_a_server_that_takes_too_long_is_left(server, capsys, answer):
+    server.answers["/qhost"] = answer
+    assert "--timeout" in failed(capsys, server.place, "--timeout", "0.3")
+
+
+def test_an_answer_without_end_is_bounded(server, capsys, monkeypatch):
+    monkeypatch.setattr("colmet.gridengine.server.MAX_ANSWER_BYTES", 3 << 20)
+    server.answers["/qhost"] = is_endless
+    assert "more than 3 MiB" in failed(capsys, server.place)
+
+
+def test_no_server_is_one_line_and_status_1(capsys):
+    with serving() as gone:
+        place = gone.place
+    assert "Connection refused; does a collector with --http-listen" in failed(capsys, place)
+    assert qmemview.main([place]) == 1
+
+
+def test_where_nobody_has_a_job_there_are_hosts_all_the_same(server, capsys):
+    server.tell("qhost", {"n1": {"num_proc": "8", "mem_total": "16G", "jobs": {}}})
+    server.answers["/qstat"] = b'{"success": false, "message": "No data for qstat", "data": {}}'
+    assert mem(server.place) == 0
+    assert cells(capsys.readouterr().out)[1] == ["n1", "." * 40, "0.0", "0.00G", "0.00G", "16.00G", "16.00G", "0/8"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A server's certificate that vouches for itself, and its key."""
+    if not shutil.which("openssl"):
+        cannot_run("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    out = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run([*made, *names, *out], check=True, capture_output=True, timeout=60)
+    return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+def test_https_takes_a_certificate_that_is_trusted_and_of_this_name(certificate, capsys):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with serving(context) as server:
+        port = server.place.rpartition(":")[2]
+        assert mem(f"https://localhost:{port}", "--ca-file", certificate[0]) == 0
+        assert "node1\t" in capsys.readouterr().out
+        assert "--ca-file" in failed(capsys, f"https://localhost:{port}")
+        said = failed(capsys, f"https://127.0.0.1:{port}", "--ca-file", certificate[0])
+        assert "127.0.0.1" in said and "URL with a name that is in it" in said and "--ca-file" not in said
+    with serving() as server:
+        assert "no TLS" in failed(capsys, f"https://{server.place}")
+
+
+# -- where the server is --
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("head:8080", "http://head:8080"),
+        ("http://head:8080/", "http://head:8080"),
+        ("https://head.example.org", "https://head.example.org"),
+        ("https://[::1]:8080/colmet/", "https://[::1]:8080/colmet"),
+    ],
+)
+def test_a_server_is_a_url_or_host_and_port(given, url):
+    assert checked_address(given) == url
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("head", "head:", ":80", "a:b:80", "head:0", "head:65536", "head:8x", "::1:80", "head:80/", "a@b:80", ""),
+        *("ftp://head:80", "http://", "http://head:x", "http://head:80?x", "http://u:p@head:80", "http://he ad:80"),
+        *("http://head:80/\x1b[2J", "h\x1bd:80", "x" * 300 + ":80", "http://[::1", "http://head:99999"),
+    ],
+)
+def test_what_is_no_server_is_refused_by_one_line(given, capsys):
+    assert qmemview.main([given]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.rstrip("\n").isprintable() and "u:p" not in err
+    with pytest.raises(ConfigError):
+        checked_address(given)
+
+
+def test_without_a_url_the_collector_of_this_machine_is_asked(server, capsys, monkeypatch, tmp_path):
+    port = server.server_address[1]
+
+    def build_parser(_backends):
+        parser = colmet.cli.Parser(prog="colmet-collector")
+        startup.add_common_options(parser)
+        parser.add_argument("--http-listen", type=lambda text: ListenAddress(*text.rsplit(":", 1)))
+        parser.add_argument("--http-tls-cert")
+        return parser
+
+    monkeypatch.setattr(collector, "build_parser", build_parser)
+    config = tmp_path / "collector.toml"
+    config.write_text(f'http-listen = "0.0.0.0:{port}"\n')
+    assert mem("--config", str(config)) == 0
+    assert "node1\t" in capsys.readouterr().out
+    for listen, more, url in (
+        ("head:80", "", "http://head:80"),
+        ("::1:80", 'http-tls-cert = "x"\n', "https://[::1]:80"),
+    ):
+        config.write_text(f'http-listen = "{listen}"\n{more}')
+        assert command.configured_url(str(config)) == url
+    config.write_text("verbose = 1\n")
+    assert "give the URL" in failed(capsys, "--config", str(config), status=2)
+    assert "give the URL" in failed(capsys, "--config", str(tmp_path / "none"), status=2)
+
+
+# -- the old command line --
+
+
+@pytest.mark.parametrize("argv", [[], ["-h"], ["head:8080", "-h"]])
+def test_the_old_usage_is_status_2(argv, capsys):
+    assert qmemview.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("qmemview: ") and "usage: qmemview" in err
+
+
+@pytest.mark.parametrize("argv", [["head:8080", "--nonsense"], ["head:8080", "-j"], ["-u"], ["a:1", "b:2"]])
+def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
+    with pytest.raises(SystemExit) as end:
+        qmemview.main(argv)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_host_may_be_the_first_thing_that_is_given(server, capsys):
+    for run, option in ((mem, "--host"), (lambda *argv: qmemview.main(argv), "-h")):
+        assert run(option, "node2", server.place) == 0
+        assert [row[0] for row in cells(capsys.readouterr().out)[1:-1]] == ["node2"]
+
+
+def test_the_short_help_is_a_host_of_the_old_name_alone(capsys):
+    for main, name in (
+        (lambda: colmet.main(["mem", "-h"]), "-h, --help"),
+        (lambda: qmemview.main(["--help"]), "-h, --hostname HOST"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0 and f"\n  {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["colmet.commands.colmet", "mem"], ["colmet.gridengine.qmemview"]])
+def test_both_are_programs_that_a_pipe_may_leave(server, argv):
+    read, write = os.pipe()
+    os.close(read)
+    left = subprocess.run(
+        [sys.executable, "-m", *argv, server.place],
+        stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    os.close(write)
+    assert (left.returncode, left.stderr) == (141, "")
+    with open("/dev/full", "w") as full:
+        left = subprocess.run(
+            [sys.executable, "-m", *argv, server.place],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert left.returncode == 1 and left.stderr.endswith(": standard output: No space left on device\n")
+
+
+# -- on a terminal --
+
+
+def test_on_a_terminal_columns_are_below_each_other():
+    jobs = [job_of(job="7.1", name="a long name for a job"), job_of(None, None, "8", "b", master=False)]
+    shown = page(memory_of(host_of(jobs=jobs), host_of("node-22", total=None, processors=None)), 80)
+    assert shown == [
+        "HOSTNAME USAGE                     PERCENT  USED RESERVED  TOTAL AVAILABLE SLOTS",
+        "n1       ##=......................    50.0 1.00G    2.00G 16.00G    14.00G   2/8",
+        "  Master 7.1 alice a long name for    50.0 1.00G    2.00G                    1/8",
+        "         8   b     x                     -     -        -                    1/8",
+        "node-22                                0.0 0.00G    0.00G      -         -   0/-",
+        "",
+        "# Used  = Reserved  . Available",
+    ]
+    assert len(shown[0]) == 80
+
+
+def test_the_old_name_has_the_old_titles_one_word_below_the_other():
+    shown = page(memory_of(host_of()), 120, titles=text.TITLES)
+    assert shown[0].split() == ["HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY", "MEMORY", "TOTAL", "AVAILABLE", "SLOTS"]
+    assert shown[1].split() == ["NEEDED", "USED", "MEMORY", "MEM"]
+    assert "." * 40 in shown[2]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+def test_any_width_will_do(width):
+    job = job_of(1234.5, 2000, "123456.789", "a" * 40, "n" * 40)
+    hosts = [host_of("h" * 60, 2048, [job], 256), host_of("n2", 4096, [], 256, reserved_by_all=5000 * GIB)]
+    shown = page(memory_of(*hosts), width, titles=text.TITLES)
+    assert len(shown) == 7
+    if width >= 80:
+        assert shown[2].endswith("1/256") and shown[3].endswith("1/256") and "-904.00G" in shown[4]
+
+
+@pytest.mark.parametrize(
+    ("used", "reserved", "others", "expected"),
+    [
+        (0, 0, 0, "." * 40),
+        (4, 8, 0, "#" * 10 + "=" * 10 + "." * 20),
+        (8, 4, 0, "#" * 20 + "." * 20),
+        (0, 16, 0, "=" * 40),
+        (4, 32, 0, "#" * 10 + "=" * 30),
+        (32, 0, 0, "#" * 40),
+        (1 / 1024, 2 / 1024, 0, "#=" + "." * 38),
+        (4, 4, 4, "#" * 10 + "-" * 10 + "." * 20),
+        (4, 8, 32, "#" * 10 + "=" * 10 + "-" * 20),
+        (None, 8, 0, "=" * 20 + "." * 20),
+        (8, None, 0, "#" * 20 + "." * 20),
+    ],
+)
+def test_a_bar_has_what_is_used_what_is_reserved_beyond_it_and_what_is_left(used, reserved, others, expected):
+    job = job_of(used, reserved)
+    host = host_of(jobs=[job], reserved_by_all=(reserved or 0) * GIB + others * GIB)
+    parts = text.bar(host)
+    assert "".join([kind.sign * length for kind, length in parts]) == expected
+    assert sum([length for _, length in text.bar(host, 10)]) == 10
+
+
+def test_what_a_job_uses_beyond_its_request_is_not_taken_from_anothers():
+    host = host_of(jobs=[job_of(4, None), job_of(0, 4)])
+    assert [(kind.sign, length) for kind, length in text.bar(host)] == [("#", 10), ("=", 10), (".", 20)]
+
+
+def test_whoever_sees_some_jobs_only_sees_no_available_memory():
+    host = host_of(jobs=[job_of(4, 8)], knows_all=False)
+    assert text.bar(host)[-1] == (text.HIDDEN, 20)
+    assert page(memory_of(host))[-1] == "# Used  = Reserved  - Available, or other users'"
+
+
+def coloured(memory):
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
+    screen.show(memory, False, text.SHORT_TITLES, console=console)
+    return console.file.getvalue().split("\n")
+
+
+def test_with_colours_a_bar_is_of_one_character_and_a_poor_use_is_red():
+    shown = coloured(memory_of(*[host_of(jobs=[job_of(used, 8)]) for used in (1, 4, 0)], host_of()))
+    poor, good, unused, empty = [line for line in shown if "n1" in line]
+    assert "\x1b[31m##\x1b[0m\x1b[34m##########\x1b[0m" in poor and "\x1b[32m" in poor and "=" not in poor
+    assert "\x1b[1;31mn1" in poor, "more than a quarter of the host is reserved"
+    assert re.search(r"\x1b\[1;31m +12\.5", poor) and re.search(r"\x1b\[1;34m +50\.0", good)
+    assert re.search(r"\x1b\[0m +0\.0|(?<!m) +0\.0", unused) and "\x1b[1mn1" in empty
+
+
+def on_terminal(argv, size="80", **environment):
+    """What a program writes to a terminal."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", *argv],
+        stdin=follower, stdout=follower, stderr=follower,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": size, "LINES": "12", **environment},
+    ) as process:  # fmt: skip
+        os.close(follower)
+        written = b""
+        while True:
+            try:
+                piece = os.read(leader, 65536)
+            except OSError:  # the last one has closed it
+                break
+            if not piece:
+                break
+            written += piece
+            if b"Ctrl-C" in written and written.count(b"HOSTNAME") > 1:
+                process.send_signal(2)
+    os.close(leader)
+    return process.returncode, written.decode()
+
+
+def test_a_terminal_has_colours(server):
+    status, shown = on_terminal(["colmet.commands.colmet", "mem", server.place])
+    assert status == 0 and "\x1b[31m" in shown and "=" not in shown
+
+
+def terminal_of(monkeypatch):
+    """A standard output that is a terminal, as far as Python can tell; from the test itself, as pytest has its own."""
+    made = type("Terminal", (io.StringIO,), {"isatty": lambda _: True})()
+    monkeypatch.setattr("sys.stdout", made)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return made
+
+
+@pytest.mark.parametrize(("argv", "value"), [(["--no-color"], ""), ([], "1")])
+def test_a_terminal_has_no_colours_where_nobody_wants_them(server, monkeypatch, argv, value):
+    terminal = terminal_of(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", value)
+    assert mem(server.place, *argv) == 0
+    assert "#=" in terminal.getvalue() and "\x1b[31m" not in terminal.getvalue()
+
+
+def test_a_terminal_that_can_nothing_and_one_without_rich_get_what_a_pipe_gets(server, monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    assert mem(server.place) == 0
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(sys.modules, "colmet.gridengine.screen", None)
+    monkeypatch.delattr("colmet.gridengine.screen")
+    assert mem(server.place) == 0
+    assert terminal.getvalue().count("HOSTNAME\tUSAGE\t") == 2
+    assert mem(server.place, "--interval", "1") == 2
+
+
+def test_watching_clears_the_screen_until_it_is_interrupted(server):
+    status, shown = on_terminal(["colmet.commands.colmet", "mem", server.place, "--interval", "0.05", "-d"])
+    assert status == 130 and shown.count("\x1b[2J") > 1
+    assert "more lines" in shown, "what does not fit the screen is not scrolled through"
+    assert [path for path, _ in server.asked].count("/qhost") > 1
+
+
+def test_while_watching_a_server_may_be_away_for_a_while(server, monkeypatch):
+    terminal_of(monkeypatch)
+    shown = []
+    monkeypatch.setattr(screen, "show", lambda _memory, _details, _titles, above, _colours: shown.append(above))
+
+    def sleep(_seconds):
+        if len(shown) == 1:
+            server.answers["/qhost"] = (500, {}, b"")
+        elif len(shown) == 2:
+            server.answers["/qhost"] = b'{"success": true, "message": "", "data": {}}'
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert mem(server.place, "--interval", "1") == 130
+    assert [len(above) for above in shown] == [1, 2, 1] and "status 500; these are the figures of before" in shown[1][1]
+
+
+def test_500_hosts_with_2000_jobs_are_shown_and_every_one_is_there(server, monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    one = {"jobcount": 2, "master": True, "taskid": [], "owner": "u", "jobname": "x"}
+    request = {"requested_h_vmem_strval": "1G", "requested_h_vmem_dblval": GIB}
+    hosts, asked = {}, {}
+    for n in range(500):
+        jobs = [str(4 * n + k) for k in range(4)]
+        hosts[f"n{n}"] = {"num_proc": "8", "mem_total": "64G", "jobs": dict.fromkeys(jobs, one)}
+        asked.update({job: {**request, "hostname": {f"n{n}": {"master": "7"}}} for job in jobs})
+    server.tell("qhost", hosts)
+    server.tell("qstat", {"u": {"uid": "1", "jobs": asked}})
+    assert mem(server.place, "-d") == 0
+    shown = terminal.getvalue().splitlines()
+    assert len([line for line in shown if "  Master " in line]) == 2000
+    assert len([line for line in shown if " 8/8" in line]) == 500
+
+
+def test_the_page_that_documents_it_names_every_option():
+    told = (Path(__file__).parents[2] / "docs/tools/mem.md").read_text()
+    parser = colmet.cli.Parser(prog="colmet mem")
+    command.add_options(parser)
+    names = {name for action in parser._actions for name in action.option_strings}
+    assert len(names) > 15 and not [name for name in names if f"`{name}" not in told]

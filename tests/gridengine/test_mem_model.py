@@ -1,0 +1,263 @@
+"""Memory by host and job: what is counted, from answers that are whole, wrong, or hostile."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from colmet.batch.qmem import envelope
+from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
+from colmet.gridengine.model import GIB, Wanted, count, natural, parse_size
+
+DATA = Path(__file__).parents[1] / "data/mem"
+QHOST, QSTAT = ((DATA / f"{name}.json").read_bytes() for name in ("qhost", "qstat"))
+DEFINITION = {"num_proc": "8", "mem_total": "16.0G", "jobs": {}}
+
+
+def hosts_and_owners():
+    return parse_hosts(parse_envelope(QHOST).data), parse_owners(parse_envelope(QSTAT).data)
+
+
+def counted(knows_all=True, **wanted):
+    return count(*hosts_and_owners(), Wanted(**wanted), knows_all)
+
+
+def by_name(memory):
+    return {host.host: host for host in memory.hosts}
+
+
+def gib(*values):
+    return tuple(None if value is None else round(value / GIB, 3) for value in values)
+
+
+def of_one(jobs, requested, **host):
+    """A host with these jobs."""
+    hosts = {"n1": {**DEFINITION, **host, "jobs": jobs}}
+    owners = {"alice": {"uid": "1001", "jobs": requested}}
+    return count(parse_hosts(hosts), parse_owners(owners), Wanted())
+
+
+def on_host(count_=1, tasks=(), master=True):
+    return {"jobcount": count_, "master": master, "taskid": list(tasks), "owner": "alice", "jobname": "x"}
+
+
+def request(gigabytes, used):
+    text = f"{gigabytes}G" if gigabytes else ""
+    return {
+        "requested_h_vmem_strval": text,
+        "requested_h_vmem_dblval": gigabytes * GIB,
+        "hostname": {"n1": used},
+    }
+
+
+def test_hosts_have_the_sums_that_a_hand_counts():
+    hosts = by_name(counted())
+    one = hosts["node1"]
+    # 2 + 2 tasks of 1 + 3 slots of 4; 1 + 0.25 + 0.5 + 2.5
+    assert gib(one.reserved, one.used, one.total, one.available) == (16, 4.25, 47.3, 31.3)
+    assert (one.slots, one.processors) == (6, 8)
+    two = hosts["node2"]
+    # 1 + 2 slots of 4, and nothing of carol's; 0.75 + 6 + carol's 3
+    assert gib(two.reserved, two.used, two.available) == (9, 9.75, 38.3)
+    assert two.slots == 4
+
+
+def test_hosts_are_in_the_order_in_which_people_count():
+    assert [host.host for host in counted().hosts] == ["node1", "node2", "node3", "node10"]
+    assert sorted(["17.10", "17.9", "9", "a", "²"], key=natural) == ["9", "17.9", "17.10", "a", "²"]
+
+
+def test_a_host_without_jobs_has_all_its_memory_and_one_that_tells_none_has_no_number():
+    hosts = by_name(counted())
+    empty, silent = hosts["node3"], hosts["node10"]
+    assert gib(empty.used, empty.reserved, empty.available) == (0, 0, 0.5) and empty.share == 0
+    assert (silent.total, silent.available, silent.processors) == (None, None, None)
+
+
+def test_a_job_with_master_and_slave_entries_on_a_host_reserves_once_for_each_slot():
+    (job,) = counted(job="3", host="node1").hosts[0].jobs
+    assert gib(job.reserved, job.used) == (12, 3) and job.slots == 3 and job.master
+    assert job.share == 0.25
+
+
+def test_a_job_without_a_request_counts_as_used_and_what_it_reserved_is_not_known():
+    two = by_name(counted())["node2"]
+    (job,) = [job for job in two.jobs if job.owner == "carol"]
+    assert gib(job.used, job.reserved) == (3, None) and job.share is None
+    assert two.share == 0.75, "of the jobs that reserved something: what others use is no share of that"
+    assert gib(two.claimed) == (12,), "what it uses is taken from the host, beside what others reserved"
+
+
+def test_a_host_whose_jobs_all_reserved_nothing_has_no_sum_of_it():
+    (host,) = of_one({"4": on_host()}, {"4": request(0, {"master": str(int(GIB))})}).hosts
+    assert host.reserved is None and host.share is None and gib(host.used, host.available) == (1, 16)
+
+
+def test_each_task_of_an_array_on_a_host_reserves_for_itself():
+    one = by_name(counted(job="2"))["node1"]
+    assert [(job.job, job.slots, *gib(job.used, job.reserved)) for job in one.jobs] == [
+        ("2.1", 1, 0.25, 1),
+        ("2.2", 1, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "tasks", "slots"),
+    [(1, "12", [1, 1]), (4, "12", [4, 4]), (1, "112", [2, 1]), (2, "1112", [6, 2]), (0, "12", [1, 1])],
+)
+def test_an_array_whose_tasks_have_several_slots_reserves_for_all_of_them(told, tasks, slots):
+    used = {"1": str(int(GIB)), "2": str(int(GIB))}
+    (host,) = of_one({"7": on_host(told, tasks)}, {"7": request(1, used)}).hosts
+    assert [(job.job, job.slots) for job in host.jobs] == [("7.1", slots[0]), ("7.2", slots[1])]
+    assert gib(host.reserved, host.used) == (sum(slots), 2)
+
+
+def test_a_job_that_has_no_slot_on_a_host_reserves_nothing_there():
+    (host,) = of_one({"7": on_host(0)}, {"7": request(1, {"master": "1024"})}).hosts
+    assert host.reserved == 0 and host.slots == 0
+
+
+def test_a_job_of_which_nobody_says_what_it_uses_is_shown_and_counted():
+    memory = of_one({"7": on_host(), "8": on_host(), "9": on_host(1, ["1", "2"])}, {
+        "8": {**request(1, {}), "hostname": {}},
+        "9": request(1, {"2": "0"}),
+    })  # fmt: skip
+    assert [(job.job, job.used, job.reserved) for job in memory.hosts[0].jobs] == [
+        ("7", None, None),
+        ("8", None, GIB),
+        ("9.1", None, GIB),
+        ("9.2", 0, GIB),
+    ]
+    assert memory.untold == 3 and memory.hosts[0].used == 0
+
+
+@pytest.mark.parametrize("text", ["lots", "-1", "nan", "inf", "1e999x", "1" * 30, "9e99", "٣", "1G "])
+def test_a_size_that_is_no_number_is_not_known_and_counted(text):
+    memory = of_one({"7": on_host()}, {"7": request(1, {"master": text})})
+    assert memory.hosts[0].jobs[0].used is None and memory.unread == 1
+    assert of_one({}, {}, mem_total=text).unread == of_one({}, {}, num_proc=text).unread == 1
+
+
+@pytest.mark.parametrize("text", ["1073741824", "1073741824.000000", "1.073741824e9", "1073741824."])
+def test_a_size_may_be_written_as_any_program_writes_numbers(text):
+    memory = of_one({"7": on_host()}, {"7": request(1, {"slave": text})})
+    assert memory.hosts[0].used == GIB and memory.unread == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *[("47.3G", 47.3 * GIB), ("512.0M", 0.5 * GIB), ("1.5T", 1536 * GIB), ("12K", 12288), ("100", 100)],
+        *[("0.0", 0), ("2g", 2e9), ("3m", 3e6), ("4k", 4e3)],
+        *[("-", None), ("", None), ("G", None), ("1P", None), ("9" * 12 + "T", None), ("1 G", None)],
+    ],
+)
+def test_the_memory_of_a_host_is_read_with_its_unit(text, size):
+    assert parse_size(text) == size
+
+
+# -- what is shown --
+
+
+def test_with_a_job_hosts_without_it_are_left_out():
+    assert [host.host for host in counted(job="1").hosts] == ["node1"]
+    assert [job.job for host in counted(job="2.3").hosts for job in host.jobs] == ["2.3"]
+    assert not counted(job="17").hosts
+
+
+def test_with_an_owner_sums_are_of_the_owners_jobs_and_available_is_what_all_leave():
+    hosts = by_name(counted(owner="alice"))
+    one = hosts["node1"]
+    assert gib(one.used, one.reserved, one.available) == (4, 14, 31.3) and one.slots == 4
+    assert one.jobs_left_out == 2
+    assert set(hosts) == {"node1", "node2"}
+    assert set(by_name(counted(owner="carol"))) == {"node2"}
+
+
+def test_with_a_host_there_is_no_other():
+    assert [host.host for host in counted(host="node2").hosts] == ["node2"]
+    assert [host.host for host in counted(host="node2", owner="bob").hosts] == ["node2"]
+    assert not counted(host="node").hosts
+
+
+def test_what_is_available_is_not_known_to_whoever_is_told_of_some_jobs_only():
+    assert {host.available for host in counted(knows_all=False).hosts} == {None}
+
+
+def test_a_host_is_crowded_where_more_than_a_quarter_of_it_is_reserved():
+    hosts = {
+        reserved: of_one({"7": on_host()}, {"7": request(reserved, {})}).hosts[0].is_crowded for reserved in (0, 4, 5)
+    }
+    assert hosts == {0: False, 4: False, 5: True}
+    assert not of_one({"7": on_host()}, {"7": request(5, {})}, mem_total="-").hosts[0].is_crowded
+
+
+def test_more_may_be_reserved_than_there_is():
+    (host,) = of_one({"7": on_host(4)}, {"7": request(5, {})}).hosts
+    assert gib(host.available) == (-4,)
+
+
+# -- answers --
+
+
+def test_an_envelope_is_what_our_server_makes():
+    hosts, _ = hosts_and_owners()
+    assert parse_envelope(json.dumps(envelope("qhost", hosts)).encode()) == (True, "", hosts)
+    assert parse_envelope(json.dumps(envelope("qstat", {})).encode()) == (False, "No data for qstat", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"<html>", b"[]", b"1", b"{}", b"\xff\xfe", b"[" * 10**5, b"9" * 10**5),
+        *(b'{"success": 1}', b'{"success": true, "data": []}', b'{"success": true, "message": 7}'),
+        *(b'{"success": true, "data": {"a": NaN}}', b'{"success": true, "a": Infinity}'),
+        b'{"success": true, "a": ' + b"9" * 10**4 + b"}",
+    ],
+    ids=lambda text: repr(text[:40]),
+)
+def test_what_is_no_envelope_is_refused(text):
+    with pytest.raises(AnswerError):
+        parse_envelope(text)
+
+
+def places(value, path=()):
+    """Where every value is, from the top."""
+    yield path
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(one, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", [None, 7.5, [], {}, "text", True, -1, 10**30, [[]], {"a": {"b": 7}}], ids=repr)
+@pytest.mark.parametrize(("text", "parse"), [(QHOST, parse_hosts), (QSTAT, parse_owners)], ids=["qhost", "qstat"])
+def test_whatever_is_wrong_in_an_answer_it_is_counted_or_refused_with_its_place(text, parse, wrong):
+    good = parse_envelope(text).data
+    refused = []
+    for path in list(places(good))[1:]:
+        data = copy.deepcopy(good)
+        parent = data
+        for key in path[:-1]:
+            parent = parent[key]
+        parent[path[-1]] = wrong
+        hosts, owners = hosts_and_owners()
+        try:
+            parsed = parse(data)
+        except AnswerError as err:
+            refused.append((path, str(err)))
+            continue
+        if parse is parse_hosts:
+            hosts = parsed
+        else:
+            owners = parsed
+        memory = count(hosts, owners, Wanted())
+        assert all(host.slots >= 0 and (host.used or 0) >= 0 for host in memory.hosts)
+    assert all(why.startswith(f"data['{path[0]}']") and len(why) < 300 for path, why in refused) and refused
+
+
+def test_numbers_have_bounds_and_names_are_cut():
+    assert parse_json(b"[7]") == [7]
+    hosts = parse_hosts({"n" * 5000: {**DEFINITION, "jobs": {}}})
+    assert [len(name) for name in hosts] == [1024]

@@ -1,0 +1,403 @@
+"""InfiniBand, Omni-Path and RoCE ports, on whole trees of other machines and captured answers of the real tools."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import pytest
+
+from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.schema import Batch, Table
+from colmet.common.wire import Decoder, colmet06, v1
+from colmet.node.backends.infiniband import (
+    MAX_PORTS,
+    PORTS,
+    SCHEMA,
+    InfinibandBackend,
+    parse_ibstat,
+    parse_perfquery,
+)
+
+ANSWERS = Path(__file__).parents[1] / "data/infiniband"
+MLX5 = "/sys/class/infiniband/mlx5_{}/ports/1"
+MLX4 = "/sys/class/infiniband/mlx4_0/ports/{}"
+
+
+def backend_of(fake, *options):
+    parser = argparse.ArgumentParser()
+    InfinibandBackend.add_options(parser)
+    return InfinibandBackend.from_options(parser.parse_args(["--enable-infiniband", *options]), fake.host)
+
+
+def rows(backend):
+    """The node's row, and that of each port by name."""
+    first, *others = backend.sample([])
+    assert first.schema is None and {row.schema for row in others} <= {PORTS}
+    assert {row.job_id for row in (first, *others)} == {0}
+    assert set(first.values) <= SCHEMA.name_set
+    assert all(set(row.values) <= PORTS.name_set for row in others)
+    return first.values, {row.values["port"].decode(): row.values for row in others}
+
+
+def opened(fake, *options):
+    backend = backend_of(fake, *options)
+    backend.open()
+    return backend
+
+
+def in_file(fake, path):
+    return int((fake.path / path.lstrip("/")).read_text())
+
+
+def test_ports_beyond_the_bound_are_told_and_in_no_sum(fake, caplog):
+    for number in range(MAX_PORTS + 3):
+        fake.write(f"{MLX5.format(number)}/state", "4: ACTIVE\n")
+        fake.write(f"{MLX5.format(number)}/counters/port_xmit_packets", "10\n")
+    backend = opened(fake)
+    total, ports = rows(backend)
+    rows(backend)
+    assert total["portXmitPkts"] == 10 * MAX_PORTS and len(ports) == MAX_PORTS
+    assert caplog.text.count(f"{MAX_PORTS + 3} ports, and {MAX_PORTS} are measured") == 1
+
+
+def test_it_is_off_unless_asked_for(fake):
+    parser = argparse.ArgumentParser()
+    InfinibandBackend.add_options(parser)
+    assert InfinibandBackend.from_options(parser.parse_args(["--omnipath"]), fake.host) is None
+
+
+def test_two_ports_are_told_each_and_summed(fake):
+    fake.tree("infiniband-mlx5")
+    total, ports = rows(opened(fake))
+    assert total == {
+        "portXmitData": 4 * (237159415345822 + 1000000007),
+        "portRcvData": 4 * (318000111222333 + 2000000011),
+        "portXmitPkts": 801977655075 + 30000001,
+        "portRcvPkts": 801977655999 + 40000003,
+    }
+    assert sorted(ports) == ["mlx5_0/1", "mlx5_1/1"]
+    for number, port in enumerate(ports[name] for name in sorted(ports)):
+        assert port["state"] == b"ACTIVE" and port["physical_state"] == b"LinkUp"
+        assert port["rate"] == b"100 Gb/sec (4X EDR)" and port["link_layer"] == b"InfiniBand"
+        for field in PORTS.fields:
+            if field.kind == "counter":
+                words = 4 if field.unit == "bytes" else 1
+                assert port[field.name] == words * in_file(fake, f"{MLX5.format(number)}/counters/{field.name}")
+    assert ports["mlx5_0/1"]["link_downed"] == 1 and ports["mlx5_0/1"]["symbol_error"] == 3
+
+
+def test_omnipath_counts_in_words_of_8_bytes_where_the_user_says_so(fake):
+    fake.tree("infiniband-hfi1")
+    total, ports = rows(opened(fake, "--omnipath"))
+    assert (total["portXmitData"], total["portRcvData"]) == (8 * 123456789012, 8 * 210987654321)
+    assert (total["portXmitPkts"], total["portRcvPkts"]) == (3456789012, 4567890123)
+    assert ports["hfi1_0/1"]["port_xmit_data"] == 8 * 123456789012
+    assert rows(opened(fake))[0]["portXmitData"] == 4 * 123456789012
+
+
+def test_64_bit_counters_are_taken_where_the_driver_has_them_apart(fake):
+    fake.tree("infiniband-mlx4-ofed")
+    total, ports = rows(opened(fake))
+    assert total == {
+        "portXmitData": 4 * 5602171943357,
+        "portRcvData": 4 * 2004499376220,
+        "portXmitPkts": 11149272223,
+        "portRcvPkts": 4628512230,
+    }
+    up, down = ports["mlx4_0/1"], ports["mlx4_0/2"]
+    assert (up["multicast_xmit_packets"], up["unicast_rcv_packets"]) == (223, 4628512000)
+    assert up["symbol_error"] == 65535
+    assert "port_xmit_wait" not in up  # this driver does not count it
+    assert (down["state"], down["physical_state"]) == (b"DOWN", b"Polling")
+    assert down["port_xmit_data"] == 2800
+
+
+def test_a_full_32_bit_counter_is_missing_and_told_once(fake, caplog):
+    fake.tree("infiniband-mlx4-ofed")
+    for port in (1, 2):
+        for file in (fake.path / MLX4.format(port).lstrip("/") / "counters_ext").iterdir():
+            file.unlink()
+    backend = opened(fake)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            total, ports = rows(backend)
+    assert total == {"portXmitPkts": 812345678, "portRcvPkts": 1912345678}
+    assert ports["mlx4_0/1"]["port_xmit_data"] is None
+    assert [record.args for record in caplog.records] == [
+        ("mlx4_0/1", "port_xmit_data"),
+        ("mlx4_0/1", "port_rcv_data"),
+    ]
+    fake.write(f"{MLX4.format(1)}/state", "1: DOWN\n")
+    assert rows(backend)[0].keys() == {"portXmitData", "portRcvData", "portXmitPkts", "portRcvPkts"}
+    assert "--infiniband-perfquery" in caplog.text
+
+
+def test_roce_ports_count_and_a_function_without_counters_has_none(fake):
+    fake.tree("infiniband-roce")
+    backend = opened(fake)
+    total, ports = rows(backend)
+    assert total["portXmitData"] == 4 * 55000000001
+    assert ports["mlx5_0/1"]["link_layer"] == b"Ethernet"
+    assert set(ports["mlx5_2/1"]) == {"port", "state", "physical_state", "rate", "link_layer"}
+    assert backend.counters() == {"part_failures": 0}
+
+
+def test_a_port_that_goes_down_and_comes_back_is_told_and_the_sum_goes_on(fake):
+    fake.tree("infiniband-mlx5")
+    backend = opened(fake)
+    before = rows(backend)[0]
+    fake.write(f"{MLX5.format(1)}/state", "1: DOWN\n")
+    fake.write(f"{MLX5.format(1)}/phys_state", "2: Polling\n")
+    fake.write(f"{MLX5.format(0)}/counters/port_xmit_data", f"{237159415345822 + 5}\n")
+    total, ports = rows(backend)
+    assert total == {**before, "portXmitData": before["portXmitData"] + 20}
+    assert (ports["mlx5_1/1"]["state"], ports["mlx5_1/1"]["physical_state"]) == (b"DOWN", b"Polling")
+    assert ports["mlx5_0/1"]["state"] == b"ACTIVE"
+    fake.write(f"{MLX5.format(1)}/state", "4: ACTIVE\n")
+    fake.write(f"{MLX5.format(1)}/counters/port_xmit_data", f"{1000000007 + 7}\n")
+    assert rows(backend)[0]["portXmitData"] == before["portXmitData"] + 20 + 28
+
+
+def test_what_a_port_had_counted_before_it_came_up_is_no_burst(fake):
+    fake.tree("infiniband-mlx4-ofed")
+    backend = opened(fake)
+    before = rows(backend)[0]
+    fake.write(f"{MLX4.format(2)}/state", "4: ACTIVE\n")
+    fake.write(f"{MLX4.format(2)}/counters_ext/port_xmit_data_64", "703\n")
+    assert rows(backend)[0] == {**before, "portXmitData": before["portXmitData"] + 12}
+
+
+def test_no_sum_before_any_port_has_been_active(fake):
+    fake.tree("infiniband-hfi1")
+    fake.write("/sys/class/infiniband/hfi1_0/ports/1/state", "2: INIT\n")
+    backend = opened(fake)
+    total, ports = rows(backend)
+    assert total == {} and ports["hfi1_0/1"]["state"] == b"INIT"
+
+
+def test_a_reset_adapter_never_takes_the_sum_down(fake):
+    fake.tree("infiniband-mlx5")
+    backend = opened(fake)
+    before = rows(backend)[0]
+    fake.write(f"{MLX5.format(1)}/counters/port_xmit_data", "10\n")
+    fake.write(f"{MLX5.format(1)}/counters/port_xmit_packets", "2\n")
+    total, ports = rows(backend)
+    assert total["portXmitData"] == before["portXmitData"] + 40
+    assert total["portXmitPkts"] == before["portXmitPkts"] + 2
+    assert ports["mlx5_1/1"]["port_xmit_data"] == 40
+
+
+@pytest.mark.parametrize("text", ["", "rubbish\n", "-1\n", "1e9\n", "9" * 4000, "18446744073709551615\n", "\xff\n"])
+def test_a_counter_that_turns_to_garbage_is_missing_alone(fake, caplog, text):
+    fake.tree("infiniband-mlx5")
+    backend = opened(fake)
+    before, ports_before = rows(backend)
+    fake.write(f"{MLX5.format(1)}/counters/port_xmit_data", text.encode("latin-1"))
+    total, ports = rows(backend)
+    assert total == before
+    assert ports["mlx5_1/1"].get("port_xmit_data") is None
+    del ports_before["mlx5_1/1"]["port_xmit_data"]
+    assert ports == ports_before | {"mlx5_1/1": ports["mlx5_1/1"]}
+    assert backend.counters() == {"part_failures": 1}
+    assert "counters/port_xmit_data: cannot parse" in caplog.text
+
+
+def test_a_state_that_turns_to_garbage_is_missing_alone(fake):
+    fake.tree("infiniband-mlx5")
+    backend = opened(fake)
+    fake.write(f"{MLX5.format(1)}/state", b"\xff\xfe")
+    _, ports = rows(backend)
+    assert "state" not in ports["mlx5_1/1"] and ports["mlx5_1/1"]["rate"] == b"100 Gb/sec (4X EDR)"
+    assert backend.counters() == {"part_failures": 1}
+
+
+def test_a_port_that_vanishes_leaves_the_others_and_its_share_of_the_sum(fake):
+    fake.tree("infiniband-mlx5")
+    backend = opened(fake)
+    before = rows(backend)[0]
+    (fake.path / "sys/class/infiniband/mlx5_1").unlink()
+    total, ports = rows(backend)
+    assert total == before and list(ports) == ["mlx5_0/1"]
+    (fake.path / "sys/class/infiniband/mlx5_0").unlink()
+    with pytest.raises(BackendUnavailable, match=r"driver"):
+        rows(backend)
+    backend.close()
+    fake.link("/sys/class/infiniband/mlx5_0", "../../devices/pci0000:80/0000:80:02.0/0000:81:00.0/infiniband/mlx5_0")
+    backend.open()
+    assert rows(backend)[0] == before  # and not less, with one port
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_no_fabric_is_told_with_the_remedy(fake, made):
+    if made:
+        fake.mkdir("/sys/class/infiniband")
+    backend = backend_of(fake)
+    with pytest.raises(BackendUnavailable, match=r"no InfiniBand.*load the adapter's driver.*--enable-infiniband"):
+        backend.open()
+    backend.close()
+    backend.close()
+
+
+# -- perfquery --
+
+
+def test_captured_answers_of_the_real_tools_are_understood():
+    extended = parse_perfquery((ANSWERS / "perfquery-x.txt").read_text(), {"PortXmitData": "x", "PortRcvPkts": "r"})
+    assert extended == {"x": 123456789012, "r": 9}
+    first, second = parse_ibstat((ANSWERS / "ibstat.txt").read_text())
+    assert first.name == "ibsim0/1" and first.is_active
+    assert first.labels == {"state": "ACTIVE", "physical_state": "LinkUp", "rate": "10 Gb/sec", "link_layer": "IB"}
+    assert second.name == "ibsim1/1" and not second.is_active
+    assert (second.labels["state"], second.labels["physical_state"]) == ("DOWN", "Polling")
+
+
+@pytest.mark.parametrize("text", ["rubbish", "CA '../../x'\n", "CA '-R'\n", "\tPort 1:\n\t\tState: Active\n"])
+def test_another_ibstat_is_refused(text):
+    with pytest.raises(ValueError, match="device"):
+        parse_ibstat(text)
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "PortXmitData:....many", "PortXmitData:....-1"])
+def test_another_perfquery_is_refused(text):
+    with pytest.raises(ValueError, match="counter"):
+        parse_perfquery(text, {"PortXmitData": "x"})
+
+
+CAPTURED = f"case $1 in -x) cat {ANSWERS}/perfquery-x.txt;; *) cat {ANSWERS}/perfquery.txt;; esac"
+
+
+class Tools:
+    """ibstat and perfquery as shell scripts under the fake root, which say what was captured."""
+
+    def __init__(self, fake):
+        self._fake = fake
+        self.say("ibstat", f"cat {ANSWERS}/ibstat.txt")
+        self.say("perfquery", CAPTURED)
+
+    def active(self, *devices):
+        """Have ibstat show these adapters, with an active port each."""
+        one = (ANSWERS / "ibstat.txt").read_text().partition("CA 'ibsim1'")[0]
+        text = "".join([one.replace("ibsim0", device) for device in devices])
+        self._fake.write("/active", text)
+        self.say("ibstat", f"cat {self._fake.path}/active")
+
+    def say(self, tool, script):
+        self._fake.write(f"/usr/sbin/{tool}", f"#!/bin/sh\n{script}\n").chmod(0o755)
+
+
+@pytest.fixture
+def tools(fake):
+    return Tools(fake)
+
+
+def test_perfquery_is_asked_for_each_active_port(fake, tools):
+    tools.say("perfquery", f'echo "$*" >>{fake.path}/asked; {CAPTURED}')
+    total, ports = rows(opened(fake, "--infiniband-perfquery"))
+    assert total == {
+        "portXmitData": 4 * 123456789012,
+        "portRcvData": 4 * 5000000000,
+        "portXmitPkts": 9,
+        "portRcvPkts": 9,
+    }
+    assert set((fake.path / "asked").read_text().splitlines()) == {"-x -C ibsim0 -P 1", "-C ibsim0 -P 1"}
+    port = ports["ibsim0/1"]
+    assert port["port_xmit_data"] == 4 * 123456789012  # and not what the 32-bit counters beside the errors say
+    assert (port["multicast_xmit_packets"], port["symbol_error"], port["VL15_dropped"]) == (4, 5, 6)
+    assert port["port_xmit_wait"] == 70000
+    assert ports["ibsim1/1"]["state"] == b"DOWN" and "port_xmit_data" not in ports["ibsim1/1"]
+
+
+def test_without_the_tools_the_remedy_is_to_install_them(fake, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BackendUnavailable, match=r"ibstat: no such program; install infiniband-diags"):
+        opened(fake, "--infiniband-perfquery")
+
+
+def test_no_fabric_is_told_by_ibstat_as_well(fake, tools):
+    tools.say("ibstat", "exit 0")
+    with pytest.raises(BackendUnavailable, match=r"no InfiniBand"):
+        opened(fake, "--infiniband-perfquery")
+
+
+def test_perfquery_that_cannot_says_why(fake, tools):
+    tools.say("perfquery", "echo 'iberror: failed: Failed to open' >&2; exit 255")
+    with pytest.raises(BackendUnavailable, match=r"perfquery.*returned 255: iberror.*by hand"):
+        opened(fake, "--infiniband-perfquery")
+
+
+def test_a_tool_that_hangs_is_killed_and_its_port_is_not_asked_again_at_once(fake, tools, monkeypatch):
+    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 0.3)
+    backend = backend_of(fake, "--infiniband-perfquery")
+    tools.say("perfquery", "exec sleep 60")
+    with pytest.raises(BackendUnavailable, match=r"did not end within 0.3 s"):
+        backend.open()
+    with pytest.raises(CommandFailed):
+        backend.sample([])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "said"), [("echo gone >&2; exit 1", "gone"), ("exec sleep 60", "within 2 s")])
+def test_one_port_that_perfquery_cannot_ask_leaves_the_other(fake, tools, caplog, monkeypatch, script, said):
+    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 2)
+    tools.active("ibsim0", "ibsim1")
+    backend = opened(fake, "--infiniband-perfquery")
+    before = rows(backend)[0]
+    tools.say("perfquery", f"case $* in *ibsim0*) {script};; esac; {CAPTURED}")
+    total, ports = rows(backend)
+    assert total == before
+    assert "port_xmit_data" in ports["ibsim1/1"] and "port_xmit_data" not in ports["ibsim0/1"]
+    assert backend.counters() == {"part_failures": 1}
+    assert "port=ibsim0/1" in caplog.text and said in caplog.text
+
+
+@pytest.mark.slow
+def test_many_ports_that_hang_are_given_up_after_two(fake, tools, monkeypatch):
+    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 1)
+    tools.active(*[f"ibsim{n}" for n in range(8)])
+    tools.say("perfquery", f'echo "$*" >>{fake.path}/asked; exec sleep 60')
+    backend = backend_of(fake, "--infiniband-perfquery")
+    with pytest.raises(CommandFailed, match=r"ibsim1 -P 1: did not end"):
+        backend.sample([])
+    assert len((fake.path / "asked").read_text().splitlines()) == 2
+
+
+def test_an_answer_in_another_form_is_an_error_of_its_own(fake, tools):
+    backend = opened(fake, "--infiniband-perfquery")
+    tools.say("ibstat", "echo rubbish")
+    with pytest.raises(ParseError, match=r"ibstat"):
+        backend.sample([])
+
+
+def test_ethernet_ports_are_not_asked(fake, tools):
+    text = (ANSWERS / "ibstat.txt").read_text().replace("Link layer: IB", "Link layer: Ethernet")
+    fake.write("/roce", text)
+    tools.say("ibstat", f"cat {fake.path}/roce")
+    tools.say("perfquery", "exit 1")
+    _, ports = rows(opened(fake, "--infiniband-perfquery"))
+    assert ports["ibsim0/1"]["link_layer"] == b"Ethernet" and "port_xmit_data" not in ports["ibsim0/1"]
+
+
+# -- to the file --
+
+
+def test_both_tables_reach_hdf5_and_06_gets_its_own(fake, tmp_path):
+    from tests.support.hdf5_files import stored
+    from tests.support.hdf5_writer import write_once
+
+    fake.tree("infiniband-mlx5")
+    samples = list(opened(fake).sample([]))
+    time_ns = 1_700_000_000 * 10**9
+    tables = (Table.from_samples(SCHEMA, time_ns, samples[:1]), Table.from_samples(PORTS, time_ns, samples[1:]))
+    batch = Batch("dahu-7", 1, 1, time_ns, (17,), tables)
+    decoded = Decoder().decode(v1.encode(batch)).batches
+    write_once(tmp_path / "v1.hdf5", decoded)
+    totals = stored(tmp_path / "v1.hdf5", "/job_0/infinibandstats_default")
+    assert {name: totals[name].item() for name in SCHEMA.names} == samples[0].values
+    ports = stored(tmp_path / "v1.hdf5", "/job_0/infinibandports_default")
+    assert ports["port"].tolist() == [b"mlx5_0/1", b"mlx5_1/1"]
+    assert ports["link_downed"].tolist() == [1, 0]
+    (old,) = colmet06.decode(colmet06.encode(batch))
+    assert [table.schema.name for table in old.tables] == ["infinibandstats_default"]
+    assert next(iter(old.tables[0].samples())).values == samples[0].values

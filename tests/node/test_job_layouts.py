@@ -1,0 +1,958 @@
+"""Jobs in every layout: found by themselves in made-up trees, and in the running kernel's hierarchies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import struct
+import subprocess
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from colmet.common.errors import ConfigError
+from colmet.node import main as node_main
+from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
+from colmet.node.jobs.job import Job
+from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
+from colmet.node.jobs.sluids import GRACE_S
+from colmet.node.jobs.source import FULL_WALK_S, JobSource
+from colmet.node.jobs.watches import Directories, parse_events
+from colmet.node.system.host import Host
+from tests.support.machine import CgroupRoot, cannot_run, cgroup_mount
+from tests.support.waiting import Clock
+
+HYBRID = "".join(
+    f"cgroup /sys/fs/cgroup/{name} cgroup rw,{name} 0 0\n" for name in ("cpuset", "cpuacct", "memory", "freezer")
+)
+HYBRID += "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+PURE_V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
+SLUID = "s5K1KKYAYG5D00"
+
+
+class Machine:
+    """A fake root with cgroup mounts, and the source that looks at it."""
+
+    def __init__(self, fake):
+        self.fake = fake
+        self.clock = Clock()
+        self.sources = []
+
+    def mount(self, mounts):
+        self.fake.write("/proc/self/mounts", mounts)
+        for line in mounts.splitlines():
+            (self.fake.path / line.split()[1].lstrip("/")).mkdir(parents=True, exist_ok=True)
+
+    def group(self, path, pids=(), unified=True):
+        text = "".join(f"{pid}\n" for pid in pids)
+        self.fake.write(f"{path}/cgroup.procs", text)
+        self.fake.write(f"{path}/{'cgroup.threads' if unified else 'tasks'}", text)
+
+    def remove(self, path):
+        """As the kernel removes a cgroup: files need not be removed first."""
+        full = self.fake.path / path.lstrip("/")
+        for file in full.iterdir():
+            file.unlink()
+        full.rmdir()
+
+    def process(self, pid, command=b"", uid=0, environment=b""):
+        self.fake.write(f"/proc/{pid}/cmdline", command)
+        self.fake.write(f"/proc/{pid}/status", f"Name:\tx\nTgid:\t{pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t0\n")
+        self.fake.write(f"/proc/{pid}/environ", environment)
+
+    def source(self, *roots, patterns=(DEFAULT_PATTERN,), unit=None):
+        source = JobSource(self.fake.host, roots, compile_patterns(patterns), unit, self.clock)
+        self.sources.append(source)
+        return source
+
+    def full_look(self, source):
+        self.clock.now += FULL_WALK_S
+        return source.scan()
+
+
+@pytest.fixture
+def machine(fake):
+    made = Machine(fake)
+    yield made
+    for source in made.sources:
+        source.close()
+        source.close()
+    assert fake.host.kept == 0, "every descriptor was given back"
+
+
+def ids(jobs):
+    return [(job.id, job.user) for job in jobs]
+
+
+def state_of(source, name):
+    return [(place.path, place.state) for place in source.describe() if place.name == name]
+
+
+def test_oar_2_jobs_are_found_in_the_cpuset_hierarchy_only(machine):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/a_b_42", [5, 6], unified=False)
+    machine.fake.mkdir("/sys/fs/cgroup/cpuacct/oar/a_b_42")
+    machine.fake.mkdir("/sys/fs/cgroup/cpuacct/oar/old_1")
+    source = machine.source()
+    (job,) = source.scan()
+    assert (job.id, job.user) == (42, "a_b")
+    assert job.tids() == job.pids() == [5, 6]
+    assert job.directory("cpuacct") == "/sys/fs/cgroup/cpuacct/oar/a_b_42"
+    assert job.directory("memory") is None and job.directory("perf_event") is None and job.directory("unified") is None
+    assert state_of(source, "oar2") == [("/sys/fs/cgroup/cpuset/oar", "found, 1 job")]
+    assert state_of(source, "oar3") == [("/sys/fs/cgroup/unified/oar.slice", "not here")]
+
+
+def test_oar_3_jobs_are_their_shallowest_directories_with_all_that_is_inside(machine, caplog):
+    machine.mount(PURE_V2)
+    slice_ = "/sys/fs/cgroup/oar.slice/oar-u1000.slice"
+    machine.group(f"{slice_}/oar-u1000-j6095.slice")
+    machine.group(f"{slice_}/oar-u1000-j6095.slice/oar-u1000-j6095-1.scope", [11])
+    machine.group(f"{slice_}/oar-u1000-j6095.slice/oar-u1000-j7777-1.scope", [12])
+    machine.group(f"{slice_}/oar-u1000-j6095-2.scope", [13])
+    machine.group(f"{slice_}/oar-u1000-j60.slice", [20])
+    source = machine.source()
+    small, job = source.scan()
+    assert ids([small, job]) == [(60, "1000"), (6095, "1000")]
+    assert job.tids() == job.pids() == [11, 12, 13] and small.tids() == [20]
+    assert len(job.cgroups) == 4
+    assert small.directory("unified") == f"{slice_}/oar-u1000-j60.slice"
+    assert job.directory("unified") is None, "in none of the two is all of it"
+    assert caplog.text.count("several cgroups side by side") == 1
+    assert state_of(source, "oar3") == [("/sys/fs/cgroup/oar.slice", "found, 2 jobs")]
+
+
+def captured_slurm(machine, controllers):
+    """The tree of a real Slurm 22.05, in some of its hierarchies."""
+    data = Path(__file__).parents[1] / "data/slurm-v1"
+    for path in (data / "cgroups.running.txt").read_text().split():
+        if path.split("/")[4] in controllers:
+            machine.group(path, unified=False)
+    for line in (data / "cgroup.procs.txt").read_text().splitlines():
+        path, _, pids = line.partition("/cgroup.procs: ")
+        if path.split("/")[4] in controllers:
+            machine.group(path, pids.split(), unified=False)
+
+
+@pytest.mark.parametrize(
+    ("controllers", "first"), [(("cpuset", "freezer", "memory"), "cpuset"), (("freezer", "memory"), "freezer")]
+)
+def test_slurm_jobs_of_v1_have_the_tasks_of_one_hierarchy_leaves_and_inner_directories(machine, controllers, first):
+    machine.mount(HYBRID)
+    captured_slurm(machine, controllers)
+    jobs = machine.source().scan()
+    assert ids(jobs) == [(1, "0"), (2, "0")]
+    assert jobs[0].tids() == jobs[0].pids() == [25900, 25909, 25920, 25921]
+    assert jobs[1].tids() == [25901, 25908, 25910, 25917, 25926, 25937]
+    assert {path.split("/")[4] for job in jobs for path in job.cgroups} == {first}
+    assert jobs[0].directory("memory") == "/sys/fs/cgroup/memory/slurm_vm/uid_0/job_1"
+
+
+def test_a_slurm_job_stays_the_same_when_its_better_hierarchy_comes_later(machine):
+    machine.mount(HYBRID)
+    captured_slurm(machine, ("freezer",))
+    source = machine.source()
+    before = source.scan()
+    captured_slurm(machine, ("cpuset",))
+    assert source.scan() == before
+    assert before[0].tids() == [25900, 25909, 25920, 25921]
+    assert before[0].cgroups[0].startswith("/sys/fs/cgroup/cpuset/")
+    assert (source.started, source.ended) == (2, 0)
+
+
+def test_slurm_jobs_of_v2_are_found_under_one_slurmd_and_several(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_9/step_0/user/task_0", [31])
+    machine.group(f"{SCOPE}/job_9/step_0/slurm", [30])
+    machine.group(f"{SCOPE}/system", [99])
+    machine.group("/sys/fs/cgroup/system.slice/n2_slurmstepd.scope/job_10/step_extern/user/task_special", [40])
+    machine.group("/sys/fs/cgroup/system.slice/cron.service", [7])
+    source = machine.source()
+    nine, ten = source.scan()
+    assert ids([nine, ten]) == [(9, ""), (10, "")]
+    assert nine.tids() == nine.pids() == [30, 31] and ten.tids() == [40]
+    assert nine.directory("unified") == f"{SCOPE}/job_9" and nine.directory("memory") is None
+    machine.group(f"{SCOPE}/job_9/step_1/user/task_0", [32])
+    source.scan()
+    assert nine.tids() == [30, 31, 32], "steps that come later are noticed"
+    machine.remove(f"{SCOPE}/job_9/step_1/user/task_0")
+    source.scan()
+    assert nine.tids() == [30, 31]
+
+
+def test_all_layouts_are_looked_for_in_every_mount_of_a_hybrid_machine(machine):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
+    machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice", [2])
+    machine.group("/sys/fs/cgroup/cpuset/slurm/uid_5/job_3", [3], unified=False)
+    machine.group("/sys/fs/cgroup/unified/system.slice/slurmstepd.scope/job_4", [4])
+    jobs = machine.source().scan()
+    assert [(job.id, job.tids()) for job in jobs] == [(1, [1]), (2, [2]), (3, [3]), (4, [4])]
+
+
+def test_an_id_that_two_layouts_have_is_that_of_the_first_and_is_told_once(machine, caplog):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
+    machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j1.slice", [2])
+    source = machine.source()
+    (job,) = source.scan()
+    machine.full_look(source)
+    assert job.tids() == [1] and source.conflicts == 1
+    assert caplog.text.count("two layouts") == 1
+
+
+def sluid_job(machine, sluid=SLUID, job=b"77", uid=0, pid=500, command=b"slurmstepd: [%s.batch]\0\0\0"):
+    machine.group(f"{SCOPE}/{sluid}/step_batch/slurm", [pid])
+    machine.group(f"{SCOPE}/{sluid}/step_batch/user/task_0", [pid + 1])
+    machine.process(pid, command % job, uid=uid)
+    machine.process(pid + 1, b"sh\0", uid=1000)
+
+
+def test_a_text_id_is_mapped_by_slurmstepd_which_is_roots(machine):
+    machine.mount(PURE_V2)
+    sluid_job(machine)
+    (job,) = machine.source().scan()
+    assert job.id == 77 and job.tids() == [500, 501]
+    assert job.directory("unified") == f"{SCOPE}/{SLUID}"
+
+
+def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog):
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    machine.process(501, b"slurmstepd: [78.batch]\0")
+    source = machine.source()
+    assert source.scan() == []
+    assert "cannot tell" not in caplog.text, "slurmstepd may be about to start"
+    for _ in range(3):
+        assert machine.full_look(source) == []
+    assert caplog.text.count("job of a cgroup is unknown") == 1 and "CgroupJobIdPaths=yes" in caplog.text
+    assert source.unmapped == 1
+    assert "1 whose job id cannot be told" in state_of(source, "slurm-sluid")[0][1]
+    machine.process(500, b"slurmstepd: [77.batch]\0", uid=0)
+    assert ids(machine.full_look(source)) == [(77, "")], "tried again at each full look"
+
+
+@pytest.mark.parametrize(
+    "command", [b"xslurmstepd: [%s.0]", b"slurmstepd: [%s]", b"slurmstepd: [%s+1.0]", b"slurmstepd: [-%s.0]"]
+)
+def test_a_command_line_of_another_form_says_nothing(machine, command):
+    machine.mount(PURE_V2)
+    sluid_job(machine, command=command)
+    assert machine.source().scan() == []
+
+
+def test_a_text_id_is_mapped_as_soon_as_slurmstepd_is_put_into_its_directory(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/{SLUID}/step_batch/slurm")
+    source = machine.source()
+    assert source.scan() == []
+    machine.fake.mkdir("/proc/500")
+    machine.process(500, b"slurmstepd: [77.batch]\0")
+    machine.group(f"{SCOPE}/{SLUID}/step_batch/slurm", [500])
+    assert ids(source.scan()) == [(77, "")]
+
+
+def test_of_an_environment_of_any_size_the_start_is_read(machine):
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    machine.process(500, b"x" * (32 << 20), uid=0)
+    machine.process(501, b"sh\0", 1000, b"A=" + b"\0" * (32 << 20) + b"\0SLURM_JOB_ID=77\0")
+    source = machine.source()
+    tracemalloc.start()
+    try:
+        assert source.scan() == [], "what stands beyond says nothing"
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    machine.process(501, b"sh\0", 1000, b"A=1\0SLURM_JOB_ID=77\0" + b"x" * (1 << 20))
+    assert ids(machine.full_look(source)) == [(77, "")]
+
+
+def test_a_process_whose_environment_does_not_answer_keeps_no_other_job_waiting(machine):
+    """A FIFO that nobody writes stands for it."""
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    environ = machine.fake.path / "proc/501/environ"
+    environ.unlink()
+    os.mkfifo(environ)
+    machine.group("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_5", [7])
+    source = machine.source()
+    start = time.monotonic()
+    assert [job.id for job in source.scan()] == [5]
+    assert time.monotonic() - start < 20
+    assert source.processes.unanswered == 1
+    os.close(os.open(environ, os.O_RDWR | os.O_NONBLOCK))
+
+
+def test_the_environment_says_which_job_it_is_where_no_slurmstepd_does(machine):
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    machine.process(501, b"sh\0", 1000, b"A=1\0SLURM_JOB_ID=77\0XSLURM_JOB_ID=5\0")
+    source = machine.source()
+    (job,) = source.scan()
+    assert job.id == 77
+    machine.process(500, b"slurmstepd: [79.batch]\0")
+    assert [job.id for job in machine.full_look(source)] == [79], "root knows better"
+    assert source.take_ended() == [job]
+
+
+def test_environments_that_disagree_or_claim_anothers_id_say_nothing(machine):
+    machine.mount(PURE_V2)
+    sluid_job(machine, uid=1000)
+    machine.process(500, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
+    machine.process(501, b"sh\0", 1000, b"SLURM_JOB_ID=77\0")
+    other = "s" + "Z" * 13
+    sluid_job(machine, other, b"78", pid=600)
+    source = machine.source()
+    (job,) = source.scan()
+    assert job.id == 78 and job.tids() == [600, 601]
+    machine.process(501, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
+    (same,) = machine.full_look(source)
+    assert same is job and job.tids() == [600, 601], "although that directory's name comes later"
+
+
+def test_who_was_known_first_keeps_an_id_that_only_environments_tell(machine):
+    machine.mount(PURE_V2)
+    first = "s" + "Z" * 13
+    sluid_job(machine, first, uid=1000, pid=600)
+    machine.process(600, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
+    source = machine.source()
+    (job,) = source.scan()
+    sluid_job(machine, uid=1000)
+    machine.process(500, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
+    assert machine.full_look(source) == [job] and job.tids() == [600, 601]
+
+
+def test_a_text_id_directory_made_again_is_asked_again(machine):
+    machine.mount(PURE_V2)
+    sluid_job(machine)
+    source = machine.source()
+    (before,) = source.scan()
+    for path in ("step_batch/slurm", "step_batch/user/task_0"):
+        machine.remove(f"{SCOPE}/{SLUID}/{path}")
+    for path in ("step_batch/user", "step_batch", ""):
+        (machine.fake.path / f"{SCOPE[1:]}/{SLUID}/{path}").rmdir()
+    sluid_job(machine, job=b"81")
+    (after,) = source.scan()
+    assert (before.id, after.id) == (77, 81) and source.take_ended() == [before]
+
+
+def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
+    machine.mount(PURE_V2)
+    source = machine.source()
+    for n in range(30):
+        sluid = f"s{n + 1000000000000:013d}"
+        machine.group(f"{SCOPE}/{sluid}")
+        source.scan()
+        machine.clock.now += GRACE_S
+        machine.full_look(source)
+        machine.remove(f"{SCOPE}/{sluid}")
+        source.scan()
+    assert source.unmapped == 30
+    memory = source._finder.sluids
+    assert not (memory._sure or memory._told or memory.waiting or memory.guessed)
+
+
+def test_mounts_that_come_later_are_looked_at(machine):
+    source = machine.source()
+    assert source.scan() == []
+    assert [place.state for place in source.describe()] == ["no cgroup is mounted"]
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
+    (job,) = machine.full_look(source)
+    assert job.id == 1 and not job.witnessed, "it may have been there long before the mount"
+    machine.mount(HYBRID + "cgroup /sys/fs/cgroup/blkio cgroup rw,blkio 0 0\n")
+    machine.fake.mkdir("/sys/fs/cgroup/blkio/oar/bob_1")
+    assert machine.full_look(source) == [job], "the jobs are the same"
+    assert job.directory("blkio") == "/sys/fs/cgroup/blkio/oar/bob_1"
+
+
+def test_named_roots_are_the_only_ones_and_may_be_reached_by_links(machine):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
+    machine.group("/sys/fs/cgroup/unified/mine/x_2", [2])
+    machine.group("/sys/fs/cgroup/unified/mine/x_2/step", [3])
+    machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j9.slice", [9])
+    machine.fake.mkdir("/sys/fs/cgroup/cpuacct/oar/bob_1")
+    machine.fake.mkdir("/dev/oar_cgroups_links")
+    for link in ("/dev/oar_cgroups_links/cpuset", "/dev/cpuset"):
+        (machine.fake.path / link.lstrip("/")).symlink_to(machine.fake.path / "sys/fs/cgroup/cpuset")
+    roots = ("/dev/oar_cgroups_links/cpuset/oar/", "/dev/cpuset/oar", "/sys/fs/cgroup/unified/mine")
+    source = machine.source(*roots)
+    bob, other = source.scan()
+    assert ids([bob, other]) == [(1, "bob"), (2, "x")]
+    assert bob.cgroups == ("/sys/fs/cgroup/cpuset/oar/bob_1",), "one directory, although two roots lead there"
+    assert bob.directory("cpuacct") == "/sys/fs/cgroup/cpuacct/oar/bob_1"
+    assert other.tids() == [2, 3] and other.directory("unified") == "/sys/fs/cgroup/unified/mine/x_2"
+    states = [(place.name, place.path, place.state) for place in source.describe()]
+    assert states[0] == ("root", "/dev/oar_cgroups_links/cpuset/oar", "found, 1 job")
+    assert states[2] == ("root", "/sys/fs/cgroup/unified/mine", "found, 1 job")
+
+
+def test_a_link_to_old_jobs_that_comes_later_makes_nobody_a_witness_but_a_new_root_does(machine):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", unified=False)
+    machine.fake.mkdir("/dev/links")
+    source = machine.source("/dev/links/cpuset/oar", "/sys/fs/cgroup/memory/a/oar")
+    assert source.scan() == []
+    (machine.fake.path / "dev/links/cpuset").symlink_to(machine.fake.path / "sys/fs/cgroup/cpuset")
+    assert select.select([source.fd], [], [], 2)[0]
+    (old,) = source.scan()
+    assert not old.witnessed
+    machine.group("/sys/fs/cgroup/cpuset/oar/eve_2", unified=False)
+    machine.group("/sys/fs/cgroup/memory/a/oar/joe_3", unified=False)
+    assert [job.witnessed for job in source.scan()] == [False, True, True]
+
+
+def test_only_a_job_that_came_while_its_place_was_looked_at_is_witnessed(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1")
+    sluid_job(machine, uid=1000)
+    source = machine.source()
+    source.scan()
+    machine.group("/sys/fs/cgroup/oar.slice/oar-u7.slice/oar-u7-j2.slice")
+    machine.process(500, b"slurmstepd: [77.batch]\0")
+    jobs = machine.full_look(source)
+    assert [(job.id, job.witnessed) for job in jobs] == [(1, False), (2, True), (77, False)]
+
+
+class NoFiles(Host):
+    """A Host that counts what it opens, lists or looks up."""
+
+    count = 0
+
+    def path(self, path):
+        return super().path(path)
+
+    def open(self, path):
+        self.count += 1
+        return super().open(path)
+
+    def directories(self, path):
+        self.count += 1
+        return super().directories(path)
+
+    def inode(self, path):
+        self.count += 1
+        return super().inode(path)
+
+    def is_directory(self, path):
+        self.count += 1
+        return super().is_directory(path)
+
+    def resolve(self, path):
+        self.count += 1
+        return super().resolve(path)
+
+
+@pytest.mark.parametrize("roots", [(), ("/sys/fs/cgroup/cpuset/oar",)])
+def test_the_usual_scan_opens_nothing_and_a_full_look_comes_every_10_s(machine, roots):
+    machine.mount(HYBRID)
+    for n in range(1, 21):
+        machine.group(f"/sys/fs/cgroup/cpuset/oar/bob_{n}/step", [n], unified=False)
+    host = machine.fake.host = NoFiles(str(machine.fake.path))
+    source = machine.source(*roots)
+    assert len(source.scan()) == 20
+    host.count = 0
+    for _ in range(9):
+        machine.clock.now += 1
+        assert len(source.scan()) == 20
+        assert source.take_changed() in ([], source.scan())
+    assert host.count == 0
+    machine.clock.now += 1
+    source.scan()
+    assert host.count > 20
+    host.count = 0
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_21", [21], unified=False)
+    assert len(source.scan()) == 21
+    assert 0 < host.count < 20 * 2 + 20, "only what changed is listed again"
+
+
+def test_a_directory_that_a_job_lacks_is_not_looked_for_at_each_tick(machine):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", unified=False)
+    host = machine.fake.host = NoFiles(str(machine.fake.path))
+    (job,) = machine.source().scan()
+    for _ in range(10):
+        assert job.directory("memory") is None
+    host.count = 0
+    for _ in range(20):
+        assert job.directory("memory") is None
+    assert host.count == 0
+    machine.fake.mkdir("/sys/fs/cgroup/memory/oar/bob_1")
+    assert "/sys/fs/cgroup/memory/oar/bob_1" in [job.directory("memory") for _ in range(32)]
+
+
+def test_take_changed_names_jobs_that_came_and_those_whose_lists_of_tasks_were_written(machine):
+    machine.mount(HYBRID)
+    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1/step", [1], unified=False)
+    machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice", [2])
+    source = machine.source()
+    bob, other = source.scan()
+    assert source.take_changed() == [bob, other]
+    assert source.take_changed() == []
+    machine.fake.write("/sys/fs/cgroup/cpuset/oar/bob_1/memory.events", "x")
+    machine.fake.write("/sys/fs/cgroup/cpuset/oar/tasks", "")
+    assert source.take_changed() == []
+    for name in ("tasks", "cgroup.procs", "cgroup.threads", "cgroup.events"):
+        machine.fake.write(f"/sys/fs/cgroup/cpuset/oar/bob_1/step/{name}", "1\n")
+        source.take_changed()
+        assert bob.tids()
+        machine.fake.write(f"/sys/fs/cgroup/cpuset/oar/bob_1/step/{name}", "1\n3\n")
+        assert source.take_changed() == [bob], name
+    assert bob.tids() == [1, 3] and bob.pids() == [1, 3], "read anew"
+    machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice/new")
+    assert source.take_changed() == [other], "a directory that came may hold a task already"
+
+
+def test_the_units_changes_are_told_too_and_it_has_what_is_inside_its_cgroup(machine):
+    machine.mount(PURE_V2)
+    machine.group("/sys/fs/cgroup/app", [1])
+    machine.group("/sys/fs/cgroup/app/inner", [2])
+    unit = Job(machine.fake.host, 0, cgroups=["/sys/fs/cgroup/app"])
+    source = machine.source(unit=unit)
+    assert source.scan() == [unit] and unit.tids() == unit.pids() == [1, 2]
+    assert unit.directory("unified") == "/sys/fs/cgroup/app"
+    source.take_changed()
+    machine.group("/sys/fs/cgroup/app/inner", [2, 3])
+    assert source.take_changed() == [unit] and unit.tids() == [1, 2, 3]
+    assert "/sys/fs/cgroup/app" in unit.identity
+
+
+def test_a_job_number_that_comes_back_is_another_job_even_between_two_scans(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1", [1])
+    source = machine.source()
+    (before,) = source.scan()
+    assert before.tids() == [1]
+    machine.remove(f"{SCOPE}/job_1")
+    machine.group(f"{SCOPE}/job_1", [2])
+    (after,) = source.scan()
+    assert after is not before and after.tids() == [2]
+    assert source.take_ended() == [before] and source.take_ended() == []
+    assert before.tids() == before.pids() == []
+    assert source.take_changed() == [after]
+    machine.group(f"{SCOPE}/job_1", [2, 3])
+    assert source.take_changed() == [after], "the new directory is watched, not the old one"
+
+
+def test_identities_differ_between_jobs_and_last_over_a_restart(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1")
+    machine.group(f"{SCOPE}/job_2")
+    first, second = machine.source().scan()
+    assert first.identity != second.identity
+    again = machine.source().scan()[0]
+    assert again is not first and again.identity == first.identity
+    inode = (machine.fake.path / f"{SCOPE[1:]}/job_1").stat().st_ino
+    assert first.identity == f"{SCOPE}/job_1 {inode}"
+
+
+def test_dropped_events_mean_a_full_look_and_that_all_jobs_may_have_changed(machine, caplog):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1")
+    source = machine.source()
+    (job,) = source.scan()
+    source.take_changed()
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    for _ in range(most // 2 + 10):  # two alike in a row would count once
+        machine.fake.write(f"{SCOPE}/job_1/cgroup.procs", "")
+        machine.fake.write(f"{SCOPE}/job_1/tasks", "")
+    machine.group(f"{SCOPE}/job_2")
+    assert ids(source.scan()) == [(1, ""), (2, "")]
+    assert source.overflows == 1 and "dropped events" in caplog.text
+    assert source.take_changed() == source.scan()
+    assert job in source.scan()
+
+
+def test_names_that_are_not_utf_8_stop_nothing(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1", [1])
+    source = machine.source()
+    (job,) = source.scan()
+    bad = os.fsencode(machine.fake.path) + SCOPE.encode() + b"/job_1/\xff\xfe"
+    os.mkdir(bad)
+    Path(os.fsdecode(bad), "cgroup.threads").write_text("2\n")
+    machine.group(f"{SCOPE}/job_2", [3])
+    assert [found.id for found in source.scan()] == [1, 2]
+    assert job.tids() == [1, 2]
+
+
+def test_events_are_parsed_one_by_one():
+    data = struct.pack("iIII", 3, 2, 0, 16) + b"tasks".ljust(16, b"\0") + struct.pack("iIII", -1, 0x4000, 0, 0)
+    assert list(parse_events(data)) == [(3, 2, "tasks"), (-1, 0x4000, "")]
+
+
+def test_deep_and_many_directories_are_bounded_and_counted(machine, caplog):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1" + "/d" * (MAX_DEPTH + 1), [1])
+    machine.group(f"{SCOPE}/job_1" + "/d" * MAX_DEPTH, [2])
+    for n in range(MAX_GROUPS + 5):
+        machine.fake.mkdir(f"{SCOPE}/job_2/{n}")
+    source = machine.source()
+    deep, wide = source.scan()
+    assert deep.tids() == [2] and len(wide.cgroups) == MAX_GROUPS
+    assert source.left_out == 1 + 6
+    machine.full_look(source)
+    assert source.left_out == 7, "the same are not counted again"
+    assert caplog.text.count("too many or too deep") == 1
+
+
+def test_a_threaded_group_lists_no_processes_and_its_threads_tell_them(machine, monkeypatch):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1/t", [11, 12])
+    machine.process(10)
+    for tid in (11, 12):
+        machine.fake.write(f"/proc/{tid}/status", "Tgid:\t10\n")
+    host = machine.fake.host
+    open_ = host.open
+
+    def refuse(path):
+        if path.endswith("/t/cgroup.procs"):
+            raise OSError(95, "Operation not supported")
+        return open_(path)
+
+    monkeypatch.setattr(host, "open", refuse)
+    (job,) = machine.source().scan()
+    assert job.tids() == [11, 12] and job.pids() == [10]
+
+
+def test_v2_files_stay_open_while_their_directory_is_there(machine):
+    machine.mount(PURE_V2)
+    machine.group(f"{SCOPE}/job_1/step_0", [1])
+    machine.group(f"{SCOPE}/job_1")
+    host = machine.fake.host
+    source = machine.source()
+    (job,) = source.scan()
+    assert job.tids() == job.pids() == [1]
+    kept = host.kept
+    assert kept >= 4, "two lists of two directories"
+    machine.remove(f"{SCOPE}/job_1/step_0")
+    source.scan()
+    assert host.kept == kept - 2
+    machine.remove(f"{SCOPE}/job_1")
+    assert source.scan() == []
+    assert host.kept == kept - 4
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_10_000_jobs_that_come_and_go(machine):
+    machine.mount(HYBRID)
+    source = machine.source()
+    machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice")
+    source.scan()
+    watches, kept = source._directories.watched, machine.fake.host.kept
+    base = machine.fake.path / "sys/fs/cgroup/unified/oar.slice"
+    for start in range(1, 10_001, 100):
+        for n in range(start, start + 100):
+            job = base / f"oar-u1-j{n}.slice"
+            (job / "step").mkdir(parents=True)
+            (job / "step/cgroup.threads").write_text("1\n")
+        jobs = source.scan()
+        assert len(jobs) == 100 and all(job.tids() == [1] for job in jobs)
+        assert source._directories.watched == watches + 200
+        for n in range(start, start + 100):
+            job = base / f"oar-u1-j{n}.slice"
+            (job / "step/cgroup.threads").unlink()
+            (job / "step").rmdir()
+            job.rmdir()
+        assert source.scan() == []
+        assert len(source.take_ended()) == 100
+    assert source.started == source.ended == 10_000
+    directories = source._directories
+    assert (directories.watched, machine.fake.host.kept) == (watches, kept)
+    assert len(directories._entries) <= watches + 1 and len(directories._manager.watches) == watches
+    assert not (source._keys or source._owners or source._finder._too_many or directories.changed or directories.gone)
+
+
+def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplog):
+    import pyinotify
+
+    machine.mount(PURE_V2)
+
+    def refuse(*_, **__):
+        raise pyinotify.WatchManagerError("No space left on device (ENOSPC)", {})
+
+    source = machine.source()
+    monkeypatch.setattr(source._directories._manager, "add_watch", refuse)
+    assert source.scan() == []
+    machine.group("/sys/fs/cgroup/oar.slice/oar-u1-j2.slice", [1])
+    assert ids(source.scan()) == [(2, "1")]
+    assert "max_user_watches" in caplog.text
+
+
+def test_one_directory_under_two_paths_has_one_watch_and_tells_both(fake):
+    """As with two mounts of one hierarchy."""
+    fake.mkdir("/a/x")
+    (fake.path / "b").symlink_to("a")
+    directories = Directories(fake.host)
+    directories.begin()
+    assert directories.names("/a", tasks=True) == directories.names("/b") == ("x",)
+    directories.end()
+    fake.write("/a/tasks", "1")
+    fake.mkdir("/a/y")
+    directories.drain()
+    assert directories.changed == {"/a"} and directories.watched == 1
+    directories.begin()
+    assert directories.names("/b") == ("x", "y")
+    directories.end()
+    assert directories.watched == 1
+    directories.begin()
+    directories.end()
+    assert directories.watched == 0
+    directories.close()
+    directories.close()
+
+
+def options(*arguments):
+    return node_main.build_parser([]).parse_args(list(arguments))
+
+
+def test_c_takes_directories_of_both_versions_and_refuses_others(fake):
+    fake.write("/one/tasks", "1\n")
+    fake.write("/two/cgroup.threads", "2\n")
+    fake.mkdir("/none")
+    assert node_main.find_unit(options("-c", "/one", "-c", "/two"), fake.host).cgroups == ("/one", "/two")
+    for path in ("/none", "/absent"):
+        with pytest.raises(ConfigError, match=f"--cgroup {path}"):
+            node_main.find_unit(options("-c", path), fake.host)
+
+
+class UnifiedRoot:
+    """Job directories in the running kernel's cgroup2 hierarchy."""
+
+    def __init__(self, stack):
+        point = next(
+            (line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line), None
+        )
+        if point is None:
+            cannot_run("no cgroup2 is mounted on this machine")
+        self._stack = stack
+        self.path = self.make(Path(point) / f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
+
+    def make(self, path):
+        path.mkdir()
+        self._stack.callback(CgroupRoot.remove, path)
+        return path
+
+    def start(self, group):
+        process = subprocess.Popen(["sleep", "120"])
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        (group / "cgroup.procs").write_text(str(process.pid))
+        return process
+
+
+@pytest.fixture
+def unified(root):
+    with contextlib.ExitStack() as stack:
+        yield UnifiedRoot(stack)
+
+
+@pytest.mark.live
+def test_live_v2_a_kept_descriptor_shows_tasks_that_came_after_it_at_10_reads_a_second(unified):
+    source = JobSource(Host(), [str(unified.path)], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        source.scan()
+        group = unified.make(unified.path / "bob_1")
+        (job,) = source.scan()
+        assert job.witnessed and job.tids() == [] and job.directory("unified") == str(group)
+        started = []
+        for _ in range(5):
+            started.append(unified.start(group).pid)
+            source.scan()
+            assert job.tids() == job.pids() == sorted(started)
+            time.sleep(0.1)
+            source.scan()
+            assert job.tids() == sorted(started)
+        assert job._kept and all(kept.fileno() >= 0 for kept in job._kept.values())
+    finally:
+        source.close()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("version", [1, 2])
+def test_live_changes_are_told_for_moved_tasks_steps_and_on_v2_for_groups_that_empty(version, request):
+    if version == 1:
+        made = request.getfixturevalue("cgroups")
+        group = made.job("bob_1").path
+        process = subprocess.Popen(["sleep", "60"])
+        root_path = made.path
+    else:
+        made = request.getfixturevalue("unified")
+        root_path = made.path
+        group = made.make(root_path / "bob_1")
+        process = subprocess.Popen(["sleep", "60"])
+    source = JobSource(Host(), [str(root_path)], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        (job,) = source.scan()
+        assert source.take_changed() == [job] and source.take_changed() == []
+        assert job.tids() == []
+        (group / "cgroup.procs").write_text(str(process.pid))
+        assert select.select([source.fd], [], [], 5)[0]
+        assert source.take_changed() == [job]
+        assert job.tids() == [process.pid]
+        step = made.make(group / "step")
+        assert select.select([source.fd], [], [], 5)[0]
+        assert source.take_changed() == [job]
+        (step / "cgroup.procs").write_text(str(process.pid))
+        assert source.take_changed() == [job]
+        assert job.tids() == [process.pid] and len(job.cgroups) == 2
+        watched = source._directories.watched
+        if version == 2:
+            time.sleep(0.2)  # so that what the kernel says of the moves is not taken for what it says of the end
+            source.take_changed()
+            process.kill()
+            process.wait()
+            assert select.select([source.fd], [], [], 5)[0], "cgroup.events says that the group is empty"
+            assert source.take_changed() == [job]
+            assert job.tids() == []
+        process.kill()
+        process.wait()
+        CgroupRoot.remove(step)
+        CgroupRoot.remove(group)
+        assert source.scan() == [] and source.take_ended() == [job]
+        assert source._directories.watched == watched - 2, "no watch stays on directories that are gone"
+    finally:
+        process.kill()
+        process.wait()
+        source.close()
+
+
+@pytest.mark.live
+def test_live_a_named_root_that_is_removed_and_made_again_is_noticed(unified):
+    """The kernel does not tell of the end of a watched cgroup but in the directory above it."""
+    path = unified.path / "root"
+    path.mkdir()
+    source = JobSource(Host(), [str(path)], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        (path / "bob_1").mkdir()
+        (before,) = source.scan()
+        (path / "bob_1").rmdir()
+        path.rmdir()
+        path.mkdir()
+        (path / "bob_1").mkdir()
+        (after,) = source.scan()
+        assert after is not before and after.identity != before.identity
+        (path / "bob_2").mkdir()
+        assert select.select([source.fd], [], [], 5)[0]
+        assert len(source.scan()) == 2
+    finally:
+        source.close()
+        for name in ("bob_1", "bob_2", ""):
+            CgroupRoot.remove(path / name)
+
+
+@pytest.mark.live
+def test_live_layouts_are_found_on_this_machine_without_any_option(unified):
+    """A made-up Slurm and OAR 3, in the real hierarchies, beside whatever else is there."""
+    point = unified.path.parent
+    number = 2_000_000_000 + os.getpid()
+    if not (point / "oar.slice").exists():
+        unified.make(point / "oar.slice")
+    source = JobSource(Host(), [], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        source.scan()
+        group = unified.make(point / "oar.slice" / f"oar-u0-j{number}.slice")
+        process = unified.start(unified.make(group / "inner.scope"))
+        job = next(job for job in source.scan() if job.id == number)
+        assert job.tids() == job.pids() == [process.pid]
+        assert job.witnessed and job.user == "0"
+    finally:
+        source.close()
+
+
+@pytest.mark.live
+def test_live_v2_directories_made_again_between_two_scans_are_read_and_watched_anew(unified):
+    """No event comes from a removed cgroup itself, and descriptors of its files stay on what was removed."""
+    source = JobSource(Host(), [str(unified.path)], compile_patterns([DEFAULT_PATTERN]))
+    try:
+        group = unified.make(unified.path / "bob_1")
+        step = unified.make(group / "step")
+        (job,) = source.scan()
+        assert job.tids() == []
+        step.rmdir()
+        step.mkdir()
+        process = unified.start(step)
+        assert source.scan() == [job] and job.tids() == [process.pid]
+        time.sleep(0.2)  # the directory above tells, late, that it is no longer empty
+        source.take_changed()
+        other = unified.start(step)
+        assert source.take_changed() == [job] and job.tids() == sorted([process.pid, other.pid])
+        for started in (process, other):
+            started.kill()
+            started.wait()
+        CgroupRoot.remove(step)
+        group.rmdir()
+        group.mkdir()
+        (again,) = source.scan()
+        assert again is not job and again.identity != job.identity and source.take_ended() == [job]
+        source.take_changed()
+        process = unified.start(group)
+        assert source.take_changed() == [again] and again.tids() == [process.pid]
+        process.kill()
+        process.wait()
+    finally:
+        source.close()
+
+
+def test_a_job_made_again_is_another_one_also_where_inode_numbers_are_used_again(machine, monkeypatch):
+    machine.mount(PURE_V2)
+    monkeypatch.setattr(machine.fake.host, "inode", lambda path: 7)
+    machine.group(f"{SCOPE}/job_1", [1])
+    source = machine.source()
+    (before,) = source.scan()
+    machine.remove(f"{SCOPE}/job_1")
+    machine.group(f"{SCOPE}/job_1", [2])
+    (after,) = source.scan()
+    assert after is not before and source.take_ended() == [before]
+
+
+def test_a_mount_that_covers_a_root_makes_nobody_a_witness(machine):
+    root = "/sys/fs/cgroup/cpuset/oar"
+    machine.fake.mkdir(root)
+    source = machine.source(root)
+    assert source.scan() == []
+    machine.mount(HYBRID)
+    machine.group(f"{root}/bob_1", unified=False)
+    (job,) = machine.full_look(source)
+    assert not job.witnessed
+    machine.group(f"{root}/bob_2", unified=False)
+    assert [job.witnessed for job in source.scan()] == [False, True]
+
+
+@pytest.mark.live
+def test_live_an_oar_2_job_is_found_in_cpuset_and_its_directory_in_cpuacct(cgroups):
+    if cgroup_mount("cpuset") is None or cgroups.cpuacct is None:
+        cannot_run("no cgroup v1 cpuset and cpuacct on this machine")
+    name = f"colmet.t@x_y_{2_000_000_000 + os.getpid()}"
+    groups = []
+    for controller in ("cpuset", "cpuacct"):
+        oar = cgroup_mount(controller) / "oar"
+        if not oar.exists():
+            cgroups.make(oar)
+        groups.append(oar / name)
+    source = JobSource(Host(), [], compile_patterns([DEFAULT_PATTERN]))
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        source.scan()
+        for group in groups:
+            cgroups.make(group)
+            (group / "cgroup.procs").write_text(str(process.pid))
+        (job,) = [job for job in source.scan() if job.id == int(name.rpartition("_")[2])]
+        assert job.user == "colmet.t@x_y" and job.witnessed
+        assert job.tids() == job.pids() == [process.pid]
+        assert job.directory("cpuacct") == str(groups[1]) and job.directory("cpuset") == str(groups[0])
+        assert job.directory("unified") is None
+        assert job in source.take_changed()
+        (groups[0].parent.parent / "cgroup.procs").write_text(str(process.pid))
+        (groups[0] / "tasks").write_text(str(process.pid))
+        assert source.take_changed() == [job], "a write to tasks counts as well"
+    finally:
+        process.kill()
+        process.wait()
+        source.close()

@@ -1,0 +1,378 @@
+"""Lustre mounts, on trees of clients of several versions."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+import pytest
+
+from colmet.common.errors import BackendUnavailable, CommandFailed
+from colmet.common.schema import Batch, Table
+from colmet.common.wire import Decoder, colmet06, v1
+from colmet.node.backends.lustre import (
+    MAX_MOUNTS,
+    MOUNTS,
+    SCHEMA,
+    LustreBackend,
+    parse_mount_points,
+    parse_stats,
+    split_params,
+)
+
+PROC = "/proc/fs/lustre/llite"
+DEBUG = "/sys/kernel/debug/lustre/llite"
+HOME, SOFT, SCRATCH = "lustre-ffff8803f1a2c000", "lustre-ffff8807e0b11800", "scratch-ffff88085bd8f400"
+ALWAYS = [field.name for field in MOUNTS.fields if "0 where it is not listed" in field.help]
+
+
+def backend_of(fake, *options):
+    parser = argparse.ArgumentParser()
+    LustreBackend.add_options(parser)
+    return LustreBackend.from_options(parser.parse_args(["--enable-lustre", *options]), fake.host)
+
+
+def opened(fake, *options):
+    backend = backend_of(fake, *options)
+    backend.open()
+    return backend
+
+
+def rows(backend):
+    """The node's row, and that of each mount by name."""
+    first, *others = backend.sample([])
+    assert first.schema is None and {row.schema for row in others} <= {MOUNTS}
+    assert {row.job_id for row in (first, *others)} == {0}
+    assert set(first.values) <= SCHEMA.name_set
+    assert all(set(row.values) <= MOUNTS.name_set for row in others)
+    return first.values, {row.values["mount"].decode(): row.values for row in others}
+
+
+def data(values):
+    return [values[name] for name in ("nb_read", "bytes_read", "nb_write", "bytes_write")]
+
+
+def totals(values):
+    return [values[name] for name in SCHEMA.names]
+
+
+def stats(*lines):
+    return "\n".join(["snapshot_time             1523008010.817348 secs.usecs", *lines, ""])
+
+
+def reads(count, total):
+    return stats(f"read_bytes                {count} samples [bytes] 1 4096 {total}")
+
+
+def test_it_is_off_unless_asked_for(fake):
+    parser = argparse.ArgumentParser()
+    LustreBackend.add_options(parser)
+    assert LustreBackend.from_options(parser.parse_args(["--lustre-prefix", "x"]), fake.host) is None
+
+
+def test_a_client_of_2_10_has_its_statistics_in_proc(fake):
+    fake.tree("lustre-2.10")
+    total, mounts = rows(opened(fake))
+    assert totals(total) == [25673 + 10, 145121869 + 40960, 13641, 468230469]
+    assert sorted(mounts) == [HOME, SOFT]
+    home = mounts[HOME]
+    assert data(home) == [25673, 145121869, 13641, 468230469]
+    told = {"open": 1043, "close": 1040, "getattr": 20211, "create": 7, "getxattr_hits": 41, "inode_permission": 90031}
+    assert {name: home[name] for name in told} == told
+    assert (home["osc_read"], home["osc_write"], home["alloc_inode"]) == (20, 470, 513)
+    assert data(mounts[SOFT]) == [10, 40960, 0, 0]
+
+
+def test_what_is_not_listed_has_not_happened_but_only_where_every_client_would_tell(fake):
+    fake.tree("lustre-2.10")
+    _, mounts = rows(opened(fake))
+    soft = mounts[SOFT]
+    assert len(ALWAYS) == 25
+    assert {name for name in ALWAYS if soft[name]} == {"open", "close", "inode_permission"}
+    for name in ("page_fault", "fallocate", "osc_read", "getxattr_hits", "alloc_inode", "dirty_pages_hits"):
+        assert soft.get(name) is None
+
+
+def test_a_client_of_2_12_has_them_in_debugfs(fake):
+    fake.tree("lustre-2.12")
+    total, mounts = rows(opened(fake))
+    assert totals(total) == [1000, 30994606834, 9007, 31008331389]
+    (mount,) = mounts.values()
+    assert (mount["fsname"], mount["mount_point"]) == (b"lustre", b"/scratch")
+    assert (mount["open"], mount["close"], mount["getattr"], mount["unlink"]) == (77, 76, 301, 0)
+
+
+def test_a_client_of_2_15_tells_sums_of_squares_and_times_which_are_no_bytes(fake):
+    fake.tree("lustre-2.15")
+    total, mounts = rows(opened(fake))
+    assert totals(total) == [42, 4398046511, 43, 4398046777]
+    (mount,) = mounts.values()
+    assert (mount["open"], mount["mkdir"], mount["page_fault"], mount["fallocate"]) == (13812423, 7906554, 5, 1)
+    assert "opencount" not in mount
+
+
+def test_the_prefix_chooses_file_systems(fake):
+    fake.tree("lustre-2.10")
+    total, mounts = rows(opened(fake, "--lustre-prefix", "scratch"))
+    assert list(mounts) == [SCRATCH] and totals(total) == [0, 0, 0, 0]  # nothing has happened there yet
+    assert (mounts[SCRATCH]["fsname"], mounts[SCRATCH]["mount_point"]) == (b"scratch", b"/mnt/my scratch")
+    _, mounts = rows(opened(fake, "--lustre-prefix", ""))
+    assert sorted(mounts) == [HOME, SOFT, SCRATCH]
+    assert mounts[HOME]["mount_point"] is None  # of two mounts of one file system, which is which is not told
+
+
+@pytest.mark.parametrize("pattern", ["*", "scr*", "[a-z]cratch", "scratc?"])
+def test_the_prefix_may_be_a_pattern_as_in_06(fake, pattern):
+    fake.tree("lustre-2.10")
+    _, mounts = rows(opened(fake, "--lustre-prefix", pattern))
+    assert SCRATCH in mounts
+
+
+def test_a_prefix_is_all_before_the_dash(fake):
+    fake.tree("lustre-2.10")
+    with pytest.raises(
+        BackendUnavailable, match=rf"no Lustre mount is named lus-\*.*there are: {HOME}.*--lustre-prefix"
+    ):
+        opened(fake, "--lustre-prefix", "lus")
+
+
+def test_no_client_at_all_is_told_with_the_remedy(fake, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    backend = backend_of(fake)
+    with pytest.raises(BackendUnavailable, match=r"no Lustre mount in .*no such program; mount it, start as root"):
+        backend.open()
+    backend.close()
+    backend.close()
+
+
+# -- lctl --
+
+
+def lctl(fake, script):
+    fake.write("/usr/sbin/lctl", f"#!/bin/sh\n{script}\n").chmod(0o755)
+
+
+def answer_of(fake, name):
+    """What `lctl get_param` says on a machine that shows these files to nobody."""
+    fake.tree(name)
+    lines = []
+    for folder in (PROC, DEBUG):
+        files = sorted((fake.path / folder.lstrip("/")).glob("*/stats"))
+        lines += [f"llite.{file.parent.name}.stats=\n{file.read_text()}" for file in files]
+        shutil.rmtree(fake.path / folder.lstrip("/"), ignore_errors=True)
+    fake.write("/answer", "".join(lines))
+    return f"cat {fake.path}/answer"
+
+
+@pytest.mark.parametrize("name", ["lustre-2.10", "lustre-2.12", "lustre-2.15"])
+def test_lctl_tells_the_same_where_no_file_does(fake, tmp_path_factory, name):
+    from tests.support.machine import FakeRoot
+
+    expected = rows(opened(FakeRoot(tmp_path_factory.mktemp("files")).tree(name)))
+    lctl(fake, f'[ "$*" = "get_param llite.*.stats" ] && {answer_of(fake, name)}')
+    assert rows(opened(fake)) == expected
+
+
+def test_mounts_beyond_the_bound_are_told_once(fake, caplog):
+    many = "".join([f"llite.fs{n}-ffff9440f1003000.stats=\nwrite_bytes 1 samples [bytes] 2 2 2\n" for n in range(300)])
+    fake.write("/answer", many)
+    lctl(fake, f"cat {fake.path}/answer")
+    backend = LustreBackend(fake.host, "")
+    backend.open()
+    for _ in range(2):
+        assert len(list(backend.sample([]))) == 1 + MAX_MOUNTS
+    assert caplog.text.count("300 mounts") == 1
+
+
+def test_lctl_is_not_asked_where_files_tell(fake):
+    fake.tree("lustre-2.10")
+    lctl(fake, f"touch {fake.path}/asked")
+    rows(opened(fake))
+    assert not (fake.path / "asked").exists()
+
+
+def test_lctl_that_fails_says_why(fake):
+    lctl(fake, "echo \"error: get_param: param_path 'llite/*/stats': No such file or directory\" >&2; exit 2")
+    with pytest.raises(BackendUnavailable, match=r"returned 2: error: get_param.*No such file"):
+        opened(fake)
+
+
+def test_lctl_that_hangs_is_killed(fake, monkeypatch):
+    monkeypatch.setattr("colmet.node.backends.lustre.DEADLINE_S", 0.3)
+    lctl(fake, "exec sleep 60")
+    backend = backend_of(fake)
+    with pytest.raises(CommandFailed, match=r"did not end within 0.3 s"):
+        backend.sample([])
+
+
+def test_lines_before_the_first_mount_are_no_mount():
+    assert split_params(b"Warning: something\nllite.a-1.stats=\nx\ny\nllite.b-2.stats=\n") == [
+        ("a-1", "llite.a-1.stats", b"x\ny\n"),
+        ("b-2", "llite.b-2.stats", b""),
+    ]
+
+
+# -- what changes --
+
+
+def test_a_new_mount_is_found_and_one_that_goes_stays_in_the_sum(fake):
+    fake.tree("lustre-2.12")
+    backend = opened(fake)
+    fake.write(f"{DEBUG}/lustre-ffff000000000002/stats", reads(2, 8192))
+    total, mounts = rows(backend)
+    assert len(mounts) == 2 and totals(total) == [1002, 30994606834 + 8192, 9007, 31008331389]
+    shutil.rmtree(fake.path / DEBUG.lstrip("/") / "lustre-ffff000000000002")
+    total, mounts = rows(backend)
+    assert len(mounts) == 1 and totals(total) == [1002, 30994606834 + 8192, 9007, 31008331389]
+
+
+def test_a_mount_that_starts_anew_under_its_old_name_never_takes_the_sum_down(fake):
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    backend = opened(fake)
+    rows(backend)
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(101, 90))
+    total, mounts = rows(backend)
+    assert totals(total)[:2] == [201, 1090] and data(mounts["lustre-ffff01"])[:2] == [101, 90]
+
+
+def test_another_mount_under_an_old_name_counts_whole(fake):
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    lctl(fake, "exit 0")
+    backend = opened(fake)
+    rows(backend)
+    shutil.rmtree(fake.path / PROC.lstrip("/"))
+    rows(backend)
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(101, 2000))
+    assert totals(rows(backend)[0])[:2] == [201, 3000]
+
+
+def test_a_mount_that_cannot_be_read_for_a_while_is_still_the_same(fake):
+    fake.write("/proc/mounts", "")
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    fake.write(f"{PROC}/lustre-ffff02/stats", reads(10, 100))
+    backend = opened(fake)
+    before = rows(backend)[0]
+    (fake.path / PROC.lstrip("/") / "lustre-ffff02/stats").unlink()
+    fake.mkdir(f"{PROC}/lustre-ffff02/stats")  # reading it is an error
+    total, mounts = rows(backend)
+    assert total == before and "nb_read" not in mounts["lustre-ffff02"]
+    assert backend.counters() == {"part_failures": 1}
+    (fake.path / PROC.lstrip("/") / "lustre-ffff02/stats").rmdir()
+    fake.write(f"{PROC}/lustre-ffff02/stats", reads(11, 105))
+    assert totals(rows(backend)[0])[:2] == [111, 1105]
+
+
+def test_cleared_statistics_never_take_the_sum_down(fake):
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    backend = opened(fake)
+    rows(backend)
+    fake.write(f"{PROC}/lustre-ffff01/stats", stats())
+    assert totals(rows(backend)[0]) == [100, 1000, 0, 0]
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(7, 70))
+    assert totals(rows(backend)[0]) == [107, 1070, 0, 0]
+
+
+def test_the_last_mount_that_goes_leaves_the_totals(fake):
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    lctl(fake, "exit 0")
+    backend = opened(fake)
+    rows(backend)
+    shutil.rmtree(fake.path / PROC.lstrip("/"))
+    total, mounts = rows(backend)
+    assert not mounts and totals(total) == [100, 1000, 0, 0]
+
+
+@pytest.mark.parametrize("script", ["", "echo 'error: get_param: No such file or directory' >&2; exit 2"])
+def test_when_nothing_shows_a_mount_any_more_it_is_off_and_the_totals_go_on(fake, monkeypatch, script):
+    monkeypatch.setenv("PATH", "/nowhere")
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
+    backend = opened(fake)
+    rows(backend)
+    shutil.rmtree(fake.path / PROC.lstrip("/"))
+    if script:
+        lctl(fake, script)
+    with pytest.raises(BackendUnavailable, match=r"no Lustre mount in .*mount it, start as root"):
+        backend.sample([])
+    backend.close()
+    fake.write(f"{PROC}/lustre-ffff01/stats", reads(130, 1300))
+    backend.open()
+    assert totals(rows(backend)[0]) == [130, 1300, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "rubbish",
+        "snapshot_time\nread_bytes many samples [bytes] 1 2 3\n",
+        "snapshot_time\nread_bytes 1 samples [bytes]\n",
+        "snapshot_time\nopen -1 samples [regs]\n",
+        f"snapshot_time\nopen {2**63} samples [regs]\n",
+        "snapshot_time\nopen " + "9" * 5000 + " samples [regs]\n",
+        "snapshot_time\nread_bytes 1 sam",
+        "snapshot_time\n\xff\xfe\n",
+    ],
+)
+def test_statistics_that_turn_to_garbage_are_missing_alone(fake, caplog, text):
+    fake.tree("lustre-2.10")
+    backend = opened(fake)
+    before, mounts_before = rows(backend)
+    fake.write(f"{PROC}/{SOFT}/stats", text.encode("latin-1"))
+    total, mounts = rows(backend)
+    assert total == before
+    assert mounts[HOME] == mounts_before[HOME]
+    assert mounts[SOFT] == {"mount": SOFT.encode(), "fsname": b"lustre", "mount_point": None}
+    assert backend.counters() == {"part_failures": 1}
+    assert f"{SOFT}/stats: cannot parse" in caplog.text
+
+
+def test_a_mount_whose_file_vanishes_is_left_out(fake):
+    fake.tree("lustre-2.10")
+    backend = opened(fake)
+    before = rows(backend)[0]
+    (fake.path / PROC.lstrip("/") / SOFT / "stats").unlink()
+    total, mounts = rows(backend)
+    assert list(mounts) == [HOME] and total == before
+    assert backend.counters() == {"part_failures": 0}
+
+
+def test_operations_that_are_not_known_are_left_out():
+    assert "hybrid_io" not in parse_stats(stats("hybrid_io   3 samples [reqs]", "seek  2 samples [reqs]").encode())
+
+
+@pytest.mark.parametrize(("mounts", "points"), [(1, ["/a", "/b"]), (2, ["/a"]), (1, [])])
+def test_where_a_mount_is_is_missing_where_it_cannot_be_told(fake, mounts, points):
+    for number in range(mounts):
+        fake.write(f"{PROC}/lustre-ffff0{number}/stats", reads(1, 1))
+    if points:
+        fake.write("/proc/mounts", "".join([f"1.1.1.1@tcp:/lustre {point} lustre rw 0 0\n" for point in points]))
+    _, found = rows(opened(fake))
+    assert len(found) == mounts and {mount["mount_point"] for mount in found.values()} == {None}
+
+
+def test_mount_points_are_those_of_lustre_alone():
+    text = b"a:/x /x nfs rw 0 0\n1.1.1.1@tcp:/big /mnt/big lustre rw 0 0\nshort\n1.1.1.1@tcp:/y/sub /y lustre rw 0 0\n"
+    assert parse_mount_points(text) == {"big": b"/mnt/big", "y": b"/y"}
+
+
+# -- to the file --
+
+
+def test_both_tables_reach_hdf5_and_06_gets_its_own(fake, tmp_path):
+    from tests.support.hdf5_files import stored
+    from tests.support.hdf5_writer import write_once
+
+    fake.tree("lustre-2.15")
+    samples = list(opened(fake).sample([]))
+    time_ns = 1_700_000_000 * 10**9
+    tables = (Table.from_samples(SCHEMA, time_ns, samples[:1]), Table.from_samples(MOUNTS, time_ns, samples[1:]))
+    batch = Batch("dahu-7", 1, 1, time_ns, (17,), tables)
+    write_once(tmp_path / "v1.hdf5", Decoder().decode(v1.encode(batch)).batches)
+    total = stored(tmp_path / "v1.hdf5", "/job_0/lustrestats_default")
+    assert {name: total[name].item() for name in SCHEMA.names} == samples[0].values
+    mounts = stored(tmp_path / "v1.hdf5", "/job_0/lustremounts_default")
+    assert (mounts["mount_point"].tolist(), mounts["open"].tolist()) == ([b"/scratch"], [13812423])
+    assert mounts["osc_read"].tolist() == [-1]
+    (old,) = colmet06.decode(colmet06.encode(batch))
+    assert [table.schema.name for table in old.tables] == ["lustrestats_default"]
+    assert next(iter(old.tables[0].samples())).values == samples[0].values

@@ -1,0 +1,156 @@
+"""What numbered columns hold: the table, and the files of Colmet 0.6."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from colmet.common.schema import Field, Schema
+from colmet.node.selfmetrics.mapping import PERIOD_S, SCHEMA, CounterName, CounterNames
+from tests.support.waiting import Clock
+
+RAPL = Schema("RAPLstats_default", "node", [Field("counter_1", "count", "gauge")])
+PERF = Schema("perfhwstats_default", "job", [Field("counter_1", "count", "gauge")])
+
+
+class FakeBackend:
+    def __init__(self, schema, names, file=None):
+        self.schema, self.names, self.file = schema, names, file
+
+    def counter_names(self):
+        return self.names
+
+    def mapping_file(self):
+        return self.file
+
+
+def rapl():
+    names = [CounterName("counter_1", "package-0", "ujoules", "package"), CounterName("counter_2", "core-0", "ujoules")]
+    return FakeBackend(RAPL, names, ("RAPL", ["counter_1,energy_microjoule,package-0,zone_package", "counter_2,x,y,z"]))
+
+
+def rows(tables):
+    return [tuple(value or b"" for value in sample.values.values()) for table in tables for sample in table.samples()]
+
+
+def test_the_table_comes_at_the_start_on_change_and_hourly(fake):
+    clock = Clock(0.0)
+    names = CounterNames(fake.host, "", clock)
+    assert names.tables(5, []) == []
+    backend, unnamed = rapl(), FakeBackend(PERF, [])
+    (table,) = names.tables(7, [unnamed, backend])
+    assert (table.schema, table.time_ns) == (SCHEMA, 7)
+    assert rows([table]) == [
+        (b"RAPLstats_default", b"counter_1", b"package-0", b"ujoules", b"package"),
+        (b"RAPLstats_default", b"counter_2", b"core-0", b"ujoules", b""),
+    ]
+    assert set(table.rows["job_id"]) == {0}
+    assert names.tables(8, [unnamed, backend]) == []
+    clock.now = PERIOD_S - 1
+    assert names.tables(9, [backend]) == []
+    clock.now = PERIOD_S
+    assert len(rows(names.tables(10, []))) == 2, "what is closed for now is still told"
+    assert names.tables(11, [backend]) == []
+    unnamed.names = [CounterName("counter_1", "page_faults", "count")]
+    assert len(rows(names.tables(12, [unnamed, backend]))) == 3
+    backend.names = backend.names[:1]
+    assert len(rows(names.tables(13, [unnamed, backend]))) == 2
+
+
+def files(fake):
+    for thread in threading.enumerate():
+        if thread.name == "colmet-mapping":
+            thread.join(20)
+    return {path.name: path.read_text() for path in fake.path.glob("maps/*")}
+
+
+def test_a_file_is_written_as_06_did_and_again_only_where_it_says_something_else(fake):
+    fake.mkdir("maps")
+    backend = rapl()
+    CounterNames(fake.host, "/maps").tables(1_700_000_000_500_000_000, [backend])
+    text = "counter_1,energy_microjoule,package-0,zone_package\ncounter_2,x,y,z\n"
+    assert files(fake) == {"RAPL_mapping.1700000000.csv": text}
+    for start in range(3):
+        CounterNames(fake.host, "/maps").tables((1_700_000_100 + start) * 10**9, [backend])
+    assert len(files(fake)) == 1
+    backend.file = ("RAPL", ["counter_1,other"])
+    names = CounterNames(fake.host, "/maps")
+    names.tables(1_700_000_200 * 10**9, [backend])
+    assert files(fake)["RAPL_mapping.1700000200.csv"] == "counter_1,other\n"
+    backend.names = backend.names[:1]
+    backend.file = ("RAPL", ["counter_1,third"])
+    names.tables(1_700_000_300 * 10**9, [backend])
+    assert files(fake)["RAPL_mapping.1700000300.csv"] == "counter_1,third\n" and len(files(fake)) == 3
+    CounterNames(fake.host, "/maps").tables(1_700_000_400 * 10**9, [backend])
+    assert names.failures == 0 and len(files(fake)) == 3, "the latest one counts"
+    assert os.stat(fake.path / "maps/RAPL_mapping.1700000300.csv").st_mode & 0o777 == 0o644
+
+
+def test_none_is_written_where_none_is_wanted(fake):
+    assert CounterNames(fake.host, "").tables(1, [rapl()])
+    assert list(fake.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("trap", ["missing", "link", "there"])
+def test_a_file_that_cannot_be_written_is_told_with_the_remedy_and_the_table_comes_all_the_same(fake, caplog, trap):
+    if trap != "missing":
+        fake.mkdir("maps")
+    if trap == "link":  # an attacker's, in a working directory that is open to all
+        (fake.path / "maps/RAPL_mapping.1.csv").symlink_to(fake.path / "victim")
+    if trap == "there":
+        fake.write("maps/RAPL_mapping.1.csv", "")
+    names = CounterNames(fake.host, "/maps")
+    assert names.tables(10**9, [rapl()])
+    names.join(20)
+    assert names.failures == 1 and "--mapping-dir" in caplog.text
+    assert not (fake.path / "victim").exists()
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo", "huge", "link"])
+def test_what_lies_in_the_directory_is_not_trusted(fake, what):
+    fake.mkdir("maps")
+    path = fake.path / "maps/RAPL_mapping.5.csv"
+    if what == "directory":
+        path.mkdir()
+    elif what == "fifo":
+        os.mkfifo(path)
+    elif what == "huge":
+        path.write_bytes(bytes(1 << 20))
+    else:
+        path.symlink_to("/dev/zero")
+    names = CounterNames(fake.host, "/maps")
+    names.tables(7 * 10**9, [rapl()])
+    names.join(20)
+    assert names.failures == 0 and (fake.path / "maps/RAPL_mapping.7.csv").exists()
+
+
+def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch):
+    fake.mkdir("maps")
+    answers, asked = threading.Event(), []
+
+    def write_new(path, data):
+        asked.append(path)
+        assert answers.wait(20)
+
+    monkeypatch.setattr(fake.host, "write_new", write_new)
+    backend = rapl()
+    names = CounterNames(fake.host, "/maps")
+    for n in range(1, 4):
+        backend.names = backend.names + backend.names[:1]
+        backend.file = ("RAPL", [f"line {n}"])
+        assert names.tables(n * 10**9, [backend])
+    assert len(asked) <= 1, "one at a time"
+    answers.set()
+    names.join(20)
+    assert names.tables(9 * 10**9, [backend]) == []
+    names.join(20)
+    assert asked == ["/maps/RAPL_mapping.1.csv", "/maps/RAPL_mapping.3.csv"], "what was said last counts"
+
+
+def test_the_directory_of_the_command_line_is_where_it_was_at_the_start(fake, monkeypatch):
+    monkeypatch.chdir(fake.path)
+    names = CounterNames.from_options("maps", fake.host)
+    assert names._directory == f"{fake.path}/maps"
+    assert CounterNames.from_options("", fake.host)._directory == ""

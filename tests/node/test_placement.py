@@ -1,0 +1,310 @@
+"""The agent keeps off the jobs' CPUs and runs after everyone else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from colmet.node.jobs.job import Job
+from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
+from colmet.node.system.host import Host
+from colmet.node.system.placement import Placement
+from tests.support.machine import cannot_run
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("", set()),
+        ("\n", set()),
+        ("0\n", {0}),
+        (b"0-3,8,10-11\n", {0, 1, 2, 3, 8, 10, 11}),
+        ("5-5", {5}),
+        ("65535", {65535}),
+        ("0-65535", set(range(MAX_CPUS))),
+    ],
+)
+def test_a_list_of_cpus_is_read(text, cpus):
+    assert parse_cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x", "-", "1-", "-1", "3-1", "1,,2", "1,", ",1", "1 2", "0x1", "+1", "1_0", "1-2-3", "0-3:2/4", "1.0", "\0"),
+        *("65536", "0-65536", "9" * 5000, "0-99999999999999999999", "3,1", "1,1", "0-3,3-5", "0-65535," * 30000),
+        *("٣", b"\xff", b"\xd9\xa3"),
+    ],
+)
+def test_what_is_no_list_of_cpus_is_refused_at_once(text):
+    started = time.process_time()
+    with pytest.raises(ValueError, match=r"CPU|ascending|codec"):
+        parse_cpu_list(text)
+    assert time.process_time() - started < 0.5
+
+
+class FakeJob(Job):
+    """A job with cgroups where the test says."""
+
+    def __init__(self, host, job_id, **directories):
+        super().__init__(host, job_id)
+        self.directories = directories
+
+    def directory(self, controller):
+        return self.directories.get(controller)
+
+
+class Threads:
+    """Threads of a made-up process on CPUs 0 to 7."""
+
+    def __init__(self, fake, tids=(10, 11, 12), refuse=None):
+        self.fake = fake
+        for tid in tids:
+            fake.mkdir(f"/proc/self/task/{tid}")
+        self.cpus = {}
+        self.nices = dict.fromkeys(tids, 0)
+        self.refuse = refuse or {}
+        self.calls = 0
+
+    def set_cpus(self, tid, cpus):
+        self.calls += 1
+        error = self.refuse.get(tid)
+        if error is not None and (not callable(error) or error(cpus)):
+            number = errno.EINVAL if callable(error) else error
+            raise OSError(number, os.strerror(number))
+        self.cpus[tid] = set(cpus)
+
+    def set_nice(self, tid, nice):
+        if tid in self.refuse:
+            raise OSError(self.refuse[tid], os.strerror(self.refuse[tid]))
+        self.nices[tid] = nice
+
+    def placement(self, **options):
+        return Placement(
+            self.fake.host,
+            **options,
+            get_nice=lambda tid: self.nices[tid],
+            set_nice=self.set_nice,
+            get_cpus=lambda tid: set(range(8)),
+            set_cpus=self.set_cpus,
+        )
+
+
+@pytest.fixture
+def job(fake):
+    def make(job_id, cpus=None, name="cpuset.effective_cpus", controller="cpuset"):
+        directory = f"/{controller}/bob_{job_id}"
+        if not (fake.path / directory.lstrip("/")).exists():
+            fake.mkdir(directory)
+        if cpus is not None:
+            fake.write(f"{directory}/{name}", cpus)
+        return FakeJob(fake.host, job_id, **{controller: directory})
+
+    return make
+
+
+def test_all_threads_keep_off_the_cpus_of_every_job_and_come_back(fake, job):
+    threads = Threads(fake)
+    placement = threads.placement()
+    one = job(1, "0-3\n")
+    two = job(2, "5\n", "cpuset.cpus")
+    three = job(3, "6\n", "cpuset.cpus.effective", "unified")
+    placement.update([])
+    assert threads.calls == 0
+    placement.update([one])
+    assert threads.cpus == {tid: {4, 5, 6, 7} for tid in (10, 11, 12)}
+    placement.update([one, two, three])
+    assert threads.cpus == {tid: {4, 7} for tid in (10, 11, 12)}
+    placement.update([two])
+    assert threads.cpus == {tid: {0, 1, 2, 3, 4, 6, 7} for tid in (10, 11, 12)}
+    placement.update([])
+    assert threads.cpus == {tid: set(range(8)) for tid in (10, 11, 12)}
+    assert placement.failures == 0
+
+
+def test_when_jobs_have_every_cpu_the_agent_runs_on_all_it_was_started_on(fake, job):
+    threads = Threads(fake)
+    placement = threads.placement()
+    placement.update([job(1, "0-3")])
+    placement.update([job(1, "0-3"), job(2, "4-63")])
+    assert threads.cpus[10] == set(range(8)) == placement.cpus
+
+
+def test_nothing_is_read_or_moved_while_no_job_comes_or_goes(fake, job, monkeypatch):
+    threads = Threads(fake)
+    placement = threads.placement()
+    jobs = [job(1, "0-3"), FakeJob(fake.host, 2), job(3)]
+    placement.update(jobs)
+    monkeypatch.setattr(Host, "read", None)
+    calls = threads.calls
+    for _ in range(3):
+        placement.update(list(jobs))
+    assert threads.calls == calls == 3
+
+
+@pytest.mark.parametrize("before", ["\n", "0-7\n", "0-63\n"])
+def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job, before):
+    threads = Threads(fake)
+    placement = threads.placement()
+    jobs = [job(1, before), job(2, "6")]
+    placement.update(jobs)
+    assert threads.cpus.get(10, set(range(8))) >= {0, 1, 2, 3, 4}
+    job(1, "0-2")
+    placement.update(jobs)
+    assert threads.cpus[10] == {3, 4, 5, 7}
+    job(1, "0-5")
+    placement.update(jobs)
+    assert threads.cpus[10] == {3, 4, 5, 7}, "once filled it is not read again"
+
+
+def test_a_job_that_is_made_anew_under_its_id_is_looked_at_again(fake, job):
+    threads = Threads(fake)
+    placement = threads.placement()
+    placement.update([job(1, "0-2")])
+    placement.update([job(1, "4")])
+    assert threads.cpus[10] == {0, 1, 2, 3, 5, 6, 7}
+
+
+def test_a_job_whose_cpus_nothing_tells_takes_none(fake, job):
+    threads = Threads(fake)
+    placement = threads.placement()
+    placement.update([FakeJob(fake.host, 1), job(2), FakeJob(fake.host, 3, cpuset="/gone"), job(4, "1")])
+    assert threads.cpus[10] == {0, 2, 3, 4, 5, 6, 7} and placement.failures == 0
+
+
+def test_a_file_that_is_no_list_is_counted_and_told_once(fake, job, caplog):
+    threads = Threads(fake)
+    placement = threads.placement()
+    for n in range(1, 6):
+        placement.update([job(n, "what?")])
+    assert placement.failures == 5 and caplog.text.count("cannot learn which CPUs") == 1
+    assert threads.calls == 0
+
+
+def test_it_can_be_turned_off(fake, job):
+    threads = Threads(fake)
+    threads.placement(affinity=False).update([job(1, "0")])
+    threads.placement(nice=0).lower_priority()
+    assert threads.calls == 0 and set(threads.nices.values()) == {0}
+
+
+def test_what_the_system_refuses_is_told_once_counted_and_ends_nothing(fake, job, caplog):
+    threads = Threads(fake, refuse=dict.fromkeys((10, 11, 12), errno.EPERM))
+    placement = threads.placement()
+    placement.lower_priority()
+    for n in range(1, 5):
+        placement.update([job(n, str(n))])
+    assert placement.failures == 3 + 4 * 3
+    assert caplog.text.count("--no-affinity") == 1 and caplog.text.count("--nice 0") == 1
+    assert placement.cpus == frozenset(range(8))
+
+
+def test_after_cpus_were_unplugged_it_runs_where_it_can(fake, job):
+    threads = Threads(fake, refuse={10: lambda cpus: set(cpus) == {7}})
+    placement = threads.placement()
+    placement.update([job(1, "0-6")])
+    assert threads.cpus[10] == set(range(8)) and placement.failures == 1
+
+
+def test_a_thread_that_ended_meanwhile_is_no_failure(fake, job, caplog):
+    threads = Threads(fake, refuse={11: errno.ESRCH})
+    placement = threads.placement()
+    placement.lower_priority()
+    placement.update([job(1, "0-6")])
+    assert placement.failures == 0 and not caplog.text
+    assert threads.cpus == {10: {7}, 12: {7}}
+
+
+def test_a_thread_that_is_started_meanwhile_is_moved_too(fake, job):
+    threads = Threads(fake)
+    placement = threads.placement()
+
+    def set_cpus(tid, cpus):
+        (fake.path / "proc/self/task/13").mkdir(exist_ok=True)
+        threads.cpus[tid] = set(cpus)
+
+    placement._set_cpus = set_cpus
+    placement.update([job(1, "0-6")])
+    assert threads.cpus == {tid: {7} for tid in (10, 11, 12, 13)}
+
+
+def test_priority_is_lowered_and_never_raised(fake):
+    threads = Threads(fake)
+    threads.nices.update({11: 15, 12: -5})
+    threads.placement(nice=10).lower_priority()
+    assert threads.nices == {10: 10, 11: 15, 12: 10}
+
+
+def test_without_proc_it_stays_where_it_is(fake, job):
+    placement = Placement(fake.host, get_cpus=lambda tid: {0, 1}, set_cpus=None)
+    placement.lower_priority()
+    placement.update([job(1, "0")])
+    assert placement.failures == 2
+
+
+@pytest.mark.live
+def test_a_real_process_moves_with_all_its_threads():
+    if len(os.sched_getaffinity(0)) < 2:
+        cannot_run("needs two CPUs")
+    code = (
+        "import os, sys, threading\nfrom colmet.common.transport import Push\n"
+        "from colmet.node.system.host import Host\n"
+        "from colmet.node.jobs.job import Job\nfrom colmet.node.system.placement import Placement\n"
+        "push = Push('tcp://127.0.0.1:9', 10, 0)\n"
+        "event = threading.Event()\nthreads = [threading.Thread(target=event.wait) for _ in range(3)]\n"
+        "[one.start() for one in threads]\n"
+        "def state():\n"
+        "    tids = [int(tid) for tid in os.listdir('/proc/self/task')]\n"
+        "    return (len(tids), {frozenset(os.sched_getaffinity(tid)) for tid in tids},\n"
+        "            {os.getpriority(os.PRIO_PROCESS, tid) for tid in tids})\n"
+        "start = os.sched_getaffinity(0)\nfirst, *others = sorted(start)\n"
+        "open(sys.argv[1] + '/cpuset.cpus', 'w').write(str(first))\n"
+        "class One(Job):\n    def directory(self, controller):\n"
+        "        return sys.argv[1] if controller == 'cpuset' else None\n"
+        "host = Host()\nplacement = Placement(host)\nplacement.lower_priority()\n"
+        "placement.update([One(host, 1)])\ncount, cpus, nices = state()\n"
+        "assert count >= 6 and cpus == {frozenset(others)} and nices == {5}, state()\n"
+        "placement.update([])\nassert state()[1] == {frozenset(start)}, state()\n"
+        "event.set()\npush.close()\n"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        done = subprocess.run(
+            [sys.executable, "-c", code, directory], capture_output=True, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.live
+def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
+    command = [
+        sys.executable,
+        "-m",
+        "colmet.node.main",
+        "-v",
+        "-s",
+        "0.1",
+        "--cpuset_rootpath",
+        "/none",
+        "--nice",
+        "12",
+        "--state-dir",
+        "",
+        "--spool-dir",
+        "",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "backend on backend=procstats" in line:
+                break
+        tids = [int(name) for name in os.listdir(Path(f"/proc/{process.pid}/task"))]
+        nices = {os.getpriority(os.PRIO_PROCESS, tid) for tid in tids}
+        process.terminate()
+        process.communicate()
+    assert len(tids) >= 3 and nices == {12}

@@ -1,0 +1,257 @@
+"""Real jobs under the real daemons: nothing that a job used is left out, however short its tasks lived."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from colmet.common.schema import Schema
+from colmet.node.backends.taskstats import SCHEMA
+from dev.live import Daemons, Failed, JobRoot
+from dev.workloads import measure, table
+from tests.support.machine import cannot_run
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+def assert_never_down(rows, schema: Schema):
+    """The counters of a table's rows never go down."""
+    for field in schema.fields:
+        values = [row[field.name] for row in rows if field.name in row]
+        if field.kind == "counter" and field.fold != "min":
+            assert values == sorted(values), field.name
+
+
+def rows_of(rows, table, job_id):
+    return [row for row in rows if row["metric_backend"] == table and row["job_id"] == job_id]
+
+
+@pytest.fixture
+def root_directory(root):
+    try:
+        made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
+    except Failed as err:
+        cannot_run(str(err))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start_daemons(tmp_path, root_directory):
+    started = []
+
+    def start(*node_options):
+        started.append(Daemons(tmp_path, ["--cpuset_rootpath", str(root_directory.path), *node_options]))
+        return started[-1]
+
+    yield start
+    for daemons in started:
+        daemons.stop()
+
+
+def test_what_short_tasks_use_is_attributed_and_the_rest_is_told(root, tmp_path):
+    """Five jobs that looking now and then does not see; the independent source is the cgroup's own total."""
+    try:
+        outcomes = measure(tmp_path)
+    except Failed as err:
+        if "not installed" in str(err) or "mount" in str(err):
+            cannot_run(str(err))
+        raise
+    print(table(outcomes))
+    for one in outcomes:
+        name, total = one.workload.name, one.kernel_ns
+        assert total > 2e9, f"{name}: too small to tell"
+        assert one.attributed_ns >= one.workload.at_least * total, name
+        assert one.attributed_ns + one.unattributed_ns == pytest.approx(total, rel=0.005), name
+        assert one.sampled_ns < 0.9 * total, f"{name}: could be measured by looking now and then"
+        tasks = [row for row in one.rows if row["metric_backend"] == "taskstats_default"]
+        assert len(tasks) >= 2, "a tick, and the end"
+        assert_never_down(tasks, SCHEMA)
+
+
+class Ends:
+    """The ends of all tasks of the machine, as the process events connector tells of them."""
+
+    EXIT = 0x80000000
+    WHAT = 16 + 20  # nlmsghdr and cn_msg come before the event: kind, CPU, time in ns since boot
+
+    def __init__(self):
+        self.times_ns = []
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 11)
+        self._socket.bind((0, 1))
+        self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+        self._socket.send(struct.pack("=IHHII IIIIHH I", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1))
+        self._stop, self._stopper = os.pipe()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while self._stop not in select.select([self._socket, self._stop], [], [])[0]:
+            event = self._socket.recv(4096)  # ENOBUFS ends the thread, and the test
+            kind, _, when = struct.unpack_from("=IIQ", event, self.WHAT)
+            if kind == self.EXIT:
+                self.times_ns.append(when)
+
+    def count(self, since_s, until_s):
+        """Tasks that ended between two moments of the monotonic clock."""
+        assert self._thread.is_alive()
+        return sum(since_s * 1e9 <= when < until_s * 1e9 for when in list(self.times_ns))
+
+    def close(self):
+        os.write(self._stopper, b"x")
+        self._thread.join()
+        self._socket.close()
+        os.close(self._stop)
+        os.close(self._stopper)
+
+
+@pytest.fixture
+def ends(root):
+    made = Ends()
+    yield made
+    made.close()
+
+
+def end_tasks_on_each_cpu():
+    """The gap in a CPU's numbers shows with its next record. When it began, by the monotonic clock."""
+    began = time.monotonic()
+    allowed = os.sched_getaffinity(0)
+    try:
+        for _ in range(3):
+            time.sleep(0.1)  # there is room for one
+            for cpu in sorted(allowed):
+                os.sched_setaffinity(0, {cpu})
+                subprocess.run(["true"], check=True)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return began
+
+
+def test_lost_records_are_counted_to_the_last_and_nothing_hangs(start_daemons, root_directory, ends):
+    """With next to no room for records, and a storm; counted beside it by the process events connector."""
+    daemons = start_daemons("-s", "1", "--state-dir", "", "--exit-buffer", "1", "--agent-stats-period", "0.1")
+    wall_to_monotonic = time.monotonic() - time.time()
+
+    def own_row():
+        row = daemons.wait_for_row(lambda row: row.get("backend") == "taskstats")
+        return row, row["timestamp"] + wall_to_monotonic
+
+    own_row()
+    end_tasks_on_each_cpu()
+    before, began = own_row()
+    time.sleep(0.4)
+    storm = "for n in 1 2 3 4; do (for i in $(seq 500); do /bin/true; done) & done; wait"
+    job = root_directory.job("bob_7")
+    assert job.start(["/bin/sh", "-c", storm]).wait(timeout=60) == 0
+    own_row()
+    shown = end_tasks_on_each_cpu()
+    daemons.take_rows()
+    after, ended = own_row()
+
+    lost = after["exit_records_lost"] - before["exit_records_lost"]
+    told = after["exit_records"] - before["exit_records"] + lost
+    told_in_all = after["exit_records"] + after["exit_records_lost"]
+    # who ends elsewhere about the time of a tick may be on either side; and of those lost before the storm, some may
+    # have shown only in it, however many tasks ended then: so the upper bound counts from the start
+    least, most = ends.count(began + 0.3, shown), ends.count(0, ended + 0.3)
+    print(f"ended {least} or more, told or known to be lost {told}, lost {lost}; since the start {most}, {told_in_all}")
+    assert least <= told
+    assert told_in_all <= most
+    assert told > 2000
+    assert lost > 100, "there was room enough"
+    assert after["exit_overflows"] > before["exit_overflows"]
+    assert after["failures"] == 0
+    daemons.check()
+
+
+# It waits until it has been looked at: what a task has used when it is first seen may have been used elsewhere.
+BURN = (
+    "import sys,time\ntime.sleep(0.7)\nwhile time.process_time() < {}: pass\n"
+    "print('done', flush=True)\nsys.stdin.readline()\n"
+)
+
+
+def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattributed(
+    start_daemons, root_directory, tmp_path
+):
+    daemons = start_daemons("-s", "1", "--state-dir", str(tmp_path / "state"))
+    daemons.wait_for_log("backend on backend=taskstats")
+    job = root_directory.job("bob_7")
+    daemons.wait_for_log("job started job=7 ")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+    def burn(cpu_s, more=""):
+        process = job.start([sys.executable, "-S", "-c", BURN.format(cpu_s) + more], **pipes)
+        assert process.stdout.readline() == "done\n"
+        return process
+
+    live = burn(0.5, "while time.process_time() < 1: pass\nprint('done', flush=True)\nsys.stdin.read()")
+    burn(0.4).communicate()
+    job.start(["/bin/sh", "-c", "for i in $(seq 100); do /bin/true; done"]).wait()
+    wanted = lambda row: row.get("job_id") == 7 and row["metric_backend"] == "cgroup_default"  # noqa: E731
+    rows = daemons.take_rows()
+    for _ in range(2):
+        daemons.wait_for_row(lambda row: rows.append(row) or wanted(row))
+    daemons.node.send_signal(signal.SIGKILL)
+    daemons.node.wait()
+    time.sleep(0.5)
+    rows += daemons.take_rows()
+    before = [row for row in rows if wanted(row)][-1]
+    away = job.cpu_ns()
+    burn(1.5).communicate()  # nobody saw it
+    away = job.cpu_ns() - away
+    daemons.start_node()
+    daemons.wait_for_log("totals go on from before the agent's restart job=7 ")
+    back = daemons.wait_for_row(lambda row: rows.append(row) or wanted(row))
+    live.stdin.write("\n")
+    live.stdin.flush()
+    assert live.stdout.readline() == "done\n"
+    burn(0.3).communicate()
+    live.communicate()
+    time.sleep(0.5)
+    total = job.cpu_ns()
+    job.close()
+    daemons.wait_for_log("job ended job=7")
+    time.sleep(0.5)
+    rows += daemons.take_rows()
+    tasks, groups = rows_of(rows, "taskstats_default", 7), rows_of(rows, "cgroup_default", 7)
+
+    assert away > 1.4e9, "what it used before it was moved into the job is not the job's"
+    assert back["cpu_unattributed"] - before["cpu_unattributed"] == pytest.approx(away, rel=0.2)
+    assert_never_down(tasks, SCHEMA)
+    assert tasks[-1]["cpu_total"] + groups[-1]["cpu_unattributed"] == pytest.approx(total, rel=0.005)
+    assert tasks[-1]["cpu_total"] == pytest.approx(total - away, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-9], lambda data: b"", lambda data: bytes(len(data))],
+    ids=["cut", "empty", "zeros"],
+)
+def test_a_damaged_state_is_put_aside_with_a_warning_and_the_agent_measures(
+    start_daemons, root_directory, tmp_path, damage
+):
+    daemons = start_daemons("-s", "0.3", "--state-dir", str(tmp_path / "state"))
+    job = root_directory.job("bob_7")
+    job.start(["sleep", "60"])
+    wanted = lambda row: row.get("job_id") == 7 and row["metric_backend"] == "taskstats_default"  # noqa: E731
+    daemons.wait_for_row(wanted)
+    daemons.node.send_signal(signal.SIGKILL)
+    daemons.node.wait()
+    daemons.take_rows()
+    state = tmp_path / "state/taskstats.state"
+    damaged = damage(state.read_bytes())
+    state.write_bytes(damaged)
+    daemons.start_node()
+    daemons.wait_for_row(wanted)
+    assert daemons.log.read_text().count("state is damaged") == 1
+    assert (tmp_path / "state/taskstats.state.damaged").read_bytes() == damaged

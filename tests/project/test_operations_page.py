@@ -1,0 +1,54 @@
+"""docs/messages.md explains each message that is logged, and none that is not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/messages.md").read_text()
+EXPLAINED = [text for row in re.findall(r"^\| (`.*?) \|", PAGE, re.M) for text in re.findall(r"`([^`]+)`", row)]
+LEVELS = ("warning", "error", "exception")
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    return [node for path in (ROOT / "colmet").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+
+
+def messages(nodes):
+    """Warnings and worse that the source has in one piece; not the text of an error alone."""
+    for node in nodes:
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in [f"log.{level}" for level in LEVELS]
+            and isinstance(node.args[0], ast.Constant)
+            and re.search(r"[a-z]{3}", re.sub(r"\w+=|%\w", "", node.args[0].value))
+        ):
+            yield node.args[0].value
+
+
+def matches(explained, text):
+    return re.match(".*?".join(map(re.escape, explained.split("..."))), text) is not None
+
+
+def unexplained(texts):
+    return [text for text in texts if not any(matches(explained, text) for explained in EXPLAINED)]
+
+
+def test_each_message_is_explained(nodes):
+    logged = sorted(set(messages(nodes)))
+    assert len(logged) > 100 and unexplained(logged) == []
+
+
+def test_what_is_explained_is_logged(nodes):
+    # whole where they are put together of several
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert [explained for explained in EXPLAINED if not any(matches(explained, text) for text in texts)] == []
+
+
+def test_a_message_that_is_not_explained_would_be_seen():
+    assert unexplained(["the moon is full phase=%d"])

@@ -1,0 +1,1 @@
+"""What tests share: stand-ins for servers and machines, daemons as processes, made-up data."""

@@ -1,0 +1,88 @@
+"""Programs of batch systems that are not there: scripts that check their arguments and print what was recorded."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data/batch"
+WRONG = 64  # how a script ends that is asked for something else
+
+
+class Commands:
+    """A folder of such scripts, which is all of PATH but what they need themselves.
+
+    Args:
+        directory: where they are.
+        monkeypatch: that sets PATH.
+    """
+
+    def __init__(self, directory, monkeypatch):
+        self.directory = directory
+        self._cases = {}
+        directory.mkdir()
+        for program in ("sh", "cat", "sleep"):
+            (directory / program).symlink_to(Path("/bin") / program)
+        monkeypatch.setenv("PATH", str(directory))
+
+    def answers(self, command, text="", status=0, said="", slow_s=0):
+        """Have a command print something.
+
+        Args:
+            command: program and arguments; with None among them, they may be anything.
+            text: what it prints, or the file of it.
+            status: that it ends with.
+            said: what it prints to standard error.
+            slow_s: seconds that it takes.
+        """
+        program, *arguments = command
+        pattern = "*" if None in arguments else shlex.quote(" ".join(arguments))
+        path = (
+            text if isinstance(text, Path) else self.directory / f"answer-{program}-{len(os.listdir(self.directory))}"
+        )
+        if path is not text:
+            path.write_text(text)
+        lines = [f"cat {shlex.quote(str(path))}", f"printf %s {shlex.quote(said)} >&2", f"exit {status}"]
+        lines = [f"sleep {slow_s}", *lines] if slow_s else lines
+        cases = self._cases.setdefault(program, {})
+        cases.pop(pattern, None)
+        cases[pattern] = "; ".join(lines)
+        script = self.directory / program
+        script.write_text(
+            "#!/bin/sh\n"
+            f'printf "%s\\n" "$*" >>{shlex.quote(str(self.directory / program))}.asked\n'
+            'case "$*" in\n'
+            + "".join(f"{pattern}) {lines};;\n" for pattern, lines in cases.items())
+            + f'*) echo "not expected: $*" >&2; exit {WRONG};;\nesac\n'
+        )
+        script.chmod(0o755)
+
+    def asked(self, program):
+        """The arguments of every call so far."""
+        path = self.directory / f"{program}.asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def commands_of(bed, names, directory, monkeypatch, **environment):
+    """Have the commands of these names be those of a bed of tests/beds, which its own namespace has them in.
+
+    Args:
+        bed: that is up.
+        names: of commands.
+        directory: for scripts, which come first in PATH.
+        monkeypatch: that sets PATH.
+        environment: of the commands.
+    """
+    directory.mkdir()
+    namespace = (bed.directory / "ns.pid").read_text().strip()
+    given = " ".join(f"{key}={shlex.quote(value)}" for key, value in environment.items())
+    for name in names:
+        path = shutil.which(name, path="/usr/sbin:/usr/bin")
+        script = directory / name
+        script.write_text(
+            f'#!/bin/sh\n{given} exec nsenter --target {namespace} --net --mount -- {shlex.quote(str(path))} "$@"\n'
+        )
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")

@@ -1,0 +1,70 @@
+"""Shared by tests: Bed, options."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+
+from colmet.collector import main as collector
+from colmet.collector.backends import NAMES
+from colmet.common.runtime.control import ask
+from colmet.common.runtime.startup import load
+from colmet.common.transport import Push
+from tests.support.daemons import Daemon
+from tests.support.waiting import free_port, wait_for
+from tests.support.web_nodes import Cluster
+
+
+def options(*given):
+    return collector.build_parser(load(NAMES)).parse_args(["--enable-stdout-backend", *given])
+
+
+class Bed:
+    """A collector with an open JSON interface, and what sends to it."""
+
+    def __init__(self, folder: Path, **environment: str):
+        port, self.http = free_port(), free_port()
+        self.control = folder / "control.sock"
+        uri = self.uri = f"tcp://127.0.0.1:{port}"
+        self.daemon = Daemon(
+            *("colmet.collector.main", folder / "log", "--zeromq-bind-uri", uri, "--control-socket", str(self.control)),
+            *("--hdf5-filepath", str(folder / "c"), "--http-open", "--http-listen", str(self.http)),
+            *("-s", "0.2", "--hdf5-max-delay", "0.2"),
+            **({"env": {**os.environ, **environment}} if environment else {}),
+        )
+        self.push = Push(uri, 1000, 0)
+        self.cluster = Cluster(start=int(time.time()) - 100)
+
+    def get(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    def told(self, path, condition):
+        """The first answer that fulfils a condition."""
+        found = []
+
+        def look():
+            try:
+                found[:] = [self.get(path)]
+            except (urllib.error.URLError, ConnectionError):
+                return False
+            return condition(found[0])
+
+        wait_for(look)
+        return found[0]
+
+    def send(self):
+        for message in self.cluster.messages():
+            wait_for(lambda message=message: self.push.send(message))
+
+    def counters(self):
+        return ask(str(self.control), "collector", {"command": "status"})["http"]
+
+    def close(self):
+        self.push.close()
+        if self.daemon.process.poll() is None:
+            self.daemon.process.kill()
+        self.daemon.process.communicate()

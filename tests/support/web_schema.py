@@ -1,0 +1,34 @@
+"""Shared by tests: report_of, schemathesis, texts_of."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from tests.support.machine import cannot_run
+
+
+def schemathesis():
+    """Its command, which is beside this Python's."""
+    found = shutil.which("schemathesis", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        cannot_run("needs schemathesis")
+    return found
+
+
+def report_of(path):
+    """Options by which it writes down every answer whole."""
+    options = ["--report", "har", "--report-har-path", str(path), "--output-truncate", "false"]
+    return [*options, "--output-sanitize", "false"]
+
+
+def texts_of(path):
+    """The bodies of all answers that it has written down."""
+    for entry in json.loads(Path(path).read_text())["log"]["entries"]:
+        content = entry["response"]["content"]
+        text = content.get("text") or ""
+        yield base64.b64decode(text).decode() if content.get("encoding") == "base64" else text

@@ -1,0 +1,282 @@
+"""Both daemons as processes, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from colmet.common.errors import WireError
+from colmet.common.transport import Push
+from colmet.common.wire import Decoder, v1
+from colmet.common.wire.colmet06 import RECORDS
+from tests.support.daemons import rows_of
+from tests.support.damaged_messages import GOOD, damaged
+from tests.support.machine import cannot_run, missing_rights
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.live
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_a_program_that_hangs_is_killed_when_the_node_is_told_to_end(start, uri, tmp_path, monkeypatch):
+    program, pids = tmp_path / "ibstat", tmp_path / "pids"
+    program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >> {pids}\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    node = start(
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.2", "--mapping-dir", ""),
+        *("--enable-infiniband", "--infiniband-perfquery"),
+    )
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    assert node.stop()[0] == 0
+    # looked at as soon as the node has gone: its deadline is not over by then
+    assert not Path(f"/proc/{pids.read_text().split()[-1]}").exists()
+
+
+def test_a_real_job_is_measured_from_the_kernel_to_an_hdf5_file(start, start_collector, uri, cgroups, tmp_path):
+    import tables
+
+    path = tmp_path / "x.hdf5"
+    collector = start_collector(
+        *("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1"),
+        *("--enable-stdout-backend", "--stdout-format", "json"),
+    )
+    job = cgroups.job("jean-luc.p_4242")
+    node = start(
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.2", "--enable-jobproc"),
+        *("--cpuset_rootpath", str(cgroups.path) + "/"),
+    )
+    node.said("job started job=4242 user=jean-luc.p")
+    burn = "import os,sys,time\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\nos.write(fd, bytes(3000000))\n"
+    burn += "while time.process_time() < 0.8: pass\nos.write(1, b'x')\ntime.sleep(60)"
+    command = [sys.executable, "-S", "-c", burn, str(tmp_path / "f")]
+    worker = job.start(*command, stdout=subprocess.PIPE)
+    assert worker.stdout.read(1) == "x"
+    other = cgroups.job("eve_7")
+    other.start("sleep", "60")
+    node.said("job started job=7 user=eve")
+
+    def live_rows():  # the file is being written, and can be read
+        try:
+            with tables.open_file(str(path)) as live:
+                return min([live.get_node(f"/job_{job}/jobprocstats_default").nrows for job in (4242, 7)])
+        except (tables.HDF5ExtError, tables.NoSuchNodeError):
+            return 0  # in the middle of a burst, or before the first
+
+    wait_for(lambda: live_rows() > 3)
+    cpu_s = job.cpu_s()
+    code, _ = node.stop()
+    assert code == 0, node.log.read_text()
+    time.sleep(0.3)
+    code, out = collector.stop()
+    assert code == 0, collector.log.read_text()
+
+    with tables.open_file(str(path)) as file:
+        assert {group._v_name for group in file.list_nodes("/")} == {"job_0", "job_7", "job_4242"}
+        row = file.get_node("/job_4242/taskstats_default")[-1]
+        assert row["cpu_run_virtual_total"] / 1e9 == pytest.approx(cpu_s, rel=0.02)
+        assert row["hostname"].decode() == socket.gethostname()
+        assert abs(row["timestamp"] - time.time()) < 60
+        # beside what the job's command writes, the shell that started it wrote its number to two cgroups
+        assert 3_000_001 <= file.get_node("/job_4242/jobprocstats_default")[-1]["wchar"] < 3_000_030
+        assert file.get_node("/job_7/jobprocstats_default")[-1]["wchar"] < 30
+        stored = file.get_node("/job_0/procstats_default").nrows
+    printed = rows_of(out)
+    assert len([row for row in printed if row["metric_backend"] == "procstats_default"]) == stored
+    assert [7, 4242] in [row.get("involved_jobs") for row in printed]
+    assert "missing=0 duplicates=0 refused=0" in collector.log.read_text()
+
+
+def test_a_job_that_ends_and_one_that_starts_are_told_of_at_once(start, uri, cgroups):
+    node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "30", "--cpuset_rootpath", str(cgroups.path))
+    node.said("backend on backend=procstats")
+    time.sleep(0.2)
+    job = cgroups.job("bob_1")
+    node.said("job started job=1", timeout=20)
+    job.path.rmdir()
+    node.said("job ended job=1", timeout=20)
+    assert node.stop()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_both_end_cleanly_on_a_signal(start, start_collector, uri, number, when):
+    collector = start_collector("--enable-stdout-backend")
+    node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none")
+    node.said("backend on backend=procstats")
+    if when == "later":
+        time.sleep(0.5)
+    assert node.stop(number)[0] == 0
+    assert collector.stop(number)[0] == 0
+    for daemon in (node, collector):
+        assert "Traceback" not in daemon.log.read_text()
+        assert "stopping" in daemon.log.read_text()
+
+
+def test_a_second_signal_does_not_end_a_node_before_it_has_sent(start, uri):
+    from colmet.common.transport import Pull
+
+    pull = Pull(uri, 100)  # it never acknowledges, so the node waits for a while at its end
+    options = ("--zeromq-uri", uri, "--wire", "v1", "-s", "0.1", "--cpuset_rootpath", "/none")
+    node = start("colmet.node.main", *options)
+    assert pull.wait(20)
+    node.process.terminate()
+    node.said("stopping ticks=")
+    assert node.stop()[0] == 0
+    assert "that no collector has acknowledged, and that are lost" in node.log.read_text()
+    pull.close()
+
+
+def test_a_new_node_feeds_an_old_collector(start, uri):
+    """What goes out with --wire colmet06 is records of 0.6 and nothing else."""
+    from colmet.common.transport import Pull
+
+    pull = Pull(uri, 100)
+    node = start(
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--wire", "colmet06", "--cpuset_rootpath", "/none"),
+        *("-p", str(os.getpid()), "--enable-jobproc"),
+    )
+    assert pull.wait(20)
+    message = pull.receive().message
+    assert node.stop()[0] == 0
+    assert re.search(r"WARNING \S+ collectors do not acknowledge: .* lost when", node.log.read_text())
+    pull.close()
+    names = []
+    while message:
+        name = message[:255].rstrip(b"\0").decode()
+        assert message[255:510].rstrip(b"\0").decode() == socket.gethostname()
+        names.append(name)
+        message = message[RECORDS[name].dtype.itemsize :]
+    expected = ["taskstats_default", "procstats_default", "jobprocstats_default"]
+    assert names == (expected[1:] if missing_rights() else expected)
+
+
+@pytest.mark.slow
+def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(start_collector, uri):
+    """10,000 random, cut, oversized, extended, spliced and flipped messages of each dialect, then good ones."""
+    collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
+    printed = []
+    reader = threading.Thread(target=lambda: printed.extend(collector.process.stdout))
+    reader.start()
+    push, decoder, rng, refused = Push(uri, 100, 60_000), Decoder(), random.Random(3), 0
+
+    def send(message):
+        while not push.send(message):
+            time.sleep(0.001)
+
+    for dialect in GOOD:
+        for _ in range(10_000):
+            message = damaged(rng, dialect)
+            try:
+                decoder.decode(message)
+            except WireError:
+                refused += 1
+            send(message)
+    frames = [DATA / "colmet06/frames/mixed.bin", DATA / "colmet_rs/rust-v1.bin", DATA / "colmet_rs/rust-v0.bin"]
+    for frame in frames:
+        send(frame.read_bytes())
+    push.close()
+    node = [sys.executable, "-m", "colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none"]
+    node += ["--state-dir", "", "--spool-dir", ""]
+    with subprocess.Popen(node, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: any(f'"hostname":"{socket.gethostname()}"' in line for line in printed[-50:]), timeout_s=60)
+        process.terminate()
+    collector.process.terminate()
+    reader.join(timeout=30)
+    assert collector.process.wait(timeout=30) == 0
+    assert refused > 15_000
+    assert re.search(rf"sender \[127\.0\.0\.1\] .* refused={refused} ", collector.log.read_text())
+    rows = [json.loads(line) for line in printed]
+    good = [(row["hostname"], row["metric_backend"]) for row in rows[-2000:]]
+    for expected in (("dahu-7", "taskstats_default"), ("dahu-3", "memory_default"), ("dahu-3", "cpu_default")):
+        assert expected in good
+    assert "Traceback" not in collector.log.read_text()
+
+
+def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp_path):
+    import tables
+
+    collector = start_collector("--hdf5-filepath", str(tmp_path / "colmet"))
+    (first,) = tmp_path.glob("colmet.*.hdf5")
+    assert re.fullmatch(r"colmet\.\d{10}\.hdf5", first.name)
+    (batch,) = Decoder().decode((DATA / "colmet06/frames/taskstats.bin").read_bytes()).batches
+    push = Push(uri, 1000, 5000)
+
+    def send(*numbers):
+        for seq in numbers:
+            message = v1.encode(batch._replace(epoch=1, seq=seq))
+            wait_for(lambda message=message: push.send(message))
+
+    def stored():
+        count = 0
+        for path in tmp_path.glob("colmet.*.hdf5"):
+            try:
+                with tables.open_file(str(path)) as file:
+                    count += sum(table.nrows for table in file.walk_nodes("/", "Table"))
+            except tables.HDF5ExtError:
+                return None  # in the middle of a burst
+        return count
+
+    send(*range(1, 11))
+    wait_for(lambda: stored() == 10)
+    time.sleep(1.1)  # the next second has another name
+    collector.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: len(list(tmp_path.glob("colmet.*.hdf5"))) == 2)
+    send(*range(11, 16))
+    wait_for(lambda: stored() == 15)
+    push.close()
+    assert collector.stop()[0] == 0
+    counts = []
+    for path in sorted(tmp_path.glob("colmet.*.hdf5")):
+        with tables.open_file(str(path)) as file:
+            counts.append(file.get_node("/job_4242/taskstats_default").nrows)
+    assert counts == [10, 5]
+
+
+def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_collector, uri, root, tmp_path):
+    collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
+    lines, tables_wanted = [], {"procstats_default", "agent_default", "completeness_default"}
+    reader = threading.Thread(target=lambda: lines.extend(collector.process.stdout))
+    reader.start()
+    code = (
+        "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"
+        "from colmet.common.runtime import startup\n"
+        "from colmet.node.backends import NAMES\nstartup.load(NAMES)\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"sys.exit(main.main(['-s', '0.2', '--zeromq-uri', {uri!r}, '--cpuset_rootpath', '/none', '--spool-dir', '']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as node:
+        try:
+            wait_for(lambda: {row["metric_backend"] for row in rows_of("".join(lines))} == tables_wanted)
+        finally:
+            node.terminate()
+        _, said = node.communicate(timeout=60)
+    assert node.returncode == 0, said
+    assert said.count("CAP_NET_ADMIN") == 1
+    collector.process.terminate()
+    reader.join()
+    rows = rows_of("".join(lines))
+    assert {row["metric_backend"] for row in rows} == tables_wanted
+    own = {row["backend"]: row["is_on"] for row in rows if row["metric_backend"] == "agent_default"}
+    assert own == {"agent": 1, "taskstats": 0, "cgroup": 1, "procstats": 1, "jobproc": 1}
+
+
+def test_the_installed_commands_exist():
+    """`make venv` installs them; the tests otherwise start the modules."""
+    for name in ("colmet-node", "colmet-collector"):
+        path = Path(sys.executable).parent / name
+        if not path.exists():
+            cannot_run("Colmet is not installed in this Python environment: make venv")
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(name)

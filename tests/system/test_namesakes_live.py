@@ -1,0 +1,121 @@
+"""Two agents on one machine, each with what it is of: a job's CPU time is counted once, and status warns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from colmet.commands.report.collect import gather
+from colmet.commands.status import WARNING, judge
+from colmet.common.errors import ColmetError
+from colmet.common.runtime.control import ask
+from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.stays import Asked
+from dev.live import NS, Daemons, Failed, JobRoot
+from tests.support.machine import cannot_run
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+JOB = 4343
+HOST = socket.gethostname()
+WORK = """
+import sys, time
+sys.stdin.readline()
+while time.process_time() < 3.0:
+    sum(range(1000))
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def root_directory(root):
+    try:
+        made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
+    except Failed as err:
+        cannot_run(str(err))
+    yield made
+    made.close()
+
+
+def eventually(found, timeout_s=60):
+    """What `found` gives, once it is something."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            value = found()
+        except ColmetError:  # not there yet
+            value = None
+        if value:
+            return value
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("wire", ["v1", "colmet06"])
+def test_a_job_that_two_agents_see_is_counted_once(tmp_path, root_directory, wire):
+    control = str(tmp_path / "c.sock")
+    options = ["--cpuset_rootpath", str(root_directory.path), "-s", "0.5", "--control-socket", ""]
+    output = ["--hdf5-filepath", str(tmp_path / "x"), "--hdf5-max-delay", "0.2", "--control-socket", control]
+    daemons = Daemons(tmp_path, options, output)
+    other = None
+    try:
+        job = root_directory.job(f"alice_{JOB}")
+        process = job.start([sys.executable, "-S", "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        daemons.wait_for_row(lambda row: row.get("job_id") == JOB)
+        first = daemons.node
+        daemons._node_options = [*options, "--wire", wire]
+        daemons.start_node()
+        other, daemons.node = daemons.node, first
+
+        def status():
+            return ask(control, "collector", {"command": "status", "senders": -1})
+
+        def look():
+            return ask(control, "collector", {"command": "top", "view": "jobs"})
+
+        shared = eventually(lambda: (found := status())["senders"]["shared_names"] and found)
+        assert shared["senders"]["shared_names"] == {HOST: [HOST, f"{HOST}~2"]}
+        verdict = judge(shared, 60, 300)
+        assert verdict.level == WARNING and f"several agents send as {HOST}" in verdict.line("collector")
+        assert any("several agents send as" in line for line in verdict.lines("collector"))
+
+        look()
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        seen = eventually(lambda: [row for row in look()["rows"] if row["job"] == JOB and row["cpu"]])
+        assert (seen[0]["nodes"], seen[0]["cpu"] <= 1.3) == (1, True), "one process has one CPU"
+        assert process.stdout.readline() == "done\n"
+        used_s = job.cpu_ns() / NS
+        assert used_s >= 2.9
+
+        def report():
+            with Hdf5History([str(tmp_path / "x")]) as history:
+                found = gather(history, Asked(JOB), time.time())
+                return found if found.cpu.used_s >= 0.97 * used_s else None
+
+        found = eventually(report)
+        assert found.cpu.used_s == pytest.approx(used_s, rel=0.03)
+        assert len(found.hosts) == 1
+        with Hdf5History([str(tmp_path / "x")]) as history:
+            stored = {series.host: series for series in history.read(JOB, "taskstats_default", ["cpu_total"])}
+        assert set(stored) == {HOST, f"{HOST}~2"}, "and nothing is lost"
+        for series in stored.values():
+            used = series.values("cpu_total")
+            used = used[~np.isnan(used)]  # Colmet 0.6 has no such column
+            assert (used[1:] >= used[:-1]).all(), "under each name one agent"
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        process.wait(timeout=30)
+    finally:
+        if other is not None:
+            other.send_signal(signal.SIGTERM)
+            other.wait(timeout=15)
+        daemons.stop()

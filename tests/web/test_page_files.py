@@ -1,0 +1,99 @@
+"""The files of the page that the JSON interface serves; what they do in a browser is tested in beds/test_page.py."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from colmet.common.measures import MEASURES
+
+STATIC = Path(__file__).resolve().parents[2] / "colmet/web/static"
+VENDOR = STATIC / "vendor/uplot"
+OWN = sorted(path for path in STATIC.iterdir() if path.is_file())
+SCRIPTS = [path for path in OWN if path.suffix == ".js"]
+MOST_BYTES = 60_000  # of all of it but uPlot, as it is sent
+IMPORT = re.compile(r"""(?:from|import)\s*\(?\s*"(\./[^"]+)\"""")
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and their text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.found and self.found[-1][0] in ("script", "style"):
+            assert not data.strip(), f"text within <{self.found[-1][0]}>: the policy forbids it"
+
+
+def test_the_page_holds_no_script_and_no_style_of_its_own():
+    for tag, attributes in Elements((STATIC / "index.html").read_text()).found:
+        assert tag != "style"
+        assert not [name for name in attributes if name == "style" or name.startswith("on")], (tag, attributes)
+
+
+def test_the_page_names_only_files_that_there_are():
+    named = set()
+    for _, attributes in Elements((STATIC / "index.html").read_text()).found:
+        for name in ("src", "href"):
+            if attributes.get(name, "").startswith("static/"):
+                named.add(attributes[name][len("static/") :])
+    assert "page.js" in named
+    assert [name for name in sorted(named) if not (STATIC / name).is_file()] == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_imports_only_files_that_there_are(path):
+    assert [name for name in IMPORT.findall(path.read_text()) if not (STATIC / name).is_file()] == []
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda measure: measure.key)
+def test_the_page_draws_a_measure_of_the_sources_that_others_read(measure):
+    text = (STATIC / "job.js").read_text()
+    shown = []
+    for name, columns in re.findall(r"\.\.\.(cgroup|processes)\(([^)]*)\)", text):
+        table = "cgroup_default" if name == "cgroup" else "jobprocstats_default"
+        shown += [(table, column) for column in re.findall(r'"(\w+)"', columns)]
+    at = shown.index(measure.places[0])
+    assert shown[at : at + len(measure.places)] == measure.places
+
+
+def test_every_script_is_used():
+    text = (STATIC / "index.html").read_text() + "".join(path.read_text() for path in SCRIPTS)
+    assert [path.name for path in SCRIPTS if not re.search(rf'["/]{re.escape(path.name)}"', text)] == []
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_a_file_names_no_other_site(path):
+    text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name that nobody asks
+    assert re.findall(r"(?:https?:)?//[a-z0-9.]+\.[a-z]+", re.sub(r"(?m)^\s*//.*$", "", text)) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_no_script_makes_markup_or_code_of_text(path):
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|\beval\(|Function\("
+    )
+    assert re.findall(forbidden, path.read_text()) == []
+
+
+def test_the_page_is_small():
+    assert sum(len(gzip.compress(path.read_bytes(), 6)) for path in OWN) < MOST_BYTES
+
+
+def test_uplot_is_as_its_makers_published_it():
+    sums = dict(re.findall(r"SHA-256 of `([^`]+)` \| `([0-9a-f]{64})`", (VENDOR / "README.md").read_text()))
+    assert set(sums) == {"uPlot.esm.js", "uPlot.min.css"}
+    for name, expected in sums.items():
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == expected
+    assert "MIT License" in (VENDOR / "LICENSE").read_text()

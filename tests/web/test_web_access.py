@@ -1,0 +1,549 @@
+"""Who may ask the JSON interface: the file of users, passwords, tokens, groups, and what guessing costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from colmet.common.errors import ConfigError
+from colmet.web import access as access_module
+from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, TooMany, Unauthorized, Visitor
+from colmet.web.credentials import (
+    Credential,
+    Password,
+    Token,
+    make_password,
+    make_token,
+    parse_line,
+    token_digest,
+)
+from colmet.web.interface import Busy
+from colmet.web.limits import Failures, Turns, network
+from tests.support.waiting import Clock
+from tests.support.web_access import cheap
+from tests.support.web_client import basic, bearer
+
+HERE = "192.0.2.1"
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "users"
+    lines = [Credential("alice", cheap("secret")), Credential("root", cheap("toor"), frozenset({"admin"}))]
+    path.write_text("".join(f"{line.text()}\n" for line in lines))
+    path.chmod(0o600)
+    return path
+
+
+def change(path, *lines):
+    path.write_text("".join(f"{line if isinstance(line, str) else line.text()}\n" for line in lines))
+
+
+def nobody_is_member(user, group):
+    return False
+
+
+@pytest.fixture
+def pauses():
+    return []
+
+
+@pytest.fixture
+def access(file, clock, pauses):
+    async def pause(seconds):
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    return Access(str(file), clock=clock, is_member=nobody_is_member, pause=pause)
+
+
+def visitor(access, *headers, address=HERE):
+    return asyncio.run(access.visitor([value for _, value in headers], address))
+
+
+def test_a_user_with_the_right_password_is_let_in(access):
+    assert visitor(access, basic("alice", "secret")) == Visitor("alice", False)
+
+
+def test_a_member_of_the_group_in_the_file_is_an_administrator(access):
+    assert visitor(access, basic("root", "toor")) == Visitor("root", True)
+    assert visitor(access, basic("root", "toor")).only is None
+
+
+def test_a_member_of_the_group_of_this_machine_is_an_administrator(file, clock):
+    asked = []
+
+    def is_member(user, group):
+        asked.append((user, group))
+        return user == "alice"
+
+    access = Access(str(file), "staff", clock=clock, is_member=is_member)
+    assert visitor(access, basic("alice", "secret")).is_admin
+    assert not visitor(access, basic("root", "toor")).is_admin  # admin is not the name of the group
+    assert visitor(access, basic("alice", "secret")).is_admin
+    assert asked == [("alice", "staff"), ("root", "staff")]
+    clock.now += 61
+    visitor(access, basic("alice", "secret"))
+    assert len(asked) == 3
+
+
+def test_who_is_in_no_group_that_can_be_told_is_no_administrator(file, clock):
+    def is_member(user, group):
+        raise OSError("the directory is away")
+
+    access = Access(str(file), clock=clock, is_member=is_member)
+    assert visitor(access, basic("alice", "secret")) == Visitor("alice", False)
+    assert access.stats.values()["groups_failures"] == 1
+
+
+def test_the_groups_of_this_machine_are_read():
+    import grp
+    import pwd
+
+    me = pwd.getpwuid(os.geteuid())
+    assert access_module.member_of(me.pw_name, grp.getgrgid(me.pw_gid).gr_name)
+    assert not access_module.member_of(me.pw_name, "no-such-group-of-colmet")
+    assert not access_module.member_of("no-such-user-of-colmet", grp.getgrgid(me.pw_gid).gr_name)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [basic("alice", "wrong")],
+        [basic("nobody", "secret")],
+        [basic("alice", "")],
+        [basic("", "secret")],
+        [("Authorization", "Basic alice:secret")],
+        [("Authorization", "Basic !!!!")],
+        [("Authorization", "Basic gICA")],  # no UTF-8
+        [("Authorization", "Basic")],
+        [("Authorization", "")],
+        [("Authorization", "Negotiate YII=")],
+        [("Authorization", "Digest username=alice")],
+        [bearer("")],
+        [bearer("colmet_none")],
+        [bearer("x" * 2000)],
+        [basic("alice", "x" * 2000)],
+        [("Authorization", "Basic " + "A" * 10_000)],
+        [("Authorization", "Basic \xff\xfe")],
+        [basic("alice", "secret"), basic("root", "toor")],
+    ],
+)
+def test_nobody_else_is_let_in(access, headers):
+    with pytest.raises(Unauthorized):
+        visitor(access, *headers)
+
+
+def test_an_open_interface_lets_all_in_as_administrators():
+    assert visitor(Access(None)) == Visitor(None, True)
+    assert visitor(Access(None), basic("whoever", "x")) == Visitor(None, True)
+
+
+def test_a_token_is_good_as_bearer_and_as_the_password_of_its_name(file, clock):
+    token = make_token()
+    change(file, Credential("bob", Token(token_digest(token)), frozenset({"admin"})))
+    access = Access(str(file), clock=clock, is_member=nobody_is_member)
+    assert visitor(access, bearer(token)) == Visitor("bob", True)
+    assert visitor(access, basic("bob", token)) == Visitor("bob", True)
+    assert access.stats.values()["passwords_checked"] == 0
+    with pytest.raises(Unauthorized):
+        visitor(access, basic("alice", token))
+    with pytest.raises(Unauthorized):
+        visitor(access, bearer(token + "x"))
+
+
+def test_a_token_ends_after_its_last_day(file, clock):
+    token = make_token()
+    change(file, f"bob:sha256${token_digest(token).hex()}$cron$2026-03-01")
+    now = Clock()
+    access = Access(str(file), clock=clock, now=now, is_member=nobody_is_member)
+    now.now = 1772409599.0  # the last second of that day
+    assert visitor(access, bearer(token)).user == "bob"
+    now.now += 1
+    with pytest.raises(Unauthorized):
+        visitor(access, bearer(token))
+
+
+def test_a_checked_password_is_not_checked_again_for_a_while(access, clock):
+    for _ in range(5):
+        visitor(access, basic("alice", "secret"))
+    assert access.stats.values()["passwords_checked"] == 1
+    clock.now += access_module.KEPT_S + 1
+    visitor(access, basic("alice", "secret"))
+    assert access.stats.values()["passwords_checked"] == 2
+
+
+def test_what_is_remembered_is_bounded_and_holds_no_password(access, monkeypatch):
+    monkeypatch.setattr(access_module, "KEPT", 1)
+    visitor(access, basic("alice", "secret"))
+    visitor(access, basic("root", "toor"))
+    assert len(access._known) == 1
+    assert b"toor" not in b"".join(access._known)
+
+
+def test_a_changed_file_is_read_again_and_a_removed_user_is_out(access, file, clock):
+    visitor(access, basic("alice", "secret"))
+    change(file, Credential("bob", cheap("builder")))
+    clock.now += 0.5
+    assert visitor(access, basic("alice", "secret")).user == "alice"  # looked at a moment ago
+    clock.now += 1
+    with pytest.raises(Unauthorized):
+        visitor(access, basic("alice", "secret"))
+    assert visitor(access, basic("bob", "builder")).user == "bob"
+    assert access.stats.values()["users_reloads"] == 1
+
+
+@pytest.mark.parametrize("spoil", ["line", "gone", "writable", "binary"])
+def test_a_file_that_became_unusable_leaves_the_users_of_before(access, file, clock, caplog, spoil):
+    if spoil == "line":
+        change(file, "alice:plain")
+    elif spoil == "gone":
+        file.unlink()
+    elif spoil == "writable":
+        file.chmod(0o666)
+    else:
+        file.write_bytes(b"\xff\xfe\x00")
+    for _ in range(3):
+        clock.now += 2
+        assert visitor(access, basic("alice", "secret")).user == "alice"
+    assert access.stats.values()["users_failures"] == 1  # told once, not at every look
+    assert "users not read again" in caplog.text
+
+
+def test_a_mended_file_counts_again(access, file, clock):
+    file.unlink()
+    clock.now += 2
+    visitor(access, basic("alice", "secret"))
+    change(file, Credential("carol", cheap("x")))
+    file.chmod(0o600)
+    clock.now += 2
+    assert visitor(access, basic("carol", "x")).user == "carol"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "alice",
+        "alice:",
+        ":sha256$" + "0" * 64,
+        "alice:secret",
+        "alice:$2y$10$abcdefghijklmnopqrstuv",
+        "alice:sha256$00",
+        "alice:sha256$" + "0" * 64 + "$a b",
+        "alice:sha256$" + "0" * 64 + "$a$tomorrow",
+        "alice:sha256$" + "0" * 64 + "$a$2026-01-01$more",
+        "alice:scrypt$3$1$1$" + "00" * 16 + "$" + "00" * 32,
+        "alice:scrypt$1048576$8$1$" + "00" * 16 + "$" + "00" * 32,
+        "alice:scrypt$131072$16$1$" + "00" * 16 + "$" + "00" * 32,
+        "alice:scrypt$16384$8$99999999999$" + "00" * 16 + "$" + "00" * 32,
+        "alice:scrypt$16384$8$1$zz$" + "00" * 32,
+        "alice:scrypt$16384$8$1$" + "00" * 16 + "$00",
+        "alice:sha256$" + "0" * 64 + ":a b",
+        "alice:sha256$" + "0" * 64 + ":a:b",
+        "al\x00ice:sha256$" + "0" * 64,
+    ],
+)
+def test_a_line_of_another_form_is_refused_with_its_number(file, text):
+    change(file, "# a comment", "", text)
+    with pytest.raises(ConfigError, match="users:3: "):
+        Access(str(file))
+
+
+def test_a_second_password_of_a_name_and_a_token_twice_are_refused(file):
+    change(file, Credential("alice", cheap("a")), Credential("alice", cheap("b")))
+    with pytest.raises(ConfigError, match="has a password already"):
+        Access(str(file))
+    change(file, Credential("alice", Token(bytes(32))), Credential("bob", Token(bytes(32))))
+    with pytest.raises(ConfigError, match="this token is there already"):
+        Access(str(file))
+
+
+def test_lines_are_read_as_they_are_written():
+    for line in (
+        Credential("alice", cheap("x"), frozenset({"a", "b"})),
+        Credential("Zoë B", Token(bytes(32), "cron.d", None)),
+        Credential("x", Token(bytes(32)), frozenset({"admin"})),
+    ):
+        assert parse_line(line.text()) == line
+    line = parse_line("x:sha256$" + "0" * 64 + "$$2026-01-31")
+    assert line.secret.until.isoformat() == "2026-01-31" and parse_line(line.text()) == line
+
+
+def test_a_file_that_everybody_may_write_or_that_is_a_strangers_is_refused(file, tmp_path, monkeypatch):
+    file.chmod(0o602)
+    with pytest.raises(ConfigError, match="can be written by everybody"):
+        Access(str(file))
+    file.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(file).st_uid + 1)
+    if os.stat(file).st_uid != 0:
+        with pytest.raises(ConfigError, match="belongs to user"):
+            Access(str(file))
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no file"):
+        Access(str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError):
+        Access(str(tmp_path))
+    with pytest.raises(ConfigError, match="No such file"):
+        Access(str(tmp_path / "none"))
+
+
+def test_a_file_that_all_can_read_is_warned_of(file, caplog):
+    file.chmod(0o644)
+    Access(str(file))
+    assert "all on this machine can read" in caplog.text
+
+
+def fail(access, name, times):
+    for n in range(times):
+        with pytest.raises(Unauthorized):
+            visitor(access, basic(name.format(n), f"wrong{n}"))
+
+
+def test_after_some_failures_a_name_is_checked_more_slowly_at_this_address_only(access, clock, pauses):
+    fail(access, "alice", FAILURES_OF_NAME)
+    assert pauses == []
+    fail(access, "alice", 1)
+    assert pauses == [access_module.PAUSE_S] and access.stats.values()["passwords_slowed"] == 1
+    assert visitor(access, basic("root", "toor")).user == "root"
+    assert visitor(access, basic("alice", "secret"), address="192.0.2.2").user == "alice"
+    assert len(pauses) == 1
+    clock.now += 60
+    fail(access, "alice", 1)
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("name", ["alice", "guess{}"])
+def test_a_right_password_is_not_refused_for_the_failures_of_others_at_the_same_address(access, pauses, name):
+    fail(access, name, FAILURES_OF_ADDRESS + 5)
+    before = len(pauses)
+    assert visitor(access, basic("alice", "secret")).user == "alice"
+    assert len(pauses) == before + 1
+
+
+def test_a_name_that_is_not_there_is_slowed_like_one_that_is(access, pauses):
+    fail(access, "nobody", FAILURES_OF_NAME + 1)
+    assert len(pauses) == 1
+
+
+def test_who_is_known_already_is_not_slowed(access, pauses):
+    visitor(access, basic("alice", "secret"))
+    fail(access, "guess{}", FAILURES_OF_ADDRESS)
+    visitor(access, basic("alice", "secret"))
+    assert pauses == []
+
+
+def test_a_right_password_comes_through_while_its_address_guesses(access, pauses):
+    """One address, behind which are a user and a program that never stops."""
+    fail(access, "guess{}", FAILURES_OF_ADDRESS)
+
+    async def attack():
+        tries = [asyncio.ensure_future(access.visitor([basic("alice", f"x{n}")[1]], HERE)) for n in range(500)]
+        await asyncio.sleep(0)
+        found = await access.visitor([basic("root", "toor")[1]], HERE)
+        left = sum(not one.done() for one in tries)
+        await asyncio.gather(*tries, return_exceptions=True)
+        return found, left
+
+    found, left = asyncio.run(attack())
+    assert found.user == "root"
+    assert left > 30, "before most of the others"
+    assert len(pauses) < 1 + access_module.WAITING_OF_ADDRESS + 2
+
+
+def test_turns_are_given_one_at_a_time_and_end_with_cancelled_callers():
+    turns, running, most = Turns(8), [], []
+
+    async def caller(name):
+        async with turns.turn("key", name):
+            running.append(name)
+            most.append(len(running))
+            try:
+                await asyncio.sleep(0)
+            finally:
+                running.remove(name)
+
+    async def all_of_them():
+        tasks = [asyncio.ensure_future(caller(n % 3)) for n in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::5]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not turns._waiting
+        await caller("again")
+        return results
+
+    results = asyncio.run(all_of_them())
+    assert set(most) == {1}
+    assert 20 - 9 - 4 <= sum(isinstance(one, Busy) for one in results) <= 20 - 9, "4 were cancelled"
+
+
+def test_a_turn_that_ends_as_the_next_caller_is_cancelled_goes_on():
+    async def run():
+        turns, end = Turns(8), asyncio.Event()
+
+        async def caller(until):
+            async with turns.turn("key", "name"):
+                await until.wait()
+
+        holder = asyncio.ensure_future(caller(end))
+        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(caller(end))
+        await asyncio.sleep(0)
+        end.set()  # the holder runs first, and then the one that is cancelled
+        waiting.cancel()
+        results = await asyncio.gather(holder, waiting, return_exceptions=True)
+        assert [type(one) for one in results] == [type(None), asyncio.CancelledError]
+        await asyncio.wait_for(caller(end), 10)
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_not_there_costs_as_much_as_a_wrong_password(file, clock, monkeypatch):
+    checked = []
+
+    def is_right(self, given):
+        checked.append((self.n, self.r, self.p))
+        return False
+
+    change(file, Credential("alice", make_password("secret")))
+    access = Access(str(file), clock=clock, is_member=nobody_is_member)
+    monkeypatch.setattr(Password, "is_right", is_right)
+    for name in ("alice", "nobody"):
+        with pytest.raises(Unauthorized):
+            visitor(access, basic(name, "wrong"))
+    assert checked[0] == checked[1]
+
+
+def test_one_password_is_checked_at_a_time_and_few_wait(access, monkeypatch):
+    running, most, release = [], [], threading.Event()
+
+    def is_right(self, given):
+        running.append(1)
+        most.append(len(running))
+        release.wait(30)
+        running.pop()
+        return False
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+
+    async def attack():
+        tries = [asyncio.ensure_future(access.visitor([basic(f"u{n}", "x")[1]], f"192.0.{n}.1")) for n in range(40)]
+        await asyncio.sleep(0.05)
+        release.set()
+        return await asyncio.gather(*tries, return_exceptions=True)
+
+    results = asyncio.run(attack())
+    assert set(most) == {1}
+    assert sum(isinstance(one, TooMany) for one in results) == 40 - 1 - access_module.WAITING
+    assert sum(isinstance(one, Unauthorized) for one in results) == 1 + access_module.WAITING
+
+
+def test_one_address_cannot_take_all_places_that_wait(access, monkeypatch):
+    release = threading.Event()
+
+    def is_right(self, given):
+        release.wait(30)
+        return given == "secret"
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+
+    async def attack():
+        tries = [asyncio.ensure_future(access.visitor([basic(f"u{n}", "x")[1]], HERE)) for n in range(40)]
+        await asyncio.sleep(0.05)
+        other = asyncio.ensure_future(access.visitor([basic("alice", "secret")[1]], "198.51.100.7"))
+        await asyncio.sleep(0.05)
+        release.set()
+        return await other, await asyncio.gather(*tries, return_exceptions=True)
+
+    found, results = asyncio.run(attack())
+    assert found.user == "alice"
+    assert all(isinstance(one, Unauthorized) for one in results)
+
+
+def test_a_password_that_is_checked_while_its_user_is_removed_does_not_let_in(access, file, clock, monkeypatch):
+    def is_right(self, given):
+        return True
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+
+    async def race():
+        first = asyncio.ensure_future(access.visitor([basic("alice", "secret")[1]], HERE))
+        for _ in range(2):  # the check is a task of its own
+            await asyncio.sleep(0)
+        access._users = access._users._replace(names=0)  # as the file read again
+        return await first
+
+    with pytest.raises(TooMany):
+        asyncio.run(race())
+
+
+def test_what_a_browser_asks_at_once_takes_one_check(access, monkeypatch):
+    checked, release = [], threading.Event()
+
+    def is_right(self, given):
+        checked.append(given)
+        release.wait(30)
+        return given == "secret"
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+
+    async def ask(password):
+        release.clear()
+        tries = [asyncio.ensure_future(access.visitor([basic("alice", password)[1]], HERE)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        tries.pop().cancel()  # who leaves takes nothing from the others
+        release.set()
+        return await asyncio.gather(*tries, return_exceptions=True)
+
+    assert {found.user for found in asyncio.run(ask("secret"))} == {"alice"}
+    assert {type(found) for found in asyncio.run(ask("wrong"))} == {Unauthorized}
+    assert checked == ["secret", "wrong"] and not access._checking
+
+
+def test_failures_are_bounded_and_forgotten():
+    failures = Failures(2, 10.0, keys=3)
+    for n in range(5):
+        failures.note(n, float(n))
+    assert len(failures) == 3
+    failures.note(4, 5.0)
+    assert failures.wait_s(4, 5.0) == 9.0
+    assert failures.wait_s(4, 14.0) == 0.0
+    assert failures.wait_s("other", 5.0) == 0.0
+    failures.forget(4)
+    assert failures.wait_s(4, 5.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("address", "counts_as"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("what", "what"),
+    ],
+)
+def test_a_site_with_ipv6_counts_as_one_address(address, counts_as):
+    assert network(address) == counts_as
+
+
+def test_a_real_password_is_told_from_a_wrong_one():
+    password = make_password("correct horse")
+    assert password.is_right("correct horse") and not password.is_right("correct house")
+    assert parse_line(Credential("a", password).text()).secret == password
+    for wrong in ("", "x" * 1025):
+        with pytest.raises(ValueError, match="characters"):
+            make_password(wrong)

@@ -1,0 +1,821 @@
+"""The routes of the JSON interface: what is answered to whom, and in which form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from colmet.common.errors import ColmetError
+from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
+from colmet.web import app as app_module
+from colmet.web import models
+from colmet.web.interface import Busy, Interface, StoreWarning
+from colmet.web.queries import Queries
+from colmet.web.recent_cache import RecentCache
+from colmet.web.responses import takes_gzip, to_json
+from colmet.web.store import EmptyHistory, StoreReader
+from colmet.web.workers import Workers
+from tests.support.web_client import ask, asking, basic
+from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
+from tests.support.web_nodes import Cluster
+from tests.support.web_users import ALICE, BOB, METRIC, ROOT, got, make, refused
+
+ALICES, BOBS = FIRST, FIRST + 1  # jobs
+ENDED = FIRST - 1  # alice's
+NODE_METRIC = "metric=procstats_default.loadavg_1min"
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return MadeUpFacts(40, 40)
+
+
+@pytest.fixture(scope="module")
+def app(facts, users, page):
+    return make(facts, users, folder=page)
+
+
+@pytest.fixture(scope="module")
+def open_app(facts, page):
+    return make(facts, folder=page)
+
+
+@pytest.fixture(scope="module")
+def storeless_app(page):
+    """One whose store cannot be read."""
+    return make(MadeUpFacts(40, 40, fails=True), folder=page)
+
+
+@pytest.fixture(scope="module")
+def local_app(facts, page):
+    return make(facts, hosts=frozenset({"localhost", "head"}), folder=page)
+
+
+# -- the form of all answers --
+
+
+ROUTES = [
+    "/api/v1/whoami",
+    "/api/v1/cluster",
+    "/api/v1/jobs",
+    f"/api/v1/jobs/{ALICES}",
+    f"/api/v1/jobs/{ALICES}/series?{METRIC}",
+    f"/api/v1/jobs/{ALICES}/completeness",
+    "/api/v1/nodes",
+    "/api/v1/nodes/node1",
+    f"/api/v1/nodes/node1/series?{NODE_METRIC}",
+    "/api/v1/status",
+    "/qhost",
+    "/qstat",
+]
+
+
+def pattern_of(path):
+    return re.compile(re.sub(r"{\w+}", "[^/]+", path))
+
+
+def test_every_route_is_tested(open_app):
+    paths = got(open_app, "/openapi.json")["paths"]
+    assert len(paths) == len(ROUTES)
+    for path in paths:
+        assert any(pattern_of(path).fullmatch(route.partition("?")[0]) for route in ROUTES), path
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_answer_is_json_that_nobody_keeps_and_no_page_frames(open_app, route):
+    answer = ask(open_app, route)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert int(answer.headers["content-length"]) == len(answer.body)
+
+
+def model_of(open_app, route):
+    for path, methods in got(open_app, "/openapi.json")["paths"].items():
+        if pattern_of(path).fullmatch(route.partition("?")[0]):
+            schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+            return getattr(models, schema["$ref"].rpartition("/")[2])
+    raise AssertionError(route)
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        *ROUTES,
+        "/api/v1/jobs?state=all&limit=1000",
+        f"/api/v1/jobs/{ENDED}",
+        f"/api/v1/jobs/{STORED_ONLY}",
+        f"/api/v1/jobs/{FIRST + 9}/series?metric=nvidiastats_default.power",
+    ],
+)
+def test_an_answer_has_the_shape_that_the_description_tells(open_app, storeless_app, route):
+    for app in (open_app, storeless_app):
+        model_of(app, route)(**got(app, route))  # raises where a value is of another type, or lacks
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_head_is_answered_as_get_without_the_body(open_app, route):
+    head, get = (ask(open_app, route, method=method) for method in ("HEAD", "GET"))
+    assert head.status == get.status and head.body == b""
+    assert head.headers.keys() == get.headers.keys() and int(head.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"])
+@pytest.mark.parametrize("route", ["/", "/api/v1/jobs", "/nothing"])
+def test_other_methods_are_refused_whoever_asks(app, route, method):
+    assert refused(app, route, 405, method=method).headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "route",
+    ["/nothing", "/api", "/api/v1/jobs/", "/api/v1/jobs/1/nothing", "/docs", "/redoc", "//", "/static/x", "/qhost/"],
+)
+def test_what_is_not_there_is_404_in_the_form_of_all_errors(open_app, route):
+    refused(open_app, route, 404)
+
+
+def test_a_large_answer_is_packed_for_who_takes_that(open_app):
+    plain = ask(open_app, "/api/v1/jobs?limit=40&sort=job")
+    packed = ask(open_app, "/api/v1/jobs?limit=40&sort=job", [("Accept-Encoding", "br, gzip;q=0.5")])
+    assert packed.headers["content-encoding"] == "gzip" and len(packed.body) < len(plain.body) / 2
+    assert [row["job"] for row in packed.json()["items"]] == [row["job"] for row in plain.json()["items"]]
+    assert "content-encoding" not in ask(open_app, "/api/v1/whoami", [("Accept-Encoding", "gzip")]).headers
+
+
+@pytest.mark.parametrize(
+    ("accepted", "takes"),
+    [
+        ("gzip", True),
+        ("*", True),
+        ("deflate, GZIP ; q=0.1", True),
+        ("gzip;q=0", False),
+        ("gzip;q=0.000", False),
+        ("identity", False),
+        ("", False),
+        ("xgzip", False),
+        ("gzip;q=x", False),
+    ],
+)
+def test_gzip_is_sent_only_where_it_is_accepted(accepted, takes):
+    assert takes_gzip(accepted) is takes
+
+
+def test_numbers_that_are_none_and_those_of_numpy_are_told_in_json():
+    told = json.loads(
+        to_json(
+            {
+                "nan": math.nan,
+                "inf": [np.float64("inf"), (1.5, -math.inf)],
+                "int": np.int64(2**62),
+                "array": np.array([1.0, math.nan]),
+                "names": frozenset({"b", "a"}),
+                "lone": "\udcff",
+            }
+        )
+    )
+    assert told["nan"] is None and told["inf"] == [None, [1.5, None]]
+    assert told["int"] == 2**62 and told["array"] == [1.0, None] and told["names"] == ["a", "b"]
+
+
+# -- what is asked --
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "limit=",
+        "limit=1e3",
+        "limit=99999999999999999999999999",
+        "offset=-1",
+        "offset=9999999999999999999999",
+        "state=asleep",
+        "sort=",
+        "sort=nothing",
+        "sort=__class__",
+        "since=nan",
+        "since=inf",
+        "since=-inf",
+        "since=-1",
+        "until=1e400",
+        "reverse=perhaps",
+        "user=" + "x" * 256,
+        "sicne=1",
+        "limit=1&limit=2",
+        "limit[]=1",
+        "%00=1",
+        "%ff",
+    ],
+)
+def test_a_value_that_cannot_be_used_is_400(open_app, query):
+    refused(open_app, f"/api/v1/jobs?{query}", 400)
+
+
+@pytest.mark.parametrize("job", ["x", "0", "-1", "1.5", str(2**63), "9" * 100, "%00", "%ff", "1%20OR%201=1"])
+def test_what_is_no_number_of_a_job_is_400(open_app, job):
+    refused(open_app, f"/api/v1/jobs/{job}", 400)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "metric=",
+        "metric=cgroup_default",
+        "metric=.cpu",
+        "metric=cgroup_default.",
+        f"{METRIC}&points=1",
+        f"{METRIC}&points=5001",
+        f"{METRIC}&fold=sum",
+        f"{METRIC}&source=disk",
+        f"{METRIC}&rate=2",
+        "metric=" + "x." * 200,
+    ],
+)
+def test_a_series_that_cannot_be_asked_for_is_400(open_app, query):
+    refused(open_app, f"/api/v1/jobs/{ALICES}/series?{query}", 400)
+
+
+@pytest.mark.parametrize(
+    "metric", ["cgroup_default.nothing", "nothing.cpu_usage", "a.b.c", "%00.%00", "%ff.%F0%9F%92%A9"]
+)
+def test_a_column_that_is_not_there_is_404(open_app, metric):
+    refused(open_app, f"/api/v1/jobs/{ALICES}/series?metric={metric}", 404)
+
+
+def test_what_is_asked_for_reaches_the_facts(page):
+    asked = []
+
+    class Noting(MadeUpFacts):
+        def series(self, request):
+            asked.append(request)
+            return super().series(request)
+
+        def jobs(self, request):
+            asked.append(request)
+            return super().jobs(request)
+
+    app = make(Noting(20, 40), folder=page)
+    query = f"{METRIC}&node=node1&since=1&until=2e9&points=7&fold=max&rate=true&source=memory"
+    got(app, f"/api/v1/jobs/{ALICES}/series?{query}")
+    assert asked.pop() == (ALICES, "cgroup_default", "cpu_usage", "node1", 1.0, 2e9, 7, "max", True, "memory", None)
+    got(
+        app,
+        "/api/v1/jobs?state=all&user=bob&node=node2&text=1&since=3&until=4&sort=memory&reverse=true&offset=5&limit=6",
+    )
+    assert asked.pop() == ("bob", "all", "node2", "1", 3.0, 4.0, "memory", True, 5, 6)
+
+
+def test_what_was_before_a_job_was_the_users_is_not_asked_for(users, page):
+    asked = []
+
+    class Again(MadeUpFacts):
+        def own(self, job, user):
+            assert (job, user) == (ALICES, "alice")
+            return {"node1": 1000.5, "node2": 1200.0}
+
+        def series(self, request):
+            asked.append(request.since)
+            return super().series(request)
+
+        def completeness(self, job, since, until, own):
+            asked.append(since)
+            return super().completeness(job, since, until, own)
+
+    app = make(Again(20, 40), users, folder=page)
+    for limits, since in (("", 1000.5), ("&since=1", 1000.5), ("&since=2000", 2000.0)):
+        got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}{limits}", ALICE)
+        got(app, f"/api/v1/jobs/{ALICES}/completeness?{limits[1:]}", ALICE)
+        assert [asked.pop(), asked.pop()] == [since, since]
+    assert got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}&until=1000", ALICE)["series"] == [] and not asked
+    got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}&since=1", ROOT)
+    assert asked == [1.0], "administrators see all"
+
+
+def test_rows_are_paged(open_app):
+    rows = [got(open_app, f"/api/v1/jobs?sort=job&limit=15&offset={n}") for n in (0, 15, 30, 45)]
+    assert [len(page["items"]) for page in rows] == [15, 15, 10, 0]
+    assert {page["total"] for page in rows} == {40}
+    assert [row["job"] for page in rows for row in page["items"]] == list(range(FIRST, FIRST + 40))
+
+
+@pytest.mark.parametrize("sort", app_module.JOB_SORTS)
+def test_jobs_are_sorted_by_every_key_that_is_told(open_app, sort):
+    got(open_app, f"/api/v1/jobs?state=all&sort={sort}")
+
+
+@pytest.mark.parametrize("sort", app_module.NODE_SORTS)
+def test_nodes_are_sorted_by_every_key_that_is_told(open_app, sort):
+    got(open_app, f"/api/v1/nodes?sort={sort}")
+
+
+# -- whose it is --
+
+
+def test_nobody_is_answered_without_a_name_whatever_is_asked(app):
+    for route in [*ROUTES, "/", "/static/page.css", "/openapi.json", "/nothing", "/api/v1/jobs?limit=x"]:
+        answer = refused(app, route, 401)
+        assert answer.headers["www-authenticate"].startswith("Bearer")  # the last of two
+
+
+def texts_in(value):
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            yield from texts_in(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from texts_in(one)
+    else:
+        yield str(value)
+
+
+def strange_node(facts):
+    """One with jobs, and none of them alice's."""
+    return next(one for one in facts.names if facts.at[one] and one not in facts.nodes_of("alice"))
+
+
+def test_no_route_tells_a_user_of_anothers_jobs(app, facts):
+    """Every route of the application, asked by alice for what is bob's, and for all that there is."""
+    bobs = {str(job) for job, user in facts.user.items() if user != "alice"}
+    bobs |= {str(job) for job, user in facts.ended.items() if user != "alice"}
+    others = set(facts.user.values()) - {"alice"}
+    alices_nodes = facts.nodes_of("alice")
+    bobs_node = strange_node(facts)
+    shared = next(
+        one for one in facts.names if one in alices_nodes and any(facts.user[j] != "alice" for j in facts.at[one])
+    )
+    values = {
+        "/api/v1/jobs": [
+            *("", "?user=bob", "?state=all", "?state=ended", "?text=bob", f"?text={BOBS}", f"?node={bobs_node}"),
+            *(f"?node={shared}", "?limit=1000", "?sort=user", "?user=", "?user=bob&state=all"),
+        ],
+        "/api/v1/jobs/{job}": [f"{BOBS}", f"{ENDED - 1}"],
+        "/api/v1/jobs/{job}/series": [
+            f"{BOBS}/series?{METRIC}",
+            f"{BOBS}/series?{METRIC}&source=stored",
+            f"{BOBS}/series?{METRIC}&source=memory&node={shared}",
+        ],
+        "/api/v1/jobs/{job}/completeness": [f"{BOBS}/completeness"],
+        "/api/v1/nodes": ["", "?text=node", f"?text={bobs_node}", "?limit=1000"],
+        "/api/v1/nodes/{node}": [bobs_node, shared],
+        "/api/v1/nodes/{node}/series": [f"{bobs_node}/series?{NODE_METRIC}", f"{shared}/series?{NODE_METRIC}"],
+    }
+    paths = got(app, "/openapi.json", ROOT)["paths"]
+    for path in paths:
+        stem = path.partition("{")[0]
+        for value in values.get(path, [""]):
+            answer = ask(app, stem + value, [ALICE])
+            told = set(texts_in(answer.json()))
+            if answer.status != 200:
+                assert answer.status == 404, (path, value)
+                told -= {answer.json()["error"]}
+            assert not told & bobs, (path, value)
+            assert not told & others, (path, value)
+            if path.startswith("/api/v1/nodes"):
+                assert not told & (set(facts.names) - alices_nodes), (path, value)
+    # and there is something to be told
+    assert str(ALICES) in set(texts_in(got(app, "/api/v1/jobs?state=all", ALICE)))
+    assert set(texts_in(got(app, "/api/v1/jobs?state=all", ROOT))) & bobs
+
+
+def test_what_is_anothers_looks_like_what_is_not_there(app, facts):
+    for tail in ("", f"/series?{METRIC}", "/completeness"):
+        others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 404, ALICE) for job in (BOBS, 4242))
+        assert others.body == none.body.replace(b"4242", str(BOBS).encode())
+        assert {**others.headers, "content-length": 0} == {**none.headers, "content-length": 0}
+    for tail in ("", f"/series?{NODE_METRIC}"):
+        there = strange_node(facts)
+        others, none = (refused(app, f"/api/v1/nodes/{node}{tail}", 404, ALICE) for node in (there, "node8888"))
+        assert others.body == none.body.replace(b"node8888", there.encode())
+
+
+def test_where_the_store_cannot_be_read_what_is_anothers_still_looks_like_what_is_not_there(users, page):
+    app = make(MadeUpFacts(40, 40, fails=True), users, folder=page)
+    for tail in ("", f"/series?{METRIC}", "/completeness"):
+        others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 404, ALICE) for job in (BOBS, 4242))
+        assert others.body == none.body.replace(b"4242", str(BOBS).encode())
+
+
+def test_where_too_many_ask_the_store_what_is_anothers_still_looks_like_what_is_not_there(users, page):
+    known = Queries(RecentCache(1 << 20, 3600), StoreReader(EmptyHistory, readers=0, waiting=0))
+    cluster = Cluster(jobs=2, start=int(time.time()) - 5)
+    known._recent.take(cluster.batches())
+    app = make(known, users, folder=page)
+    for tail in ("", f"/series?{METRIC}", "/completeness"):
+        others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 429, ALICE) for job in (1001, 4242))
+        assert others.body == none.body
+    assert got(app, "/api/v1/jobs/1000", ALICE)["job"]["user"] == "alice"
+
+
+def test_a_user_sees_the_own_jobs(app):
+    assert got(app, "/api/v1/whoami", ALICE)["user"] == "alice"
+    assert {row["user"] for row in got(app, "/api/v1/jobs?state=all&limit=1000", ALICE)["items"]} == {"alice"}
+    assert got(app, "/api/v1/jobs", ALICE)["total"] == 4
+    for job in (ALICES, ENDED, STORED_ONLY):
+        assert got(app, f"/api/v1/jobs/{job}", ALICE)["job"]["user"] == "alice"
+    assert got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}", ALICE)["series"]
+    assert got(app, f"/api/v1/jobs/{ALICES}/completeness", ALICE)["hosts"]
+
+
+def test_a_job_that_nobody_owns_is_for_administrators(users, page):
+    class Nobodys(MadeUpFacts):
+        def owner(self, job):
+            return ""
+
+    app = make(Nobodys(20, 40), users, folder=page)
+    refused(app, f"/api/v1/jobs/{ALICES}", 404, ALICE)
+    got(app, f"/api/v1/jobs/{ALICES}", ROOT)
+
+
+def test_a_job_on_the_users_node_that_nobody_owns_is_not_told(users, page):
+    class Nobodys(MadeUpFacts):
+        def _on_node(self, job, node):
+            row = super()._on_node(job, node)
+            return {**row, "user": ""} if row["user"] == "bob" else row
+
+    facts = Nobodys(40, 40)
+    app = make(facts, users, folder=page)
+    shared = next(one for one in facts.on[ALICES] if any(facts.user[job] == "bob" for job in facts.at[one]))
+    assert "" in {row["user"] for row in got(app, f"/api/v1/nodes/{shared}", ROOT)["jobs"]}
+    assert {row["user"] for row in got(app, f"/api/v1/nodes/{shared}", ALICE)["jobs"]} == {"alice"}
+
+
+def test_of_the_cluster_a_user_is_told_the_own_jobs_and_how_many_nodes_there_are(app):
+    told = got(app, "/api/v1/cluster", ALICE)
+    assert told["jobs"]["running"] == 4 and told["jobs"]["users"] == 1
+    assert {key for key, value in told["nodes"].items() if value is not None} == {"heard", "silent"}
+    assert got(app, "/api/v1/cluster", ROOT)["nodes"]["cpu"] is not None
+
+
+def test_a_nodes_past_before_the_users_first_job_there_is_not_told(app, facts):
+    began = min(facts._job(job)["first"] for job in facts.at["node1"] if facts.user[job] == "alice")
+    told = got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since=1", ALICE)
+    assert told["since"] == began and min(told["series"][0]["times"]) >= began
+    assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since={began + 60}", ALICE)["since"] == began + 60
+    assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&until={began - 60}", ALICE)["series"] == []
+    assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since=1", ROOT)["since"] < began
+
+
+def test_tables_of_a_facility_name_users_and_are_for_administrators(users, page):
+    times = {"name": "times", "unit": "count", "kind": "gauge", "help": None}
+
+    class Facility(MadeUpFacts):
+        def job(self, job, own=None):
+            found = super().job(job, own)
+            return found and {**found, "tables": {**found["tables"], "facility_users_default": [times]}}
+
+        def node(self, name):
+            found = super().node(name)
+            return found and {**found, "tables": {**found["tables"], "facility_users_default": [times]}}
+
+        def series(self, asked):
+            if asked.table != "facility_users_default":
+                return super().series(asked)
+            found = super().series(asked._replace(job=0, table="procstats_default", column="loadavg_1min"))
+            return {**found, "series": [{**one, "labels": {"user": "bob"}} for one in found["series"]]}
+
+    app = make(Facility(40, 40), users, folder=page)
+    for what in (f"jobs/{ALICES}", "nodes/node1"):
+        tables = {
+            name: set(got(app, f"/api/v1/{what}", who)["tables"]) for name, who in (("alice", ALICE), ("root", ROOT))
+        }
+        assert tables["root"] - tables["alice"] == {"facility_users_default"} and tables["alice"]
+        query = f"/api/v1/{what}/series?node=node1&metric=" if "jobs" in what else f"/api/v1/{what}/series?metric="
+        assert "bob" in set(texts_in(got(app, f"{query}facility_users_default.times", ROOT)))
+        there = refused(app, f"{query}facility_users_default.times", 404, ALICE)
+        none = refused(app, f"{query}facility_nothing_default.times", 404, ALICE)
+        assert there.body == none.body.replace(b"nothing", b"users")
+
+
+def test_qhost_and_qstat_are_in_the_envelope_and_of_the_own_jobs_only(app, facts):
+    for route in ("/qhost", "/qstat"):
+        told = got(app, route, ROOT)
+        assert told["success"] is True and told["message"] == "" and len(told["data"]) > 1
+    hosts = got(app, "/qhost", ALICE)["data"]
+    assert set(hosts) == facts.nodes_of("alice")
+    assert {job["owner"] for host in hosts.values() for job in host["jobs"].values()} == {"alice"}
+    assert list(got(app, "/qstat", ALICE)["data"]) == ["alice"]
+
+
+def test_qhost_and_qstat_without_data_say_so(users, page):
+    app = make(MadeUpFacts(40, 0), users, folder=page)
+    assert got(app, "/qstat", ROOT) == {"success": False, "message": "No data for qstat", "data": {}}
+    assert got(app, "/qhost", ALICE) == {"success": False, "message": "No data for qhost", "data": {}}
+
+
+@pytest.mark.parametrize("name", ["qhost", "qstat"])
+def test_errors_at_qhost_and_qstat_have_the_envelope_beside_them(app, name):
+    answers = [
+        ask(app, f"/{name}?x=1", [ROOT]),
+        ask(app, f"/{name}"),
+        ask(app, f"/{name}/", [ROOT]),
+        ask(app, f"/{name}", [ROOT], method="POST"),
+        ask(app, f"/{name}", [ROOT, ("Content-Length", "5")]),
+    ]
+    assert [answer.status for answer in answers] == [400, 401, 404, 405, 400]
+    for answer in answers:
+        told = answer.json()
+        assert told == {"success": False, "message": told["error"], "data": {}, "error": told["error"]}
+        assert told["error"] and int(answer.headers["content-length"]) == len(answer.body)
+
+
+def test_the_status_is_for_administrators(app):
+    told = got(app, "/api/v1/status", ROOT)
+    assert told["users"] == 3 and told["counts"]["requests_2xx"] >= 0
+    refused(app, "/api/v1/status", 404, ALICE)
+
+
+def test_answers_are_counted(facts, users, page):
+    app = make(facts, users, folder=page)
+    for target, headers in (("/api/v1/whoami", [ALICE]), ("/x", [ALICE]), ("/x", []), ("/x", [basic("alice", "no")])):
+        ask(app, target, headers)
+    counts = got(app, "/api/v1/status", ROOT)["counts"]
+    assert (counts["requests_2xx"], counts["requests_4xx"]) == (1, 3)
+    assert (counts["unauthorized"], counts["wrong_secrets"]) == (2, 1)
+
+
+def test_a_right_password_is_let_in_after_wrong_ones(facts, users, page):
+    app = make(facts, users, folder=page)
+    for _ in range(5):
+        refused(app, "/", 401, basic("alice", "wrong"))
+    assert got(app, "/api/v1/whoami", ALICE)["user"] == "alice"
+
+
+# -- what fails --
+
+
+def test_why_a_store_cannot_be_read_is_for_administrators(users, page):
+    """Its words may name files and hosts."""
+
+    class Damaged(MadeUpFacts):
+        def job(self, job, own=None):
+            return {**super().job(job, own), "warnings": [StoreWarning("/data/bobs.hdf5: damaged"), "of anybody's"]}
+
+        def series(self, request):
+            raise ColmetError("/data/bobs.hdf5: damaged")
+
+        def completeness(self, job, since, until, own=None):
+            raise ColmetError("/data/bobs.hdf5: damaged")
+
+    app = make(Damaged(20, 40), users, folder=page)
+    for tail in ("", f"/series?{METRIC}", "/completeness"):
+        told = [got(app, f"/api/v1/jobs/{ALICES}{tail}", who)["warnings"] for who in (ALICE, ROOT)]
+        assert "cannot be read" in told[0][-1] and "bobs" not in str(told[0])
+        assert "/data/bobs.hdf5: damaged" in told[1]
+        assert ("of anybody's" in told[0]) == (tail == "")
+
+
+def test_where_the_store_cannot_be_read_memory_is_told_with_a_warning(storeless_app):
+    app = storeless_app
+    assert got(app, f"/api/v1/jobs/{ALICES}")["warnings"]
+    told = got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}&source=stored")
+    assert told["series"] == [] and told["source"] == "none" and "cannot be read" in told["warnings"][0]
+    told = got(app, "/api/v1/jobs/4242")
+    assert told["job"]["job"] == 4242 and told["job"]["cpu"] is None and "cannot be read" in told["warnings"][0]
+    assert got(app, "/api/v1/jobs/4242/completeness")["share"] is None
+
+
+def test_too_much_for_the_store_is_429(page):
+    class Full(MadeUpFacts):
+        def series(self, asked):
+            raise Busy("two others are reading")
+
+        own = series
+
+        def job(self, job, own=None):
+            raise Busy("two others are reading")
+
+        def completeness(self, job, since, until, own=None):
+            raise Busy("two others are reading")
+
+    app = make(Full(20, 40), folder=page)
+    for tail in ("", f"/series?{METRIC}", "/completeness"):
+        answer = refused(app, f"/api/v1/jobs/{ALICES}{tail}", 429)
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_batch_systems_that_do_not_answer_are_told_in_the_envelope(page):
+    class Away(MadeUpFacts):
+        def qhost(self):
+            raise ColmetError("qhost: did not answer")
+
+    assert got(make(Away(20, 40), folder=page), "/qhost") == {
+        "success": False,
+        "message": "qhost: did not answer",
+        "data": {},
+    }
+
+
+def test_a_defect_is_500_logged_and_counted_and_tells_nothing(page, caplog):
+    class Broken(MadeUpFacts):
+        def cluster(self, user):
+            raise KeyError("inner")
+
+    app = make(Broken(20, 40), folder=page)
+    for _ in range(12):
+        assert "inner" not in refused(app, "/api/v1/cluster", 500).json()["error"]
+    assert len([one for one in caplog.records if "defect" in one.message]) == 2  # the first and the tenth
+    assert got(app, "/api/v1/status")["counts"]["defects"] == 12
+
+
+def test_a_store_that_hangs_does_not_keep_memory_from_answering(page):
+    release = threading.Event()
+
+    class Hanging(MadeUpFacts):
+        def series(self, asked):
+            release.wait(30)
+            return super().series(asked)
+
+    app = make(Hanging(20, 40), folder=page)
+
+    async def talk():
+        slow = [
+            asyncio.ensure_future(asking(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}", client=(f"192.0.2.{n % 4}", 1)))
+            for n in range(100)
+        ]
+        await asyncio.sleep(0.1)
+        quick = await asking(app, "/api/v1/jobs")
+        release.set()
+        return quick, await asyncio.gather(*slow)
+
+    quick, slow = asyncio.run(talk())
+    assert quick.status == 200
+    statuses = [answer.status for answer in slow]
+    assert statuses.count(200) == 80 and statuses.count(429) == 20
+
+
+def test_who_asks_does_not_wait_for_ever():
+    release = threading.Event()
+    workers = Workers("test", 1, 1, 2, 0.05)
+
+    async def talk():
+        with pytest.raises(Busy, match="too long"):
+            await workers.run(0, release.wait, 30)
+        assert workers.pending == 1
+        release.set()
+        for _ in range(200):
+            if workers.pending == 0:
+                break
+            await asyncio.sleep(0.01)
+        return await workers.run(0, lambda: 42)
+
+    assert asyncio.run(talk()) == 42
+
+
+def test_one_who_asks_much_leaves_room_for_others(page, users):
+    release = threading.Event()
+
+    class Hanging(MadeUpFacts):
+        def series(self, asked):
+            release.wait(30)
+            return super().series(asked)
+
+    app = make(Hanging(40, 40), users, folder=page)
+
+    async def talk():
+        target = f"/series?{METRIC}"
+        await asking(app, "/api/v1/whoami", [ALICE])  # one password is checked at a time
+        mine = [asyncio.ensure_future(asking(app, f"/api/v1/jobs/{ALICES}{target}", [ALICE])) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        other = asyncio.ensure_future(asking(app, f"/api/v1/jobs/{BOBS}{target}", [BOB]))
+        await asyncio.sleep(0.1)
+        release.set()
+        return await other, await asyncio.gather(*mine)
+
+    other, mine = asyncio.run(talk())
+    assert other.status == 200
+    assert [answer.status for answer in mine].count(429) == 50 - 32
+
+
+def test_what_a_thread_raises_reaches_who_asked():
+    workers = Workers("test", 1, 1, 2, 30.0)
+
+    async def talk():
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(0, lambda: 1 // 0)
+        return await workers.run(0, lambda: 1)
+
+    assert asyncio.run(talk()) == 1
+
+
+# -- bounds --
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(f"x-{n}", "1") for n in range(101)],
+        [("x", "y" * 20_000)],
+        [("Content-Length", "5")],
+        [("Transfer-Encoding", "chunked")],
+        [("Content-Length", "0"), ("Transfer-Encoding", "chunked")],
+    ],
+)
+def test_too_many_headers_and_bodies_are_refused_and_the_connection_ends(open_app, headers):
+    assert refused(open_app, "/api/v1/whoami", 400, *headers).headers["connection"] == "close"
+
+
+def test_a_long_address_is_refused(open_app):
+    refused(open_app, "/api/v1/jobs?text=" + "x" * 9000, 400)
+    refused(open_app, "/" + "x" * 9000, 400)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8123", 200),
+        ("127.0.0.1:8123", 200),
+        ("[::1]:8123", 200),
+        ("[::1]", 200),
+        ("head", 200),
+        ("evil.example", 400),
+        ("evil.example:8123", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("", 400),
+    ],
+)
+def test_an_open_interface_of_this_machine_answers_to_no_strange_name(local_app, host, status):
+    assert ask(local_app, "/api/v1/whoami", [("Host", host)]).status == status
+
+
+# -- the page --
+
+
+def test_the_page_is_served_with_a_tag_by_which_it_is_kept(open_app):
+    first = ask(open_app, "/")
+    assert first.status == 200 and first.headers["content-type"].startswith("text/html")
+    assert first.headers["cache-control"] == "private, no-cache"
+    again = ask(open_app, "/", [("If-None-Match", f'"x", W/{first.headers["etag"]}')])
+    assert again.status == 304 and again.body == b"" and "content-security-policy" in again.headers
+    packed = ask(open_app, "/", [("Accept-Encoding", "gzip")])
+    assert packed.unpacked() == first.body and len(packed.body) < len(first.body)
+
+
+def test_files_of_the_page_are_served_and_nothing_else(open_app, page):
+    assert ask(open_app, "/static/page.css").headers["content-type"].startswith("text/css")
+    assert ask(open_app, "/static/vendor/chart.js").headers["cache-control"] == "private, max-age=3600"
+    for path in ("vendor/README.md", "../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "", "vendor", "%00"):
+        refused(open_app, f"/static/{path}", 404)
+
+
+def test_who_writes_the_page_gets_every_change(facts, page):
+    app = make(facts, folder=page, fresh_files=True)
+    (page / "new.css").write_text("a {}")
+    assert ask(app, "/static/new.css").body == b"a {}"
+    (page / "new.css").write_text("b {}")
+    assert ask(app, "/static/new.css").body == b"b {}"
+    (page / "new.css").unlink()
+
+
+# -- the description --
+
+
+def test_the_description_tells_access_errors_and_bounds(app, open_app):
+    told = got(app, "/openapi.json", ROOT)
+    assert set(told["components"]["securitySchemes"]) == {"basic", "token"}
+    assert told["security"] == [{"basic": []}, {"token": []}]
+    assert "security" not in got(open_app, "/openapi.json")
+    for path, methods in told["paths"].items():
+        assert list(methods) == ["get"]
+        responses = set(methods["get"]["responses"])
+        assert {"200", "400", "401", "405", "429"} <= responses, path
+        assert "422" not in responses
+    jobs = {one["name"]: one for one in told["paths"]["/api/v1/jobs"]["get"]["parameters"]}
+    assert jobs["sort"]["schema"]["enum"] == list(app_module.JOB_SORTS)
+    assert jobs["limit"]["schema"]["maximum"] == 1000
+
+
+def test_rows_are_described_with_every_key_that_they_have():
+    keys = getattr(models.JobRow, "model_fields", None) or models.JobRow.__fields__
+    assert set(keys) == {*JOB_KEYS, "on", "time", "first", "last", "running"}
+    keys = getattr(models.NodeRow, "model_fields", None) or models.NodeRow.__fields__
+    assert set(keys) == {*NODE_KEYS, "silent"}
+
+
+def test_values_that_may_be_null_are_described_so(open_app):
+    told = got(open_app, "/openapi.json")
+    cpu = told["components"]["schemas"]["JobRow"]["properties"]["cpu"]
+    values = told["components"]["schemas"]["OneSeries"]["properties"]["values"]["items"]
+    for schema in (cpu, values):
+        assert schema.get("nullable") or {"type": "null"} in schema["anyOf"]
+
+
+def test_the_made_up_facts_are_whole():
+    assert not Interface.__abstractmethods__ - set(dir(MadeUpFacts))
+    assert time.time() - MadeUpFacts(2, 2).cluster(None)["time"] < 60
+    assert COLUMNS["cgroup_default"][0][0] == "cpu_usage"

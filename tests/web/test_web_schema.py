@@ -1,0 +1,56 @@
+"""Requests made of the interface's own description: schemathesis asks a running server as an ordinary user and as an
+administrator, and checks every answer against the description."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from colmet.web.access import Access
+from colmet.web.credentials import Credential
+from colmet.web.limits import Failures
+from tests.support.web_access import cheap
+from tests.support.web_facts import MadeUpFacts
+from tests.support.web_schema import report_of, schemathesis, texts_of
+from tests.support.web_server import running
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = 3  # of each route; tests/beds/test_http.py takes more
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("users") / "users"
+    lines = [Credential("alice", cheap("a")), Credential("root", cheap("r"), frozenset({"admin"}))]
+    path.write_text("".join(f"{line.text()}\n" for line in lines))
+    path.chmod(0o600)
+    access = Access(str(path), is_member=lambda *_: False)
+    access._names = access._addresses = Failures(1_000_000, 1.0)  # it tries wrong passwords, too
+    with running(MadeUpFacts(20, 40), access=access) as one:
+        yield one
+
+
+@pytest.mark.parametrize("login", ["alice:a", "root:r"])
+def test_no_request_gets_an_answer_that_the_description_does_not_tell(server, tmp_path, login):
+    command = [
+        schemathesis(),
+        "run",
+        f"http://127.0.0.1:{server.port}/openapi.json",
+        "--auth",
+        login,
+        "--checks",
+        "all",
+    ]
+    command += ["--phases", "examples,fuzzing", "--max-examples", str(EXAMPLES), "--continue-on-failure", "--no-color"]
+    command += ["--generation-database", "none", "--no-shrink", "--seed", "1"]
+    command += report_of(tmp_path / "report.har")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
+    texts = list(texts_of(tmp_path / "report.har"))
+    assert any('"alice"' in text for text in texts)
+    assert any('"bob"' in text for text in texts) is (login == "root:r")
+    counts = server._counts.values()
+    assert counts["requests_2xx"] > 10 and counts["requests_4xx"] > 10
+    assert counts["requests_5xx"] == counts["defects"] == 0

@@ -1,0 +1,679 @@
+"""The server of the JSON interface on real sockets: TLS, bounds, deadlines, and what is no HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import http.client
+import ipaddress
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import warnings
+
+import pytest
+
+from colmet.collector.web_launcher import trusted_proxy
+from colmet.common.errors import ConfigError
+from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.web import server as server_module
+from colmet.web.access import Access, TooMany, Unauthorized
+from colmet.web.credentials import Credential
+from colmet.web.peers import _HEADER, NETLINK_SOCK_DIAG, Peers
+from colmet.web.server import Limit, Tls, WebServer
+from tests.support.machine import cannot_run, fork
+from tests.support.web_access import cheap
+from tests.support.web_client import basic
+from tests.support.web_facts import MadeUpFacts
+from tests.support.web_server import HERE, OLD_TLS, running
+
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")] if OLD_TLS else []
+
+WHOAMI = b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return MadeUpFacts(20, 40)
+
+
+@pytest.fixture(scope="module")
+def server(facts):
+    with running(facts) as one:
+        yield one
+
+
+def connect(server):
+    return socket.create_connection(server.addresses[0], timeout=30)
+
+
+def read_all(connection):
+    """Everything up to the end of the connection; what was there, where it was cut."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            data += part
+    return data
+
+
+def say(server, data):
+    with connect(server) as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+def answers(data):
+    """Status and body of each of the answers that came, whose lengths are told."""
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+        found.append((int(head.split()[1]), data[:length], head))
+        data = data[length:]
+    return found
+
+
+def is_alive(server):
+    [(status, body, _)] = answers(say(server, WHOAMI + b"Connection: close\r\n\r\n"))
+    return status == 200 and json.loads(body)["admin"]
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_an_answer_comes_and_tells_no_version_of_the_server(server):
+    [(status, body, head)] = answers(say(server, WHOAMI + b"Connection: close\r\n\r\n"))
+    assert status == 200 and json.loads(body)["user"] is None
+    assert b"uvicorn" not in head.lower() and b"\nserver:" not in head.lower() and b"date:" in head.lower()
+
+
+def test_head_has_no_body(server):
+    data = say(server, WHOAMI.replace(b"GET", b"HEAD") + b"Connection: close\r\n\r\n")
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and body == b"" and int(re.search(rb"content-length: (\d+)", head)[1]) > 0
+
+
+def test_requests_that_follow_each_other_unanswered_are_answered_in_order(server):
+    data = say(server, (WHOAMI + b"\r\n") * 3 + b"GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert [status for status, _, _ in answers(data)] == [200, 200, 200, 404]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # the beginning of a handshake of TLS
+        b"nonsense\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a Host
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n folded: x\r\n: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 100_000,
+        b"GET /" + b"x" * 100_000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=range(20),
+)
+def test_what_is_no_http_is_400_or_ends_the_connection(server, data):
+    told = say(server, data)
+    if told:
+        status, body, head = answers(told)[0]
+        assert status == 400 and list(json.loads(body)) == ["error"]
+        assert b"nosniff" in head and b"Traceback" not in told
+    assert is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # a second request hidden in the body of the first, as a proxy in front might be made to let pass
+        (
+            b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        (
+            b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60\r\n\r\n"
+            b"GET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        (
+            b"POST /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"5\r\nhello\r\n0\r\n\r\nGET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        (
+            b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"zz\r\nGET /qhost HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+    ],
+    ids=range(4),
+)
+def test_a_request_with_a_body_is_the_last_of_its_connection(server, data):
+    told = answers(say(server, data))
+    assert [status for status, _, _ in told] == [400]
+    assert b"node1" not in b"".join(body for _, body, _ in told)
+    assert is_alive(server)
+
+
+def test_ten_thousand_headers_are_refused(server):
+    told = say(server, WHOAMI + b"".join(b"x-%d: 1\r\n" % n for n in range(10_000)) + b"\r\n")
+    assert not told or answers(told)[0][0] == 400
+    assert is_alive(server)
+
+
+def test_an_upgrade_is_not_taken(server):
+    data = say(
+        server, WHOAMI + b"Connection: upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert answers(data)[0][0] in (200, 400)
+    assert is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "target", [b"http://evil.example/api/v1/whoami", b"*", b"//evil.example/x", b"/%00", b"/%ff%fe", b"/%"]
+)
+def test_odd_targets_are_answered(server, target):
+    [(status, _, _)] = answers(say(server, b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target))
+    assert status in (400, 404)
+
+
+def test_who_leaves_in_the_middle_does_no_harm(server):
+    for data in (b"", b"G", WHOAMI, WHOAMI + b"\r\n"):
+        for _ in range(20):
+            connect(server).close()
+            with connect(server) as connection:
+                connection.sendall(data)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # ends with a reset
+    assert is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "drip",
+    [
+        [],  # nothing at all
+        [b"GET /api/v1/whoami HTTP/1.1\r\n", b"X: 1\r\n"],  # never done
+        [WHOAMI + b"\r\n", b"GET /x"],  # the second one never done
+    ],
+    ids=["nothing", "first", "second"],
+)
+def test_a_head_that_does_not_come_whole_in_time_ends_the_connection(facts, monkeypatch, drip):
+    monkeypatch.setattr(server_module, "HEAD_S", 0.2)
+    with running(facts) as server, connect(server) as connection:
+        for data in drip:
+            connection.sendall(data)
+            time.sleep(0.02)
+        told = read_all(connection)  # until the server has enough of it
+        assert len(answers(told)) == (1 if len(drip) and drip[0].endswith(b"\r\n\r\n") else 0)
+        wait_until(lambda: server._limit.count == 0)
+        assert server._stats.values()["slow_connections"] == 1
+
+
+def test_dripping_bytes_does_not_move_the_deadline(facts, monkeypatch):
+    monkeypatch.setattr(server_module, "HEAD_S", 0.3)
+    with running(facts) as server, connect(server) as connection:
+        connection.settimeout(0.05)
+        ended = False
+        for _ in range(600):
+            try:
+                connection.sendall(b"X")
+                ended = connection.recv(1) == b""
+            except socket.timeout:  # another class than TimeoutError up to Python 3.9
+                continue
+            except (ConnectionResetError, BrokenPipeError):
+                ended = True
+            if ended:
+                break
+        assert ended
+
+
+def test_a_body_that_is_refused_is_not_waited_for(server):
+    with connect(server) as connection:
+        connection.sendall(WHOAMI + b"Content-Length: 1000000\r\n\r\nx")
+        assert answers(read_all(connection))[0][0] == 400
+
+
+def test_a_connection_that_is_not_used_any_more_is_ended(facts, monkeypatch):
+    monkeypatch.setattr(server_module, "KEEP_ALIVE_S", 0.2)
+    with running(facts) as server, connect(server) as connection:
+        connection.sendall(WHOAMI + b"\r\n")
+        assert len(answers(read_all(connection))) == 1
+
+
+def test_who_does_not_take_the_answer_is_cut_off(facts, monkeypatch):
+    class Large(MadeUpFacts):
+        def qhost(self):
+            return {"host": {"num_proc": "1" * (8 << 20), "mem_total": "-", "jobs": {}}}
+
+    monkeypatch.setattr(server_module, "TAKE_S", 0.3)
+    with running(Large(2, 2)) as server, connect(server) as connection:
+        connection.sendall(WHOAMI.replace(b"/api/v1/whoami", b"/qhost") + b"\r\n")
+        wait_until(lambda: server._stats.values()["slow_connections"] == 1)
+        wait_until(lambda: server._limit.count == 0)
+        assert is_alive(server)
+
+
+def test_beyond_the_limit_the_oldest_connection_without_a_request_is_closed(facts):
+    with running(facts, limit=Limit(10, 4)) as server:
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(connect(server)) for _ in range(4)]
+            for one in held:
+                one.sendall(b"GET /")
+            wait_until(lambda: server._limit.count == 4)
+            for n in range(3):
+                with connect(server) as one:
+                    one.sendall(WHOAMI + b"Connection: close\r\n\r\n")
+                    assert answers(read_all(one))[0][0] == 200
+                if n == 0:
+                    assert read_all(held[0]) == b""
+        wait_until(lambda: server._limit.count == 0)
+        assert is_alive(server)
+        assert 1 <= server._stats.values()["refused_connections"] <= 3
+
+
+def gets_in(server):
+    """Whether a client gets an answer, at the fifth try at the latest.
+
+    It shares an interpreter with the server and the flood, so its request may come long after its connection.
+    """
+    for _ in range(5):
+        with contextlib.suppress(OSError, ValueError):
+            return is_alive(server)
+    return False
+
+
+def test_a_flood_of_half_open_connections_keeps_nobody_out(facts):
+    """As many as may be, opened again whenever one is closed."""
+    stop = threading.Event()
+
+    def hold():
+        opened = set()
+        while not stop.is_set():
+            while len(opened) < 100:
+                opened.add(connect(server))
+            for one in list(opened):
+                one.settimeout(0.0001)
+                try:
+                    is_over = one.recv(100) == b""
+                except socket.timeout:  # another one than TimeoutError before Python 3.10
+                    is_over = False
+                except OSError:
+                    is_over = True
+                if is_over:
+                    one.close()
+                    opened.discard(one)
+            stop.wait(0.05)
+        for one in opened:
+            one.close()
+
+    with running(facts, limit=Limit(128, 64)) as server:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            assert all(gets_in(server) for _ in range(20))
+        finally:
+            stop.set()
+            thread.join()
+
+
+class _Made:
+    """Stands for a connection."""
+
+    def __init__(self, key, number):
+        self.key, self.busy, self.leave, self.number = key, False, None, number
+
+    def fileno(self):
+        return self.number
+
+    def shutdown(self, _):
+        pass
+
+
+def test_the_limit_counts_each_address_and_all():
+    limit = Limit(3, 2)
+    made = [_Made(key, n) for n, key in enumerate(["a", "a", "a", "b", "c"])]
+    for one in made[:2]:
+        one.busy = True
+    assert [limit.enter(one) for one in made] == [True, True, False, True, True]
+    assert limit.count == 3 and limit.connection(3) is None, "b had no whole request"
+    made[0].leave()
+    assert limit.enter(made[2]) and limit.count == 3
+
+
+def keys_of_users(peers, *uids):
+    """What counts as the peers of users of this machine, by connections over loopback."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        found = []
+        for uid in uids:
+            os.seteuid(uid)
+            try:
+                client = socket.create_connection(listening.getsockname(), timeout=20)
+            finally:
+                os.seteuid(0)
+            accepted, address = listening.accept()
+            with client, accepted:
+                found.append(peers.key(accepted, address))
+    return found
+
+
+def test_users_of_this_machine_count_apart(root):
+    assert keys_of_users(Peers(), 0, 65534) == ["uid 0", "uid 65534"]
+
+
+def test_they_do_in_a_user_namespace_with_a_socket_of_the_service_manager(root, capfd):
+    """As in the packaged service, which sees no other users itself (PrivateUsers=)."""
+    netlink = (socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG)
+    with socket.socket(*netlink) as kernel, socket.create_server(("127.0.0.1", 0)) as listening:
+        os.seteuid(12345)
+        client = socket.create_connection(listening.getsockname(), timeout=20)
+        os.seteuid(0)
+        accepted, address = listening.accept()
+        child = fork()
+        if not child:
+            if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+                os._exit(3)
+            peers = Peers(kernel=kernel)
+            for _ in range(3):
+                kernel.sendto(_HEADER.pack(_HEADER.size, 99, 1, 0, 0), (0, 0))  # its answer is still there
+                print(Peers().key(accepted, address), peers.key(accepted, address), sep=", ", flush=True)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        client.close()
+        accepted.close()
+    if status == 3:
+        cannot_run("no user namespaces")
+    assert status == 0 and capfd.readouterr().out == "uid 65534, uid 12345\n" * 3
+
+
+def test_a_peer_elsewhere_or_that_is_gone_counts_by_address():
+    with socket.socket() as unconnected:
+        assert Peers().key(unconnected, ("127.0.0.1", 9)) == "127.0.0.1"
+        assert Peers().key(unconnected, ("192.0.2.7", 9)) == "192.0.2.7"
+        assert Peers().key(unconnected, ("2001:db8::7", 9, 0, 0)) == "2001:db8::/64"
+
+
+# -- proxies --
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "client"),
+    [
+        (["198.51.100.7"], "198.51.100.7"),
+        (["6.6.6.6, 198.51.100.7"], "198.51.100.7"),  # the first one is the client's own word
+        (["6.6.6.6", "198.51.100.7"], "198.51.100.7"),
+        (["198.51.100.7, 10.0.0.9"], "198.51.100.7"),  # over two proxies
+        (["2001:db8:1:2:3::4"], "2001:db8:1:2::/64"),
+        (["::ffff:198.51.100.7"], "198.51.100.7"),
+        ([], "proxy 10.0.0.5"),
+        ([""], "proxy 10.0.0.5"),
+        (["198.51.100.7, unknown"], "proxy 10.0.0.5"),
+        (["10.0.0.8"], "proxy 10.0.0.5"),
+    ],
+)
+def test_a_trusted_proxy_names_its_clients(forwarded, client):
+    peers = Peers([ipaddress.ip_network("10.0.0.0/28")])
+    with socket.socket() as unconnected:
+        key = peers.key(unconnected, ("10.0.0.5", 9))
+        assert peers.client(key, forwarded) == client
+        other = peers.key(unconnected, ("192.0.2.7", 9))
+        assert peers.client(other, forwarded) == other == "192.0.2.7", "another peer may write that header, too"
+
+
+def test_a_proxy_on_this_machine_is_known_by_its_user(root):
+    peers = Peers([65534])
+    assert keys_of_users(peers, 0, 65534) == ["uid 0", "proxy uid 65534"]
+    assert peers.client("proxy uid 65534", ["198.51.100.7"]) == "198.51.100.7"
+    assert peers.client("uid 0", ["198.51.100.7"]) == "uid 0"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.5", ipaddress.ip_network("10.0.0.5")),
+        ("10.0.0.5/8", ipaddress.ip_network("10.0.0.0/8")),
+        ("2001:db8::/48", ipaddress.ip_network("2001:db8::/48")),
+        ("root", 0),
+    ],
+)
+def test_a_proxy_is_named_by_address_network_or_user(text, found):
+    assert trusted_proxy(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("127.0.0.1", "every user of this machine"), ("::1", "every user"), ("no-such-user", "give an addr")],
+)
+def test_a_proxy_that_cannot_be_told_from_others_is_refused(text, why):
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        trusted_proxy(text)
+
+
+def test_clients_of_a_proxy_do_not_lock_each_other_out(facts, root):
+    """Neither by wrong passwords, nor by connections."""
+    access, asked = Access(None), []
+
+    async def visitor(given, client):
+        asked.append(client)
+        raise TooMany("slow down", 1.0) if client == "6.6.6.6" else Unauthorized
+
+    access.visitor = visitor
+    with running(facts, access=access, peers=Peers([os.geteuid()]), limit=Limit(512, 1)) as server:
+        idle = [connect(server) for _ in range(3)]
+        for client, status in (("6.6.6.6", 429), ("198.51.100.7", 401), ("198.51.100.8, 198.51.100.9", 401)):
+            connection = connect(server)
+            connection.sendall(WHOAMI + f"X-Forwarded-For: {client}\r\nConnection: close\r\n\r\n".encode())
+            assert read_all(connection).startswith(f"HTTP/1.1 {status} ".encode())
+            connection.close()
+        for one in idle:
+            one.close()
+    assert asked == ["6.6.6.6", "198.51.100.7", "198.51.100.9"]
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost", "::"])
+def test_it_listens_on_every_kind_of_address(facts, host):
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        cannot_run("no IPv6")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with running(facts, ListenAddress(host, port)) as server:
+        assert is_alive(server)
+        for address in ("127.0.0.1", "::1") if host == "::" else ():
+            connection = http.client.HTTPConnection(address, port, timeout=30)
+            connection.request("GET", "/api/v1/whoami")
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
+def test_a_port_that_is_taken_and_an_address_that_is_none_are_told(facts, server):
+    with pytest.raises(ConfigError, match="already in use"):
+        WebServer(ListenAddress("127.0.0.1", server.port), facts, Access(None))
+    with pytest.raises(ConfigError, match="no such address"):
+        WebServer(ListenAddress("no-such-host.invalid", 1), facts, Access(None))
+    with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1"):
+        WebServer(ListenAddress("192.0.2.1", 1), facts, Access(None))
+
+
+def test_passwords_in_clear_on_a_network_are_warned_of(facts, caplog):
+    WebServer(ListenAddress("0.0.0.0", 0), facts, Access(None))._sockets[0].close()
+    assert "http without tls" in caplog.text
+    caplog.clear()
+    WebServer(HERE, facts, Access(None))._sockets[0].close()
+    assert "http without tls" not in caplog.text
+
+
+def test_it_ends_while_a_store_hangs(facts, monkeypatch):
+    release = threading.Event()
+
+    class Hanging(MadeUpFacts):
+        def job(self, job, own=None):
+            release.wait(60)
+            return super().job(job)
+
+    monkeypatch.setattr(server_module, "STOP_S", 0.2)
+    with running(Hanging(2, 2)) as server, connect(server) as connection:
+        connection.sendall(WHOAMI.replace(b"/whoami", b"/jobs/1") + b"\r\n")
+        wait_until(lambda: server._limit.count == 1)
+        server.stop()
+        assert read_all(connection) == b""
+    release.set()
+
+
+def test_it_can_be_stopped_before_it_runs(facts):
+    server = WebServer(HERE, facts, Access(None))
+    server.stop()
+    server.run()
+
+
+def test_an_answer_that_is_under_way_is_finished_at_the_end(facts):
+    begun, release = threading.Event(), threading.Event()
+
+    class Slow(MadeUpFacts):
+        def cluster(self, user):
+            begun.set()
+            release.wait(60)
+            return super().cluster(user)
+
+    with running(Slow(2, 2)) as server, connect(server) as connection:
+        connection.sendall(WHOAMI.replace(b"whoami", b"cluster") + b"\r\n")
+        assert begun.wait(30)
+        server.stop()
+        release.set()
+        assert answers(read_all(connection))[0][0] == 200
+
+
+def test_a_client_behind_a_proxy_cannot_pretend_to_be_elsewhere(facts, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(Credential("alice", cheap("a")).text() + "\n")
+    users.chmod(0o600)
+    access = Access(str(users), pause=lambda _: asyncio.sleep(0))
+    with running(facts, access=access) as server:
+        statuses = []
+        for n in range(7):
+            connection = http.client.HTTPConnection(*server.addresses[0], timeout=30)
+            headers = dict([basic("alice", f"wrong{n}"), ("X-Forwarded-For", f"192.0.2.{n}")])
+            connection.request("GET", "/api/v1/whoami", headers=headers)
+            statuses.append(connection.getresponse().status)
+            connection.close()
+        assert statuses == [401] * 7
+        assert access.stats.values()["passwords_slowed"] == 2
+
+
+# -- TLS --
+
+
+def make_certificate(folder, name):
+    if shutil.which("openssl") is None:
+        cannot_run("needs openssl")
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return Tls(str(certificate), str(key))
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("tls"), "first")
+
+
+@pytest.fixture
+def tls_server(facts, tls):
+    with running(facts, tls=tls) as one:
+        yield one
+
+
+def peer_name(server):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with connect(server) as plain, context.wrap_socket(plain) as connection:
+        der = connection.getpeercert(binary_form=True)
+        return next(name for name in (b"first", b"second") if name in der).decode()
+
+
+def test_it_speaks_tls_and_no_old_version_of_it(tls_server, tls):
+    context = ssl.create_default_context(cafile=tls.certificate)
+    connection = http.client.HTTPSConnection(*tls_server.addresses[0], context=context, timeout=30)
+    connection.request("GET", "/api/v1/whoami")
+    assert connection.getresponse().status == 200
+    connection.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that is why it is tried
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.MINIMUM_SUPPORTED, ssl.TLSVersion.TLSv1_1
+    with connect(tls_server) as plain, pytest.raises((ssl.SSLError, ConnectionResetError)):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+def test_http_on_the_port_of_tls_and_handshakes_that_are_none_do_no_harm(tls_server, tls):
+    for data in (WHOAMI + b"\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 200, b"\0" * 5000):
+        assert b"200" not in say(tls_server, data)
+    assert peer_name(tls_server) == "first"
+    wait_until(lambda: tls_server._limit.count == 0)
+
+
+def test_a_handshake_that_does_not_come_ends_in_time(facts, tls, monkeypatch):
+    monkeypatch.setattr(server_module, "HEAD_S", 0.3)
+    with running(facts, tls=tls) as server, connect(server) as connection:
+        assert read_all(connection) == b""
+        wait_until(lambda: server._limit.count == 0)
+
+
+def test_a_new_certificate_is_taken_without_a_restart_and_a_wrong_one_is_not(facts, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(server_module, "LOOK_S", 0.0)
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    with running(facts, tls=first) as server:
+        assert peer_name(server) == "first"
+        shutil.copy(second.certificate, first.certificate)  # the key is still that of the first
+        wait_until(lambda: server._stats.values()["certificate_failures"] == 1)
+        assert peer_name(server) == "first"
+        shutil.copy(second.key, first.key)
+        wait_until(lambda: server._stats.values()["certificate_reloads"] == 1)
+        assert peer_name(server) == "second"
+    assert "certificate not read again" in caplog.text
+
+
+def test_a_certificate_that_cannot_be_used_is_told(facts, tls, tmp_path):
+    for certificate, key in ((tls.key, tls.key), (tls.certificate, tls.certificate), (str(tmp_path / "no"), tls.key)):
+        with pytest.raises(ConfigError, match="--http-tls-cert"):
+            WebServer(HERE, facts, Access(None), tls=Tls(certificate, key))
+    subprocess.run(
+        ["openssl", "ec", "-in", tls.key, "-aes128", "-passout", "pass:x", "-out", tmp_path / "locked"],
+        check=True,
+        capture_output=True,
+    )
+    with pytest.raises(ConfigError, match="--http-tls-key"):
+        WebServer(HERE, facts, Access(None), tls=Tls(tls.certificate, str(tmp_path / "locked")))
