@@ -108,7 +108,7 @@ def bench_exits() -> Figures:
         tasks.run(1)
         backend = TaskstatsBackend(Host())
         backend.open()
-        jobs = source.scan()
+        jobs = source.scan().jobs
         backend.sample(jobs)
         # an agent makes 4 drains a second in a storm: 250 tasks in each where 1,000 end in a second
         for what, each, target in [("250 a drain", 250, "at most 6"), ("1,000 a drain", 1000, "")]:

@@ -9,8 +9,8 @@ import math
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.control import Errands
@@ -24,7 +24,7 @@ from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.jobs.source import JobSource
+from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import AgentStats, Meter
 from colmet.node.selfmetrics.completeness import FAILED, LATE, CompletenessStats
@@ -35,25 +35,27 @@ from colmet.node.system.processes import Processes
 
 log = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
+
 _NS = 1_000_000_000
 FIRST_RETRY_S = 60.0
 LAST_RETRY_S = 3600.0
-# How often the agent may wake up between ticks: times a second, and times at once.
-LOOKS = (20.0, 20)  # for jobs and tasks that come or go
+# Wake-ups between ticks: a second, and at once.
+LOOKS = (20.0, 20)  # for jobs and tasks that begin or end
 DRAINS = (4.0, 10)  # for tasks that have ended
 WORK_SHARE = 1 / 30  # of a CPU, between ticks, for one reason
-WORK_AT_ONCE_S = 0.2  # of it, after a time without
-FAREWELL_S = 1.0  # for backends in threads to end; what a driver holds then ends with the process
+WORK_AT_ONCE_S = 0.2  # CPU time without a rest after a quiet time
+FAREWELL_S = 1.0  # for background backends to end; one that a driver holds ends with the process
 
 
 class Pace:
-    """How often the agent may wake up between ticks for one reason.
+    """Bounds how often the agent wakes up between ticks for one reason.
 
-    What happens meanwhile waits in the kernel, and is cheaper by the dozen.
+    Events wait in the kernel meanwhile, and cost less when they are read together.
 
     Args:
-        per_s: times a second, in a storm.
-        at_once: times without a rest, where nothing happened before.
+        per_s: wake-ups a second in a storm.
+        at_once: wake-ups without a rest after a quiet time.
     """
 
     def __init__(self, per_s: float, at_once: int, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +67,7 @@ class Pace:
         self._as_of = monotonic()
 
     def rest_s(self) -> float:
-        """Seconds to rest before the next one; 0 for none."""
+        """Return the seconds to rest before the next wake-up; 0 for none."""
         now = self._monotonic()
         self._wakes = min(self._at_once, self._wakes + (now - self._as_of) * self._per_s)
         self._work_s = min(WORK_AT_ONCE_S, self._work_s + (now - self._as_of) * WORK_SHARE)
@@ -73,29 +75,38 @@ class Pace:
         return max(0.0, (1 - self._wakes) / self._per_s, -self._work_s / WORK_SHARE)
 
     def woken(self, took_s: float = 0) -> None:
-        """It has woken up, and worked for so long: whoever makes it work much is not to make it work often."""
+        """Count a wake-up and its CPU time in seconds: the more it took, the longer the rest."""
         self._wakes -= 1
         self._work_s -= took_s
 
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a wake-up with the CPU time of this thread within the block."""
+        start_s = time.thread_time()
+        yield
+        self.woken(time.thread_time() - start_s)
+
 
 class Runner:
-    """A backend with its state: open or waiting to be tried again, what it has cost and what has gone wrong with it.
+    """Runs one backend: opens it, retries with back-off, measures its cost, counts its failures.
+
+    Every call into the backend goes through here, so that no failure of one stops the others.
 
     Args:
         backend: the backend; a blocking one blocks the caller, unless it is wrapped in a `BackgroundBackend`.
-        period_s: of the samples.
-        processes: in whose thread it reads files of processes.
+        period_s: the sample period.
+        processes: the thread that reads files of processes for the backend.
 
     Attributes:
-        meter: what its work has taken of this thread and that; every call into the backend is made within it.
-        rows: measured.
-        failures: calls that failed.
-        overruns: samples that took longer than the period.
-        why: it is off; empty while it is on.
-        error: of the last call that failed; empty where none has.
-        sampled_ns: when its last rows were measured, since the epoch; 0 before.
-        dropped_counters: what the backend counts, and does not declare in its `agent_counters`.
-        missed: why the last `sample()` has measured nothing, FAILED or LATE; empty where it has.
+        meter: CPU and wall time of the backend's calls, in this thread and in that of `processes`.
+        rows: number of rows measured.
+        failures: number of calls that failed.
+        overruns: number of samples that took longer than the period.
+        why: the reason why the backend is off; empty while it is on.
+        error: the last failure; empty before the first.
+        sampled_ns: time of the last rows, since the epoch; 0 before the first.
+        dropped_counters: counters that the backend returns and does not declare in its `agent_counters`.
+        missed: why the last `sample()` measured nothing, FAILED or LATE; empty if it did.
     """
 
     def __init__(
@@ -121,7 +132,7 @@ class Runner:
         self._retry_s = FIRST_RETRY_S
 
     def open(self) -> bool:
-        """Open it if it is closed and its time has come; whether it is open."""
+        """Open the backend if it is closed and a retry is due; return whether it is open."""
         if not self.is_open and self._monotonic() >= self._retry_at:
             try:
                 with self.meter:
@@ -152,78 +163,71 @@ class Runner:
 
     @property
     def fd(self) -> int:
-        """Readable when `drain` has something to do; -1 where it never has, for now."""
+        """Descriptor that is readable when `drain` has work; -1 while there is none."""
         return self.backend.fd if self.is_open else -1
 
     @property
     def cpu_ns(self) -> int:
-        """CPU time of its work, in a thread of its own included."""
+        """CPU time of the backend, in its own thread, too."""
         return self.meter.cpu_ns + (self.backend.meter.cpu_ns if isinstance(self.backend, BackgroundBackend) else 0)
 
     @property
     def wall_ns(self) -> int:
-        """Time that the same work took."""
+        """Wall time of the backend, in its own thread, too."""
         return self.meter.wall_ns + (self.backend.meter.wall_ns if isinstance(self.backend, BackgroundBackend) else 0)
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
-        """Its tables at this tick; none where it has no rows."""
+        """Return the tables of this tick; none without rows."""
         self.missed = FAILED
         if not self.open():
             return []
-        tables: list[Table] = []
-        with self._guarded():
-            tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns)
-            self.missed = LATE if isinstance(self.backend, BackgroundBackend) and self.backend.is_busy else ""
+        tables: list[Table] = self._call(lambda: self._measure(jobs, time_ns), [])
         self.overruns += self.meter.last_wall_ns > self._period_ns
         return tables
 
+    def _measure(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
+        tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns)
+        self.missed = LATE if isinstance(self.backend, BackgroundBackend) and self.backend.is_busy else ""
+        return tables
+
     def change(self, commit: Callable[[], Iterable[Sample]], time_ns: int) -> list[Table]:
-        """Have the backend measure something else; its tables until then."""
-        self._retry_at, self._retry_s = self._monotonic(), FIRST_RETRY_S  # one that is off may find what it needs now
-        with self._guarded():
-            return self._tables(commit(), time_ns)
-        return []
+        """Change an option of the backend; return the tables of what it measured until then."""
+        self._retry_at, self._retry_s = self._monotonic(), FIRST_RETRY_S  # what it needs may exist now
+        return self._call(lambda: self._tables(commit(), time_ns), [])
 
     def pace(self, period_s: float) -> None:
-        """The period has changed, from which on a sample is an overrun."""
+        """Set the period: a sample that takes longer is an overrun."""
         self._period_ns = period_s * 1e9
 
     def take(self) -> list[Table]:
-        """What a backend in a thread has measured since the last tick."""
-        if self.is_open and isinstance(self.backend, BackgroundBackend):
-            with self._guarded():
-                return self._tables(self.backend.take(), 0)
-        return []
+        """Return what a backend in a thread has measured since the last tick."""
+        backend = self.backend
+        if not self.is_open or not isinstance(backend, BackgroundBackend):
+            return []
+        return self._call(lambda: self._tables(backend.take(), 0), [])
 
     def drain(self) -> list[int]:
-        """Have it take in what has come between ticks; the jobs that it thinks have no task left."""
-        if self.is_open:
-            with self._guarded():
-                return list(self.backend.drain())
-        return []
+        """Have the backend read its events between ticks; return the jobs that may have no task left."""
+        return self._call(lambda: list(self.backend.drain()), []) if self.is_open else []
 
     def notice(self, job: Job) -> None:
-        """Tell it that a job's tasks have changed."""
+        """Have the backend measure a job whose tasks have changed."""
         if self.is_open:
-            with self._guarded():
-                self.backend.notice(job)
+            self._call(lambda: self.backend.notice(job), None)
 
     def last(self, jobs: Iterable[Job], time_ns: int) -> list[Table]:
-        """Its last rows of jobs whose cgroups have gone."""
+        """Return the last rows of jobs whose cgroups have been removed."""
         samples: list[Sample] = []
         for job in jobs:
             if not self.is_open:
                 break
-            with self._guarded():
-                sample = self.backend.last(job)
-                if sample is not None:
-                    samples.append(sample)
-        with self._guarded():
-            return self._tables(samples, time_ns)
-        return []
+            sample = self._call(functools.partial(self.backend.last, job), None)
+            if sample is not None:
+                samples.append(sample)
+        return self._call(lambda: self._tables(samples, time_ns), [])
 
     def _tables(self, samples: Iterable[Sample], time_ns: int) -> list[Table]:
-        """The samples' tables, of the time at which they were measured."""
+        """Return the tables of samples, each with the time of its measurement."""
         by_schema: dict[Schema, list[Sample]] = {}
         for sample in samples:
             by_schema.setdefault(sample.schema or self.backend.schema, []).append(sample)
@@ -233,35 +237,37 @@ class Runner:
         self.rows += sum(map(len, tables))
         if tables:
             self.sampled_ns = time_ns
-            self._retry_s = FIRST_RETRY_S  # it can be missed again, and that is news again
+            self._retry_s = FIRST_RETRY_S  # the next failure is logged as a warning again
         return tables
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Meter what the backend does, and let no failure of it through."""
+    def _call(self, function: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """Call into the backend and measure the cost; if the call fails, log and count that, and return `otherwise`."""
         try:
             with self.meter:
-                yield
+                return function()
         except BackendUnavailable as err:
             self._wait(err)
         except (ParseError, CommandFailed, OSError) as err:
             self._failed(err)
         except Exception as err:  # noqa: BLE001 - a defect of ours in one backend must not stop the others
             self._failed(err, defect=True)
+        return otherwise
 
     def counters(self) -> Mapping[str, int]:
-        """Return what the backend counts beside its rows, by column of `agent_default`."""
-        kept: dict[str, int] = {}
-        with self._guarded():
-            given: Mapping[str, Any] = self.backend.counters()
-            for name, count in given.items():
-                if name in self._counter_names and isinstance(count, int) and count.bit_length() < 64:
-                    kept[name] = count
-                elif name not in self.dropped_counters:
-                    self.dropped_counters.add(name)
-                    text = "counter dropped backend=%s counter=%s: not declared, or no whole number"
-                    log.warning(text, self.name, name)
-        return kept
+        """Return the backend's own counters, by column of `agent_default`; drop what it does not declare."""
+        return self._call(self._declared_counters, {})
+
+    def _declared_counters(self) -> dict[str, int]:
+        declared: dict[str, int] = {}
+        given: Mapping[str, Any] = self.backend.counters()
+        for name, count in given.items():
+            if name in self._counter_names and isinstance(count, int) and count.bit_length() < 64:
+                declared[name] = count
+            elif name not in self.dropped_counters:
+                self.dropped_counters.add(name)
+                text = "counter dropped backend=%s counter=%s: not declared, or no whole number"
+                log.warning(text, self.name, name)
+        return declared
 
     def _failed(self, err: Exception, defect: bool = False) -> None:
         self.failures += 1
@@ -272,7 +278,7 @@ class Runner:
             )
 
     def close(self) -> None:
-        """Close the backend; also twice."""
+        """Close the backend; can be called twice."""
         self.backend.close()
         self.is_open = False
 
@@ -329,6 +335,7 @@ class Agent:
         self._ticks = 0
         self._jobs_without_rows = 0
         self._ticked_ns = 0  # the time of the last tick's rows
+        self._looks, self._drains = Pace(*LOOKS), Pace(*DRAINS)
         self._jobs: dict[int, Job] = {}
 
     def changes(self) -> dict[str, Prepare]:
@@ -364,9 +371,9 @@ class Agent:
         """Measure everything once."""
         with self._meter:
             time_ns = time.time_ns()
-            jobs = self._scan()
-            self._notice(self._source.take_changed())
-            tables = [table for runner in self._runners for table in runner.sample(jobs, time_ns)]
+            scan = self._scan()
+            self._notice(scan.changed)
+            tables = [table for runner in self._runners for table in runner.sample(scan.jobs, time_ns)]
             self._ticks += 1
             self._ticked_ns = time_ns
             self._note_missed(time_ns)
@@ -439,21 +446,20 @@ class Agent:
             totals["placement_failures"] = self._placement.failures
         return totals
 
-    def _scan(self) -> Sequence[Job]:
-        """Find the jobs; send the last rows of those that have gone."""
-        jobs = self._source.scan()
+    def _scan(self) -> JobScan:
+        """Find the jobs; send the last rows of those that have ended."""
+        scan = self._source.scan()
         if self._placement is not None:
-            self._placement.update(jobs)
-        self._jobs = {job.id: job for job in jobs}
-        ended = self._source.take_ended()
-        if ended:
+            self._placement.update(scan.jobs)
+        self._jobs = {job.id: job for job in scan.jobs}
+        if scan.ended:
             time_ns = self._time_of_last_rows_ns()
-            tables = [table for runner in self._runners for table in runner.last(ended, time_ns)]
-            told = {int(job) for table in tables for job in table.rows["job_id"]}
-            self._jobs_without_rows += sum(job.id not in told for job in ended)
+            tables = [table for runner in self._runners for table in runner.last(scan.ended, time_ns)]
+            with_rows = {int(job) for table in tables for job in table.rows["job_id"]}
+            self._jobs_without_rows += sum(job.id not in with_rows for job in scan.ended)
             if tables:
-                self._send(self._batch(time.time_ns(), tables, ended))
-        return jobs
+                self._send(self._batch(time.time_ns(), tables, scan.ended))
+        return scan
 
     def _time_of_last_rows_ns(self) -> int:
         """Return the time of last rows: now, or the next second where the tick before is of this one.
@@ -464,10 +470,24 @@ class Agent:
         following = now_ns // _NS + 1
         return following * _NS if self._ticked_ns // _NS == following - 1 else now_ns
 
-    def _look_around(self) -> None:
-        """Between ticks: jobs have come or gone, or tasks were added to one."""
-        self._scan()
-        self._notice(self._source.take_changed())
+    def open(self) -> None:
+        """Open the backends, and have them measure every job that exists."""
+        for runner in self._runners:
+            runner.open()
+        self._notice(self._scan().jobs)
+
+    def step(self, ready: Collection[int]) -> None:
+        """Handle events between two ticks: jobs that began, changed or ended, and what backends listen to.
+
+        Args:
+            ready: descriptors that are readable.
+        """
+        if self._source.fd in ready:
+            with self._looks.working():
+                self._notice(self._scan().changed)
+        if any(runner.fd in ready for runner in self._runners):
+            with self._drains.working():
+                self._drain()
 
     def _notice(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
@@ -475,7 +495,7 @@ class Agent:
                 runner.notice(job)
 
     def _drain(self) -> None:
-        """Between ticks: take in what has come; look once more at jobs that may be about to end."""
+        """Have backends read their events; measure once more the jobs that may be about to end."""
         for runner in self._runners:
             if runner.fd >= 0:
                 emptied = [self._jobs[job] for job in runner.drain() if job in self._jobs]
@@ -490,28 +510,26 @@ class Agent:
         service: Service | None = None,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
-        """Tick until SIGTERM or SIGINT; in between, hear of jobs and tasks that come and go.
+        """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks.
 
         Args:
-            signals: that came.
-            errands: of other threads, done between ticks.
-            service: is told that the agent is ready, how it is, and that it is alive.
-            reload: what SIGHUP asks for, done between ticks.
+            signals: the signals that have come.
+            errands: calls of other threads, made between ticks.
+            service: the service manager, which receives readiness, status and watchdog messages.
+            reload: handles SIGHUP, between ticks.
         """
         service = service or Service()
-        for runner in self._runners:
-            runner.open()
-        self._notice(self._scan())
-        looks, drains = Pace(*LOOKS), Pace(*DRAINS)
-        beside = {signals.fd, errands.fd} if errands is not None else {signals.fd}
+        self.open()
+        always = {signals.fd, errands.fd} if errands is not None else {signals.fd}
         service.ready()
         while not signals.stop_wanted():
             service.alive()
             poll = select.poll()
-            for fd in beside:
+            for fd in always:
                 poll.register(fd, select.POLLIN)
             delay_s = min(self._schedule.delay_s(), service.delay_s())
-            for pace, fds in ((looks, [self._source.fd]), (drains, [runner.fd for runner in self._runners])):
+            backend_fds = [runner.fd for runner in self._runners]
+            for pace, fds in ((self._looks, [self._source.fd]), (self._drains, backend_fds)):
                 rest_s = pace.rest_s()
                 if rest_s:
                     delay_s = min(delay_s, rest_s)
@@ -523,7 +541,7 @@ class Agent:
             ready = {fd for fd, _ in poll.poll(delay_s * 1000 + 0.5)}
             if signals.stop_wanted():
                 break
-            if self._schedule.delay_s() == 0:  # what else is ready still is afterwards
+            if self._schedule.delay_s() == 0:  # other descriptors stay readable until the next iteration
                 self._sample()
                 self._tell(service)
                 continue
@@ -535,14 +553,7 @@ class Agent:
                 service.reloading()
                 reload()
                 service.ready()
-            start = time.thread_time()
-            if self._source.fd in ready:
-                self._look_around()
-                looks.woken(time.thread_time() - start)
-                start = time.thread_time()
-            if ready - beside - {self._source.fd}:
-                self._drain()
-                drains.woken(time.thread_time() - start)
+            self.step(ready)
         service.stopping()
         tables = [table for runner in self._runners for table in runner.take()]
         if tables or self._completeness is not None:

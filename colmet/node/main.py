@@ -287,8 +287,15 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         asked = control.Control({})
         remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
         sender = link.NodeLink(
-            *(host_name, outbox, uplinks, queue.take, queue.fd, options.zeromq_hwm, options.spool_rate, times),
-            Requests(remote.answer),
+            host_name,
+            outbox,
+            uplinks,
+            take=queue.take,
+            wake_fd=queue.fd,
+            window=options.zeromq_hwm,
+            rate=options.spool_rate,
+            times=times,
+            requests=Requests(remote.answer),
         )
         stack.callback(end_sending, sender, queue)
         stack.callback(service.close)
@@ -308,7 +315,12 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             parts["rust_configuration"] = rust.counters
         health = NodeHealth(parts, uplinks, Latest() if options.metrics_jobs else None)
         agent = Agent(
-            *(host_name, source, backends, queue, schedule, place),
+            host_name,
+            source,
+            backends,
+            queue,
+            schedule,
+            placement=place,
             agent_stats=None
             if options.disable_agent_stats
             else agent_stats.AgentStats(host, options.agent_stats_period),

@@ -333,11 +333,11 @@ def report(
     try:
         for cls in classes:
             tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
-        jobs = source.scan()
+        jobs = source.scan().jobs
         begun = [one for one in tried if one.begin_interval(jobs)]
         if begun:
             time.sleep(INTERVAL_S)
-            jobs = source.scan()
+            jobs = source.scan().jobs
         time_ns = time.time_ns()
         tables = [table for one in tried for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]

@@ -16,7 +16,7 @@ from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
-from colmet.node.jobs.source import JobSource
+from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.system.processes import Processes
 from colmet.stored.hdf5 import Hdf5History
@@ -379,15 +379,9 @@ class Source:
         os.write(self.kernel, b"x")
 
     def scan(self):
-        return [*self.jobs.values()]
-
-    def take_ended(self):
         gone, self.gone = self.gone, []
-        return gone
-
-    def take_changed(self):
         changed, self.changed = self.changed, []
-        return [self.jobs[job] for job in changed if job in self.jobs]
+        return JobScan([*self.jobs.values()], [self.jobs[job] for job in changed if job in self.jobs], gone)
 
     def close(self):
         pass
@@ -403,9 +397,10 @@ def source():
 
 def listening_agent(source, backends, sent, period=3600):
     agent = Agent("node-1", source, backends, Direct(v1.encode, sent), Schedule(period))
-    for runner in agent._runners:
-        runner.open()
-    agent._scan()
+    agent.open()
+    for backend in backends:
+        if isinstance(backend, Hearing):
+            backend.noticed.clear()  # of the jobs that were there at the start
     return agent
 
 
@@ -418,18 +413,18 @@ def test_a_job_that_ends_between_two_ticks_gets_its_last_row_at_once(source, hea
     sent = Sent()
     agent = listening_agent(source, [Fake(), hearing], sent)
     source.come(11)
-    agent._look_around()
+    agent.step([source.fd])
     assert hearing.noticed == [(11, [])]
     source.end(7, 11)
     before = time.time_ns()
-    agent._look_around()
+    agent.step([source.fd])
     (batch,) = batches_of(sent)
     assert batch.jobs == (7, 9, 11) and batch.seq == 1
     assert before <= batch.time_ns <= time.time_ns()
     (table,) = batch.tables
     assert table.rows["job_id"].tolist() == [7, 11] and table.rows["cpu"].tolist() == [77, 81]
     assert agent.tick().seq == 2
-    agent._look_around()
+    agent.step([source.fd])
     assert len(sent.messages) == 1 and hearing.asked == [7, 11], "once"
     agent.close()
 
@@ -454,7 +449,7 @@ def test_a_jobs_last_row_is_of_another_second_than_the_tick_before(source, heari
     assert table.time_ns == tick * 1e9
     now[0] = end
     source.end(7)
-    agent._look_around()
+    agent.step([source.fd])
     (batch,) = batches_of(sent)
     assert batch.time_ns == end * 1e9, "the clock of the agent is not ahead"
     assert [table.time_ns for table in batch.tables] == [last * 1e9]
@@ -473,7 +468,7 @@ def test_what_is_stored_of_a_job_that_ends_has_each_second_once(source, hearing,
         batches.append(agent.tick())
     now[0] += 0.5
     source.end(7)
-    agent._look_around()
+    agent.step([source.fd])
     batches += batches_of(sent)
     now[0] += 0.5
     batches.append(agent.tick())
@@ -504,7 +499,7 @@ def test_where_no_backend_has_a_last_row_no_batch_is_sent(source, hearing):
     source.come(8)
     agent = listening_agent(source, [Fake(), hearing], sent)
     source.end(8)
-    agent._look_around()
+    agent.step([source.fd])
     assert hearing.asked == [8] and sent.messages == []
     agent.close()
 
@@ -514,7 +509,7 @@ def test_the_last_row_of_job_0_makes_it_no_job_of_the_node(source, hearing):
     source.come(0)
     agent = listening_agent(source, [hearing], sent)
     source.end(0)
-    agent._look_around()
+    agent.step([source.fd])
     assert batches_of(sent)[0].jobs == (7, 9)
     agent.close()
 
@@ -533,7 +528,7 @@ def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_t
     assert source.jobs[9].tids() == [0]
     os.write(other.kernel, b"-")
     os.write(hearing.kernel, bytes([9, 200]))
-    agent._drain()
+    agent.step([hearing.fd])
     assert hearing.noticed == other.noticed == [(9, [1])], "200 is no job here"
     assert (hearing.drained, other.drained) == ([[9, 200]], [[ord("-")]])
     agent.close()
@@ -550,14 +545,14 @@ def test_a_backend_that_fails_between_ticks_does_not_keep_the_others_from_it(sou
     sent = Sent()
     agent = listening_agent(source, [broken, hearing], sent)
     source.come(11)
-    agent._look_around()
+    agent.step([source.fd])
     os.write(hearing.kernel, bytes([9]))
-    agent._drain()
+    agent.step([hearing.fd])
     source.end(7)
-    agent._look_around()
+    agent.step([source.fd])
     assert [job for job, _ in hearing.noticed] == [11, 9]
     assert batches_of(sent)[0].tables[0].rows["job_id"].tolist() == [7]
-    assert agent._runners[0].failures == 4
+    assert agent._runners[0].failures == 6
     agent.close()
     os.close(broken.fd)
     os.close(broken.kernel)
@@ -577,13 +572,13 @@ def test_while_it_runs_the_agent_hears_of_jobs_and_ended_tasks_without_waiting_f
         time.sleep(0.1)
         os.write(hearing.kernel, bytes([9]))
 
-    def take_ended():
+    def scan():
         with contextlib.suppress(BlockingIOError):
             os.read(source.fd, 100)
-        return Source.take_ended(source)
+        return Source.scan(source)
 
     os.set_blocking(source.fd, False)
-    source.take_ended = take_ended
+    source.scan = scan
     thread = threading.Thread(target=happen)
     thread.start()
     run_for(agent, 0.5)

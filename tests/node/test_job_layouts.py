@@ -19,7 +19,7 @@ from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.sluids import GRACE_S
-from colmet.node.jobs.source import FULL_WALK_S, JobSource
+from colmet.node.jobs.source import FULL_WALK_S, JobScan, JobSource
 from colmet.node.jobs.watches import Directories, parse_events
 from colmet.node.system.host import Host
 from tests.support.machine import CgroupRoot, cannot_run, cgroup_mount
@@ -70,6 +70,9 @@ class Machine:
         return source
 
     def full_look(self, source):
+        return self.full_scan(source).jobs
+
+    def full_scan(self, source):
         self.clock.now += FULL_WALK_S
         return source.scan()
 
@@ -98,7 +101,7 @@ def test_oar_2_jobs_are_found_in_the_cpuset_hierarchy_only(machine):
     machine.fake.mkdir("/sys/fs/cgroup/cpuacct/oar/a_b_42")
     machine.fake.mkdir("/sys/fs/cgroup/cpuacct/oar/old_1")
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     assert (job.id, job.user) == (42, "a_b")
     assert job.tids() == job.pids() == [5, 6]
     assert job.directory("cpuacct") == "/sys/fs/cgroup/cpuacct/oar/a_b_42"
@@ -116,7 +119,7 @@ def test_oar_3_jobs_are_their_shallowest_directories_with_all_that_is_inside(mac
     machine.group(f"{slice_}/oar-u1000-j6095-2.scope", [13])
     machine.group(f"{slice_}/oar-u1000-j60.slice", [20])
     source = machine.source()
-    small, job = source.scan()
+    small, job = source.scan().jobs
     assert ids([small, job]) == [(60, "1000"), (6095, "1000")]
     assert job.tids() == job.pids() == [11, 12, 13] and small.tids() == [20]
     assert len(job.cgroups) == 4
@@ -144,7 +147,7 @@ def captured_slurm(machine, controllers):
 def test_slurm_jobs_of_v1_have_the_tasks_of_one_hierarchy_leaves_and_inner_directories(machine, controllers, first):
     machine.mount(HYBRID)
     captured_slurm(machine, controllers)
-    jobs = machine.source().scan()
+    jobs = machine.source().scan().jobs
     assert ids(jobs) == [(1, "0"), (2, "0")]
     assert jobs[0].tids() == jobs[0].pids() == [25900, 25909, 25920, 25921]
     assert jobs[1].tids() == [25901, 25908, 25910, 25917, 25926, 25937]
@@ -156,9 +159,9 @@ def test_a_slurm_job_stays_the_same_when_its_better_hierarchy_comes_later(machin
     machine.mount(HYBRID)
     captured_slurm(machine, ("freezer",))
     source = machine.source()
-    before = source.scan()
+    before = source.scan().jobs
     captured_slurm(machine, ("cpuset",))
-    assert source.scan() == before
+    assert source.scan().jobs == before
     assert before[0].tids() == [25900, 25909, 25920, 25921]
     assert before[0].cgroups[0].startswith("/sys/fs/cgroup/cpuset/")
     assert (source.started, source.ended) == (2, 0)
@@ -172,7 +175,7 @@ def test_slurm_jobs_of_v2_are_found_under_one_slurmd_and_several(machine):
     machine.group("/sys/fs/cgroup/system.slice/n2_slurmstepd.scope/job_10/step_extern/user/task_special", [40])
     machine.group("/sys/fs/cgroup/system.slice/cron.service", [7])
     source = machine.source()
-    nine, ten = source.scan()
+    nine, ten = source.scan().jobs
     assert ids([nine, ten]) == [(9, ""), (10, "")]
     assert nine.tids() == nine.pids() == [30, 31] and ten.tids() == [40]
     assert nine.directory("unified") == f"{SCOPE}/job_9" and nine.directory("memory") is None
@@ -190,7 +193,7 @@ def test_all_layouts_are_looked_for_in_every_mount_of_a_hybrid_machine(machine):
     machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice", [2])
     machine.group("/sys/fs/cgroup/cpuset/slurm/uid_5/job_3", [3], unified=False)
     machine.group("/sys/fs/cgroup/unified/system.slice/slurmstepd.scope/job_4", [4])
-    jobs = machine.source().scan()
+    jobs = machine.source().scan().jobs
     assert [(job.id, job.tids()) for job in jobs] == [(1, [1]), (2, [2]), (3, [3]), (4, [4])]
 
 
@@ -199,7 +202,7 @@ def test_an_id_that_two_layouts_have_is_that_of_the_first_and_is_told_once(machi
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
     machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j1.slice", [2])
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     machine.full_look(source)
     assert job.tids() == [1] and source.conflicts == 1
     assert caplog.text.count("two layouts") == 1
@@ -215,7 +218,7 @@ def sluid_job(machine, sluid=SLUID, job=b"77", uid=0, pid=500, command=b"slurmst
 def test_a_text_id_is_mapped_by_slurmstepd_which_is_roots(machine):
     machine.mount(PURE_V2)
     sluid_job(machine)
-    (job,) = machine.source().scan()
+    (job,) = machine.source().scan().jobs
     assert job.id == 77 and job.tids() == [500, 501]
     assert job.directory("unified") == f"{SCOPE}/{SLUID}"
 
@@ -225,7 +228,7 @@ def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog
     sluid_job(machine, uid=1000)
     machine.process(501, b"slurmstepd: [78.batch]\0")
     source = machine.source()
-    assert source.scan() == []
+    assert source.scan().jobs == []
     assert "cannot tell" not in caplog.text, "slurmstepd may be about to start"
     for _ in range(3):
         assert machine.full_look(source) == []
@@ -242,18 +245,18 @@ def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog
 def test_a_command_line_of_another_form_says_nothing(machine, command):
     machine.mount(PURE_V2)
     sluid_job(machine, command=command)
-    assert machine.source().scan() == []
+    assert machine.source().scan().jobs == []
 
 
 def test_a_text_id_is_mapped_as_soon_as_slurmstepd_is_put_into_its_directory(machine):
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/{SLUID}/step_batch/slurm")
     source = machine.source()
-    assert source.scan() == []
+    assert source.scan().jobs == []
     machine.fake.mkdir("/proc/500")
     machine.process(500, b"slurmstepd: [77.batch]\0")
     machine.group(f"{SCOPE}/{SLUID}/step_batch/slurm", [500])
-    assert ids(source.scan()) == [(77, "")]
+    assert ids(source.scan().jobs) == [(77, "")]
 
 
 def test_of_an_environment_of_any_size_the_start_is_read(machine):
@@ -264,7 +267,7 @@ def test_of_an_environment_of_any_size_the_start_is_read(machine):
     source = machine.source()
     tracemalloc.start()
     try:
-        assert source.scan() == [], "what stands beyond says nothing"
+        assert source.scan().jobs == [], "what stands beyond says nothing"
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -282,7 +285,7 @@ def test_a_process_whose_environment_does_not_answer_keeps_no_other_job_waiting(
     machine.group("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_5", [7])
     source = machine.source()
     start = time.monotonic()
-    assert [job.id for job in source.scan()] == [5]
+    assert [job.id for job in source.scan().jobs] == [5]
     assert time.monotonic() - start < 20
     assert source.processes.unanswered == 1
     os.close(os.open(environ, os.O_RDWR | os.O_NONBLOCK))
@@ -293,11 +296,12 @@ def test_the_environment_says_which_job_it_is_where_no_slurmstepd_does(machine):
     sluid_job(machine, uid=1000)
     machine.process(501, b"sh\0", 1000, b"A=1\0SLURM_JOB_ID=77\0XSLURM_JOB_ID=5\0")
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     assert job.id == 77
     machine.process(500, b"slurmstepd: [79.batch]\0")
-    assert [job.id for job in machine.full_look(source)] == [79], "root knows better"
-    assert source.take_ended() == [job]
+    scan = machine.full_scan(source)
+    assert [job.id for job in scan.jobs] == [79], "root knows better"
+    assert scan.ended == [job]
 
 
 def test_environments_that_disagree_or_claim_anothers_id_say_nothing(machine):
@@ -308,7 +312,7 @@ def test_environments_that_disagree_or_claim_anothers_id_say_nothing(machine):
     other = "s" + "Z" * 13
     sluid_job(machine, other, b"78", pid=600)
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     assert job.id == 78 and job.tids() == [600, 601]
     machine.process(501, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
     (same,) = machine.full_look(source)
@@ -321,7 +325,7 @@ def test_who_was_known_first_keeps_an_id_that_only_environments_tell(machine):
     sluid_job(machine, first, uid=1000, pid=600)
     machine.process(600, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     sluid_job(machine, uid=1000)
     machine.process(500, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
     assert machine.full_look(source) == [job] and job.tids() == [600, 601]
@@ -331,14 +335,14 @@ def test_a_text_id_directory_made_again_is_asked_again(machine):
     machine.mount(PURE_V2)
     sluid_job(machine)
     source = machine.source()
-    (before,) = source.scan()
+    (before,) = source.scan().jobs
     for path in ("step_batch/slurm", "step_batch/user/task_0"):
         machine.remove(f"{SCOPE}/{SLUID}/{path}")
     for path in ("step_batch/user", "step_batch", ""):
         (machine.fake.path / f"{SCOPE[1:]}/{SLUID}/{path}").rmdir()
     sluid_job(machine, job=b"81")
-    (after,) = source.scan()
-    assert (before.id, after.id) == (77, 81) and source.take_ended() == [before]
+    scan = source.scan()
+    assert before.id == 77 and [job.id for job in scan.jobs] == [81] and scan.ended == [before]
 
 
 def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
@@ -359,7 +363,7 @@ def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
 
 def test_mounts_that_come_later_are_looked_at(machine):
     source = machine.source()
-    assert source.scan() == []
+    assert source.scan().jobs == []
     assert [place.state for place in source.describe()] == ["no cgroup is mounted"]
     machine.mount(HYBRID)
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
@@ -383,7 +387,7 @@ def test_named_roots_are_the_only_ones_and_may_be_reached_by_links(machine):
         (machine.fake.path / link.lstrip("/")).symlink_to(machine.fake.path / "sys/fs/cgroup/cpuset")
     roots = ("/dev/oar_cgroups_links/cpuset/oar/", "/dev/cpuset/oar", "/sys/fs/cgroup/unified/mine")
     source = machine.source(*roots)
-    bob, other = source.scan()
+    bob, other = source.scan().jobs
     assert ids([bob, other]) == [(1, "bob"), (2, "x")]
     assert bob.cgroups == ("/sys/fs/cgroup/cpuset/oar/bob_1",), "one directory, although two roots lead there"
     assert bob.directory("cpuacct") == "/sys/fs/cgroup/cpuacct/oar/bob_1"
@@ -398,14 +402,14 @@ def test_a_link_to_old_jobs_that_comes_later_makes_nobody_a_witness_but_a_new_ro
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", unified=False)
     machine.fake.mkdir("/dev/links")
     source = machine.source("/dev/links/cpuset/oar", "/sys/fs/cgroup/memory/a/oar")
-    assert source.scan() == []
+    assert source.scan().jobs == []
     (machine.fake.path / "dev/links/cpuset").symlink_to(machine.fake.path / "sys/fs/cgroup/cpuset")
     assert select.select([source.fd], [], [], 2)[0]
-    (old,) = source.scan()
+    (old,) = source.scan().jobs
     assert not old.witnessed
     machine.group("/sys/fs/cgroup/cpuset/oar/eve_2", unified=False)
     machine.group("/sys/fs/cgroup/memory/a/oar/joe_3", unified=False)
-    assert [job.witnessed for job in source.scan()] == [False, True, True]
+    assert [job.witnessed for job in source.scan().jobs] == [False, True, True]
 
 
 def test_only_a_job_that_came_while_its_place_was_looked_at_is_witnessed(machine):
@@ -456,19 +460,19 @@ def test_the_usual_scan_opens_nothing_and_a_full_look_comes_every_10_s(machine, 
         machine.group(f"/sys/fs/cgroup/cpuset/oar/bob_{n}/step", [n], unified=False)
     host = machine.fake.host = NoFiles(str(machine.fake.path))
     source = machine.source(*roots)
-    assert len(source.scan()) == 20
+    assert len(source.scan().jobs) == 20
     host.count = 0
     for _ in range(9):
         machine.clock.now += 1
-        assert len(source.scan()) == 20
-        assert source.take_changed() in ([], source.scan())
+        assert len(source.scan().jobs) == 20
+        assert source.scan().changed in ([], source.scan().jobs)
     assert host.count == 0
     machine.clock.now += 1
     source.scan()
     assert host.count > 20
     host.count = 0
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_21", [21], unified=False)
-    assert len(source.scan()) == 21
+    assert len(source.scan().jobs) == 21
     assert 0 < host.count < 20 * 2 + 20, "only what changed is listed again"
 
 
@@ -476,7 +480,7 @@ def test_a_directory_that_a_job_lacks_is_not_looked_for_at_each_tick(machine):
     machine.mount(HYBRID)
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", unified=False)
     host = machine.fake.host = NoFiles(str(machine.fake.path))
-    (job,) = machine.source().scan()
+    (job,) = machine.source().scan().jobs
     for _ in range(10):
         assert job.directory("memory") is None
     host.count = 0
@@ -487,26 +491,25 @@ def test_a_directory_that_a_job_lacks_is_not_looked_for_at_each_tick(machine):
     assert "/sys/fs/cgroup/memory/oar/bob_1" in [job.directory("memory") for _ in range(32)]
 
 
-def test_take_changed_names_jobs_that_came_and_those_whose_lists_of_tasks_were_written(machine):
+def test_a_scan_returns_jobs_that_began_and_those_whose_lists_of_tasks_were_written_as_changed(machine):
     machine.mount(HYBRID)
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1/step", [1], unified=False)
     machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice", [2])
     source = machine.source()
-    bob, other = source.scan()
-    assert source.take_changed() == [bob, other]
-    assert source.take_changed() == []
+    bob, other = source.scan().changed
+    assert source.scan() == JobScan([bob, other], [], [])
     machine.fake.write("/sys/fs/cgroup/cpuset/oar/bob_1/memory.events", "x")
     machine.fake.write("/sys/fs/cgroup/cpuset/oar/tasks", "")
-    assert source.take_changed() == []
+    assert source.scan().changed == []
     for name in ("tasks", "cgroup.procs", "cgroup.threads", "cgroup.events"):
         machine.fake.write(f"/sys/fs/cgroup/cpuset/oar/bob_1/step/{name}", "1\n")
-        source.take_changed()
+        source.scan()
         assert bob.tids()
         machine.fake.write(f"/sys/fs/cgroup/cpuset/oar/bob_1/step/{name}", "1\n3\n")
-        assert source.take_changed() == [bob], name
+        assert source.scan().changed == [bob], name
     assert bob.tids() == [1, 3] and bob.pids() == [1, 3], "read anew"
     machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice/new")
-    assert source.take_changed() == [other], "a directory that came may hold a task already"
+    assert source.scan().changed == [other], "a directory that came may hold a task already"
 
 
 def test_the_units_changes_are_told_too_and_it_has_what_is_inside_its_cgroup(machine):
@@ -515,11 +518,11 @@ def test_the_units_changes_are_told_too_and_it_has_what_is_inside_its_cgroup(mac
     machine.group("/sys/fs/cgroup/app/inner", [2])
     unit = Job(machine.fake.host, 0, cgroups=["/sys/fs/cgroup/app"])
     source = machine.source(unit=unit)
-    assert source.scan() == [unit] and unit.tids() == unit.pids() == [1, 2]
+    assert source.scan().jobs == [unit] and unit.tids() == unit.pids() == [1, 2]
     assert unit.directory("unified") == "/sys/fs/cgroup/app"
-    source.take_changed()
+    source.scan()
     machine.group("/sys/fs/cgroup/app/inner", [2, 3])
-    assert source.take_changed() == [unit] and unit.tids() == [1, 2, 3]
+    assert source.scan().changed == [unit] and unit.tids() == [1, 2, 3]
     assert "/sys/fs/cgroup/app" in unit.identity
 
 
@@ -527,26 +530,27 @@ def test_a_job_number_that_comes_back_is_another_job_even_between_two_scans(mach
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/job_1", [1])
     source = machine.source()
-    (before,) = source.scan()
+    (before,) = source.scan().jobs
     assert before.tids() == [1]
     machine.remove(f"{SCOPE}/job_1")
     machine.group(f"{SCOPE}/job_1", [2])
-    (after,) = source.scan()
+    scan = source.scan()
+    (after,) = scan.jobs
     assert after is not before and after.tids() == [2]
-    assert source.take_ended() == [before] and source.take_ended() == []
+    assert scan == JobScan([after], [after], [before])
+    assert source.scan() == JobScan([after], [], [])
     assert before.tids() == before.pids() == []
-    assert source.take_changed() == [after]
     machine.group(f"{SCOPE}/job_1", [2, 3])
-    assert source.take_changed() == [after], "the new directory is watched, not the old one"
+    assert source.scan().changed == [after], "the new directory is watched, not the old one"
 
 
 def test_identities_differ_between_jobs_and_last_over_a_restart(machine):
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/job_1")
     machine.group(f"{SCOPE}/job_2")
-    first, second = machine.source().scan()
+    first, second = machine.source().scan().jobs
     assert first.identity != second.identity
-    again = machine.source().scan()[0]
+    again = machine.source().scan().jobs[0]
     assert again is not first and again.identity == first.identity
     inode = (machine.fake.path / f"{SCOPE[1:]}/job_1").stat().st_ino
     assert first.identity == f"{SCOPE}/job_1 {inode}"
@@ -556,29 +560,29 @@ def test_dropped_events_mean_a_full_look_and_that_all_jobs_may_have_changed(mach
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/job_1")
     source = machine.source()
-    (job,) = source.scan()
-    source.take_changed()
+    (job,) = source.scan().jobs
+    source.scan()
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for _ in range(most // 2 + 10):  # two alike in a row would count once
         machine.fake.write(f"{SCOPE}/job_1/cgroup.procs", "")
         machine.fake.write(f"{SCOPE}/job_1/tasks", "")
     machine.group(f"{SCOPE}/job_2")
-    assert ids(source.scan()) == [(1, ""), (2, "")]
+    scan = source.scan()
+    assert ids(scan.jobs) == [(1, ""), (2, "")] and job in scan.jobs
     assert source.overflows == 1 and "dropped events" in caplog.text
-    assert source.take_changed() == source.scan()
-    assert job in source.scan()
+    assert scan.changed == scan.jobs
 
 
 def test_names_that_are_not_utf_8_stop_nothing(machine):
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/job_1", [1])
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     bad = os.fsencode(machine.fake.path) + SCOPE.encode() + b"/job_1/\xff\xfe"
     os.mkdir(bad)
     Path(os.fsdecode(bad), "cgroup.threads").write_text("2\n")
     machine.group(f"{SCOPE}/job_2", [3])
-    assert [found.id for found in source.scan()] == [1, 2]
+    assert [found.id for found in source.scan().jobs] == [1, 2]
     assert job.tids() == [1, 2]
 
 
@@ -594,7 +598,7 @@ def test_deep_and_many_directories_are_bounded_and_counted(machine, caplog):
     for n in range(MAX_GROUPS + 5):
         machine.fake.mkdir(f"{SCOPE}/job_2/{n}")
     source = machine.source()
-    deep, wide = source.scan()
+    deep, wide = source.scan().jobs
     assert deep.tids() == [2] and len(wide.cgroups) == MAX_GROUPS
     assert source.left_out == 1 + 6
     machine.full_look(source)
@@ -617,7 +621,7 @@ def test_a_threaded_group_lists_no_processes_and_its_threads_tell_them(machine, 
         return open_(path)
 
     monkeypatch.setattr(host, "open", refuse)
-    (job,) = machine.source().scan()
+    (job,) = machine.source().scan().jobs
     assert job.tids() == [11, 12] and job.pids() == [10]
 
 
@@ -627,7 +631,7 @@ def test_v2_files_stay_open_while_their_directory_is_there(machine):
     machine.group(f"{SCOPE}/job_1")
     host = machine.fake.host
     source = machine.source()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     assert job.tids() == job.pids() == [1]
     kept = host.kept
     assert kept >= 4, "two lists of two directories"
@@ -635,7 +639,7 @@ def test_v2_files_stay_open_while_their_directory_is_there(machine):
     source.scan()
     assert host.kept == kept - 2
     machine.remove(f"{SCOPE}/job_1")
-    assert source.scan() == []
+    assert source.scan().jobs == []
     assert host.kept == kept - 4
 
 
@@ -652,7 +656,7 @@ def test_nothing_is_left_of_10_000_jobs_that_come_and_go(machine):
             job = base / f"oar-u1-j{n}.slice"
             (job / "step").mkdir(parents=True)
             (job / "step/cgroup.threads").write_text("1\n")
-        jobs = source.scan()
+        jobs = source.scan().jobs
         assert len(jobs) == 100 and all(job.tids() == [1] for job in jobs)
         assert source._directories.watched == watches + 200
         for n in range(start, start + 100):
@@ -660,8 +664,8 @@ def test_nothing_is_left_of_10_000_jobs_that_come_and_go(machine):
             (job / "step/cgroup.threads").unlink()
             (job / "step").rmdir()
             job.rmdir()
-        assert source.scan() == []
-        assert len(source.take_ended()) == 100
+        scan = source.scan()
+        assert scan.jobs == [] and len(scan.ended) == 100
     assert source.started == source.ended == 10_000
     directories = source._directories
     assert (directories.watched, machine.fake.host.kept) == (watches, kept)
@@ -679,9 +683,9 @@ def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplo
 
     source = machine.source()
     monkeypatch.setattr(source._directories._manager, "add_watch", refuse)
-    assert source.scan() == []
+    assert source.scan().jobs == []
     machine.group("/sys/fs/cgroup/oar.slice/oar-u1-j2.slice", [1])
-    assert ids(source.scan()) == [(2, "1")]
+    assert ids(source.scan().jobs) == [(2, "1")]
     assert "max_user_watches" in caplog.text
 
 
@@ -759,7 +763,7 @@ def test_live_v2_a_kept_descriptor_shows_tasks_that_came_after_it_at_10_reads_a_
     try:
         source.scan()
         group = unified.make(unified.path / "bob_1")
-        (job,) = source.scan()
+        (job,) = source.scan().jobs
         assert job.witnessed and job.tids() == [] and job.directory("unified") == str(group)
         started = []
         for _ in range(5):
@@ -789,33 +793,33 @@ def test_live_changes_are_told_for_moved_tasks_steps_and_on_v2_for_groups_that_e
         process = subprocess.Popen(["sleep", "60"])
     source = JobSource(Host(), [str(root_path)], compile_patterns([DEFAULT_PATTERN]))
     try:
-        (job,) = source.scan()
-        assert source.take_changed() == [job] and source.take_changed() == []
+        (job,) = source.scan().changed
+        assert source.scan() == JobScan([job], [], [])
         assert job.tids() == []
         (group / "cgroup.procs").write_text(str(process.pid))
         assert select.select([source.fd], [], [], 5)[0]
-        assert source.take_changed() == [job]
+        assert source.scan().changed == [job]
         assert job.tids() == [process.pid]
         step = made.make(group / "step")
         assert select.select([source.fd], [], [], 5)[0]
-        assert source.take_changed() == [job]
+        assert source.scan().changed == [job]
         (step / "cgroup.procs").write_text(str(process.pid))
-        assert source.take_changed() == [job]
+        assert source.scan().changed == [job]
         assert job.tids() == [process.pid] and len(job.cgroups) == 2
         watched = source._directories.watched
         if version == 2:
             time.sleep(0.2)  # so that what the kernel says of the moves is not taken for what it says of the end
-            source.take_changed()
+            source.scan()
             process.kill()
             process.wait()
             assert select.select([source.fd], [], [], 5)[0], "cgroup.events says that the group is empty"
-            assert source.take_changed() == [job]
+            assert source.scan().changed == [job]
             assert job.tids() == []
         process.kill()
         process.wait()
         CgroupRoot.remove(step)
         CgroupRoot.remove(group)
-        assert source.scan() == [] and source.take_ended() == [job]
+        assert source.scan() == JobScan([], [], [job])
         assert source._directories.watched == watched - 2, "no watch stays on directories that are gone"
     finally:
         process.kill()
@@ -831,16 +835,16 @@ def test_live_a_named_root_that_is_removed_and_made_again_is_noticed(unified):
     source = JobSource(Host(), [str(path)], compile_patterns([DEFAULT_PATTERN]))
     try:
         (path / "bob_1").mkdir()
-        (before,) = source.scan()
+        (before,) = source.scan().jobs
         (path / "bob_1").rmdir()
         path.rmdir()
         path.mkdir()
         (path / "bob_1").mkdir()
-        (after,) = source.scan()
+        (after,) = source.scan().jobs
         assert after is not before and after.identity != before.identity
         (path / "bob_2").mkdir()
         assert select.select([source.fd], [], [], 5)[0]
-        assert len(source.scan()) == 2
+        assert len(source.scan().jobs) == 2
     finally:
         source.close()
         for name in ("bob_1", "bob_2", ""):
@@ -859,7 +863,7 @@ def test_live_layouts_are_found_on_this_machine_without_any_option(unified):
         source.scan()
         group = unified.make(point / "oar.slice" / f"oar-u0-j{number}.slice")
         process = unified.start(unified.make(group / "inner.scope"))
-        job = next(job for job in source.scan() if job.id == number)
+        job = next(job for job in source.scan().jobs if job.id == number)
         assert job.tids() == job.pids() == [process.pid]
         assert job.witnessed and job.user == "0"
     finally:
@@ -873,27 +877,28 @@ def test_live_v2_directories_made_again_between_two_scans_are_read_and_watched_a
     try:
         group = unified.make(unified.path / "bob_1")
         step = unified.make(group / "step")
-        (job,) = source.scan()
+        (job,) = source.scan().jobs
         assert job.tids() == []
         step.rmdir()
         step.mkdir()
         process = unified.start(step)
-        assert source.scan() == [job] and job.tids() == [process.pid]
+        assert source.scan().jobs == [job] and job.tids() == [process.pid]
         time.sleep(0.2)  # the directory above tells, late, that it is no longer empty
-        source.take_changed()
+        source.scan()
         other = unified.start(step)
-        assert source.take_changed() == [job] and job.tids() == sorted([process.pid, other.pid])
+        assert source.scan().changed == [job] and job.tids() == sorted([process.pid, other.pid])
         for started in (process, other):
             started.kill()
             started.wait()
         CgroupRoot.remove(step)
         group.rmdir()
         group.mkdir()
-        (again,) = source.scan()
-        assert again is not job and again.identity != job.identity and source.take_ended() == [job]
-        source.take_changed()
+        scan = source.scan()
+        (again,) = scan.jobs
+        assert again is not job and again.identity != job.identity and scan.ended == [job]
+        source.scan()
         process = unified.start(group)
-        assert source.take_changed() == [again] and again.tids() == [process.pid]
+        assert source.scan().changed == [again] and again.tids() == [process.pid]
         process.kill()
         process.wait()
     finally:
@@ -905,24 +910,24 @@ def test_a_job_made_again_is_another_one_also_where_inode_numbers_are_used_again
     monkeypatch.setattr(machine.fake.host, "inode", lambda path: 7)
     machine.group(f"{SCOPE}/job_1", [1])
     source = machine.source()
-    (before,) = source.scan()
+    (before,) = source.scan().jobs
     machine.remove(f"{SCOPE}/job_1")
     machine.group(f"{SCOPE}/job_1", [2])
-    (after,) = source.scan()
-    assert after is not before and source.take_ended() == [before]
+    scan = source.scan()
+    assert scan.jobs != [before] and scan.ended == [before]
 
 
 def test_a_mount_that_covers_a_root_makes_nobody_a_witness(machine):
     root = "/sys/fs/cgroup/cpuset/oar"
     machine.fake.mkdir(root)
     source = machine.source(root)
-    assert source.scan() == []
+    assert source.scan().jobs == []
     machine.mount(HYBRID)
     machine.group(f"{root}/bob_1", unified=False)
     (job,) = machine.full_look(source)
     assert not job.witnessed
     machine.group(f"{root}/bob_2", unified=False)
-    assert [job.witnessed for job in source.scan()] == [False, True]
+    assert [job.witnessed for job in source.scan().jobs] == [False, True]
 
 
 @pytest.mark.live
@@ -943,15 +948,15 @@ def test_live_an_oar_2_job_is_found_in_cpuset_and_its_directory_in_cpuacct(cgrou
         for group in groups:
             cgroups.make(group)
             (group / "cgroup.procs").write_text(str(process.pid))
-        (job,) = [job for job in source.scan() if job.id == int(name.rpartition("_")[2])]
+        (job,) = [job for job in source.scan().jobs if job.id == int(name.rpartition("_")[2])]
         assert job.user == "colmet.t@x_y" and job.witnessed
         assert job.tids() == job.pids() == [process.pid]
         assert job.directory("cpuacct") == str(groups[1]) and job.directory("cpuset") == str(groups[0])
         assert job.directory("unified") is None
-        assert job in source.take_changed()
+        source.scan()
         (groups[0].parent.parent / "cgroup.procs").write_text(str(process.pid))
         (groups[0] / "tasks").write_text(str(process.pid))
-        assert source.take_changed() == [job], "a write to tasks counts as well"
+        assert source.scan().changed == [job], "a write to tasks counts as well"
     finally:
         process.kill()
         process.wait()

@@ -53,33 +53,33 @@ def ids(jobs):
 )
 def test_job_and_user_are_read_from_the_names_that_oar_makes(fake, source_of, name, job):
     fake.mkdir(f"/oar/{name}")
-    assert ids(source_of().scan()) == [job]
+    assert ids(source_of().scan().jobs) == [job]
 
 
 @pytest.mark.parametrize("name", ["bob", "bob_", "bob_x", "_", "bob_0", "bob_99999999999999999999", "bob_٣"])
 def test_other_directories_are_no_jobs(fake, source_of, name):
     fake.mkdir(f"/oar/{name}")
     fake.write("/oar/file_12", "")
-    assert source_of().scan() == []
+    assert source_of().scan().jobs == []
 
 
 def test_the_users_pattern_replaces_the_default(fake, source_of):
     fake.mkdir("/slurm/job_12")
     fake.mkdir("/slurm/bob_13")
     fake.mkdir("/slurm/step9")
-    assert ids(source_of("/slurm", patterns=[r"^job_(\d+)$"]).scan()) == [(12, "")]
+    assert ids(source_of("/slurm", patterns=[r"^job_(\d+)$"]).scan().jobs) == [(12, "")]
 
 
 def test_patterns_are_tried_in_order_and_all_are_used(fake, source_of):
     fake.mkdir("/x/job_12")
     fake.mkdir("/x/step9")
-    assert ids(source_of("/x", patterns=[r"^job_(\d+)$", r"step(\d+)"]).scan()) == [(9, ""), (12, "")]
+    assert ids(source_of("/x", patterns=[r"^job_(\d+)$", r"step(\d+)"]).scan().jobs) == [(9, ""), (12, "")]
 
 
 def test_a_group_that_is_no_number_is_reported_once_and_left_out(fake, source_of, caplog):
     fake.mkdir("/oar/bob_x1")
     source = source_of(patterns=[r"_(\w+)$"])
-    assert source.scan() == source.scan() == []
+    assert source.scan().jobs == source.scan().jobs == []
     assert caplog.text.count("not a job id") == 1
 
 
@@ -93,7 +93,7 @@ def test_all_roots_are_used_and_the_same_job_under_two_is_one(fake, source_of):
     for name, tasks in (("/a/bob_1", "10\n11\n"), ("/b/bob_1", "11\n12\n"), ("/b/eve_2", "20\n")):
         fake.write(f"{name}/tasks", tasks)
         fake.write(f"{name}/cgroup.procs", tasks)
-    jobs = source_of("/a", "/b/").scan()
+    jobs = source_of("/a", "/b/").scan().jobs
     assert ids(jobs) == [(1, "bob"), (2, "eve")]
     assert jobs[0].tids() == jobs[0].pids() == [10, 11, 12]
 
@@ -101,14 +101,14 @@ def test_all_roots_are_used_and_the_same_job_under_two_is_one(fake, source_of):
 def test_a_root_that_does_not_exist_yet_is_waited_for(fake, source_of, caplog):
     caplog.set_level("INFO")
     source = source_of("/sys/cpuset/oar")
-    assert source.scan() == source.scan() == []
+    assert source.scan().jobs == source.scan().jobs == []
     assert caplog.text.count("waiting for the jobs' cgroups") == 1
     fake.mkdir("/sys/cpuset/oar/bob_1")
     assert select.select([source.fd], [], [], 20)[0], "inotify tells that something came where the root is to be"
-    assert ids(source.scan()) == [(1, "bob")]
+    assert ids(source.scan().jobs) == [(1, "bob")]
     fake.mkdir("/sys/cpuset/oar/bob_2")
     assert select.select([source.fd], [], [], 20)[0], "and from then on of jobs"
-    assert len(source.scan()) == 2
+    assert len(source.scan().jobs) == 2
 
 
 def test_inotify_tells_of_starts_and_ends_at_once(fake, source_of):
@@ -118,10 +118,10 @@ def test_inotify_tells_of_starts_and_ends_at_once(fake, source_of):
     assert not select.select([source.fd], [], [], 0.05)[0]
     path = fake.mkdir("/oar/bob_1")
     assert select.select([source.fd], [], [], 20)[0]
-    assert ids(source.scan()) == [(1, "bob")]
+    assert ids(source.scan().jobs) == [(1, "bob")]
     path.rmdir()
     assert select.select([source.fd], [], [], 20)[0]
-    assert source.scan() == []
+    assert source.scan().jobs == []
     assert (source.started, source.ended) == (1, 1)
     assert not select.select([source.fd], [], [], 0.05)[0], "events are taken in by a scan"
 
@@ -132,9 +132,9 @@ def test_a_missed_event_is_harmless(fake, source_of, clock):
     source.scan()
     fake.mkdir("/oar/bob_1")
     os.read(source.fd, 1 << 16)  # the event is lost
-    assert source.scan() == []
+    assert source.scan().jobs == []
     clock.now += FULL_WALK_S
-    assert ids(source.scan()) == [(1, "bob")]
+    assert ids(source.scan().jobs) == [(1, "bob")]
 
 
 def test_a_root_that_goes_and_comes_back_is_watched_again(fake, source_of):
@@ -144,7 +144,7 @@ def test_a_root_that_goes_and_comes_back_is_watched_again(fake, source_of):
     (fake.path / "oar").rmdir()
     source.scan()
     fake.mkdir("/oar/bob_2")
-    assert ids(source.scan()) == [(2, "bob")]
+    assert ids(source.scan().jobs) == [(2, "bob")]
     source.scan()
     assert not select.select([source.fd], [], [], 0.05)[0]
     fake.mkdir("/oar/bob_3")
@@ -154,17 +154,17 @@ def test_a_root_that_goes_and_comes_back_is_watched_again(fake, source_of):
 def test_a_job_stays_the_same_object_while_it_lives(fake, source_of):
     fake.write("/oar/bob_1/tasks", "5\n3\n")
     source = source_of()
-    (job,) = source.scan()
+    (job,) = source.scan().jobs
     assert job.tids() == [3, 5]
     fake.write("/oar/bob_1/tasks", "5\n")
     assert job.tids() == [3, 5], "read once a tick"
-    assert source.scan() == [job]
+    assert source.scan().jobs == [job]
     assert job.tids() == [5]
 
 
 def test_tasks_of_a_job_that_vanished_after_the_scan_are_none(fake, source_of):
     fake.write("/oar/bob_1/tasks", "5\n")
-    (job,) = source_of().scan()
+    (job,) = source_of().scan().jobs
     (fake.path / "oar/bob_1/tasks").unlink()
     assert job.tids() == job.pids() == []
 
@@ -172,14 +172,14 @@ def test_tasks_of_a_job_that_vanished_after_the_scan_are_none(fake, source_of):
 def test_an_error_other_than_absence_does_not_end_the_jobs(fake, source_of, monkeypatch, caplog, clock):
     fake.mkdir("/oar/bob_1")
     source = source_of()
-    before = source.scan()
+    before = source.scan().jobs
 
     def fail(path):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(fake.host, "directories", fail)
     clock.now += FULL_WALK_S
-    assert source.scan() == before
+    assert source.scan().jobs == before
     assert source.failures == 2, "the root, and the job's directory"
     assert "Input/output error" in caplog.text
 
@@ -192,7 +192,7 @@ def test_the_unit_of_the_command_line_comes_first_as_job_0(fake, source_of):
     fake.mkdir("/proc/7/task/8")
     fake.write("/proc/21/status", "Name:\tx\nTgid:\t20\nPid:\t21\n")
     unit = Job(fake.host, 0, cgroups=["/cg"], pids=[7, 99], tids=[21])
-    jobs = source_of(unit=unit).scan()
+    jobs = source_of(unit=unit).scan().jobs
     assert [job.id for job in jobs] == [0, 1]
     assert jobs[0].tids() == [1, 2, 7, 8, 21]
     assert jobs[0].pids() == [1, 7, 20, 99]
@@ -202,14 +202,14 @@ def test_the_unit_of_the_command_line_comes_first_as_job_0(fake, source_of):
 def test_live_a_real_cgroup_is_found_with_its_threads_at_once_and_never_from_a_stale_list(cgroups, source_of):
     """cgroup v1 caches the list behind a kept descriptor: new tasks must show even when it is read all the time."""
     source = source_of(str(cgroups.path), host=Host())
-    assert source.scan() == []
+    assert source.scan().jobs == []
     job = cgroups.job("jean-luc.p_4242")
     assert select.select([source.fd], [], [], 20)[0], "inotify tells of the cgroup"
-    assert ids(source.scan()) == [(4242, "jean-luc.p")]
+    assert ids(source.scan().jobs) == [(4242, "jean-luc.p")]
     threads = "import threading,time\nfor _ in range(3): threading.Thread(target=time.sleep,args=(60,)).start()\n"
     process = job.start(sys.executable, "-c", threads)
     for _ in range(200):
-        (found,) = source.scan()
+        (found,) = source.scan().jobs
         tids = found.tids()
         if len(tids) == 4:
             break
@@ -217,7 +217,7 @@ def test_live_a_real_cgroup_is_found_with_its_threads_at_once_and_never_from_a_s
     assert tids == sorted(map(int, os.listdir(f"/proc/{process.pid}/task")))
     assert found.pids() == [process.pid]
     sleeper = job.start("sleep", "60")
-    assert sleeper.pid in source.scan()[0].tids()
+    assert sleeper.pid in source.scan().jobs[0].tids()
 
 
 @pytest.mark.live

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
-from colmet.node.jobs.source import JobSource
+from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.jobs.watches import Directories
 
 
@@ -87,14 +87,13 @@ def test_a_job_whose_directories_come_one_after_the_other_while_they_are_listed_
         fake.mkdir(f"/cg/{name}/slurm/uid_7")
     source = JobSource(fake.host, (), compile_patterns([DEFAULT_PATTERN]))
     try:
-        assert source.scan() == []
+        assert source.scan().jobs == []
         (fake.path / "cg/freezer/slurm/uid_7").rmdir()
         fake.mkdir("/cg/freezer/slurm/uid_7")  # as after a job of that user
         before_listing["/cg/freezer/slurm/uid_7"] = lambda: fake.mkdir("/cg/freezer/slurm/uid_7/job_42")
-        (job,) = source.scan()
+        (job,) = source.scan().jobs
         fake.mkdir("/cg/cpuset/slurm/uid_7/job_42")
-        assert source.scan() == [job] and (source.started, source.ended) == (1, 0)
-        assert source.take_changed() == [job]
+        assert source.scan() == JobScan([job], [job], []) and (source.started, source.ended) == (1, 0)
         assert [top.split("/")[2] for top in job.tops] == ["cpuset"]
     finally:
         source.close()

@@ -25,6 +25,7 @@ from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink, by_preference
+from colmet.node.jobs.source import JobScan
 from colmet.node.schedule import Schedule
 from colmet.node.system.host import Host
 from colmet.node.system.processes import Processes
@@ -72,13 +73,7 @@ class NoJobs:
     processes = Processes()
 
     def scan(self):
-        return []
-
-    def take_changed(self):
-        return []
-
-    def take_ended(self):
-        return []
+        return JobScan([], [], [])
 
     def close(self):
         pass

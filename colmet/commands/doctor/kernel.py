@@ -282,7 +282,7 @@ def check_jobs(target: Target) -> Iterator[Finding]:
         yield fail(f"inotify: {err}", "`sysctl -w fs.inotify.max_user_instances=512`, and in /etc/sysctl.d")
         return
     try:
-        jobs = source.scan()
+        jobs = source.scan().jobs
         states = source.describe()
     finally:
         source.close()
@@ -330,7 +330,7 @@ def check_controllers(target: Target) -> Iterator[Finding]:
     host = target.host
     source = find_jobs(target.options, host)
     try:
-        found = distinct_controllers(host, source.scan(), source.describe())
+        found = distinct_controllers(host, source.scan().jobs, source.describe())
     finally:
         source.close()
     if not found:

@@ -99,7 +99,12 @@ class Counters:
         errors = (ctypes.c_int * len(events))()
         self._handle = ctypes.c_void_p()
         code = library.open(
-            *(group, packed, len(events), (ctypes.c_int * len(numbers))(*numbers), len(numbers), errors),
+            group,
+            packed,
+            len(events),
+            (ctypes.c_int * len(numbers))(*numbers),
+            len(numbers),
+            errors,
             ctypes.byref(self._handle),
         )
         if code < 0:
@@ -339,7 +344,9 @@ class PerfhwBackend(InputBackend):
         if left_out:
             log.warning(
                 "--perfhw-list names %d events, the first %d are counted; not counted: %s",
-                *(len(options.perfhw_list), MAX_EVENTS, ", ".join(left_out)),
+                len(options.perfhw_list),
+                MAX_EVENTS,
+                ", ".join(left_out),
             )
         try:
             backend = cls(host, texts, options.perfhw_make_cgroup, options.perfhw_yield)

@@ -271,7 +271,11 @@ class RaplBackend(InputBackend):
         if len(ordered) > PACKAGES:
             self._tell_once(
                 "%d packages, and %s has columns for %d: %s are in %s alone",
-                *(len(ordered), SCHEMA.name, PACKAGES, ", ".join(ordered[PACKAGES:]), ZONE_SCHEMA.name),
+                len(ordered),
+                SCHEMA.name,
+                PACKAGES,
+                ", ".join(ordered[PACKAGES:]),
+                ZONE_SCHEMA.name,
             )
         ranges = [zone.range_uj for zone in self._present if zone.place is not None and zone.range_uj]
         wraps_after_s = min(ranges, default=0) / 1e6 / LARGE_PACKAGE_W
@@ -279,7 +283,9 @@ class RaplBackend(InputBackend):
             self._tell_once(
                 "--sample-period %g s is too long for these counters: at %g W one begins again after %.0f s, and "
                 "where it does so twice between two samples, energy is not seen; shorten it",
-                *(self._period_s, LARGE_PACKAGE_W, wraps_after_s),
+                self._period_s,
+                LARGE_PACKAGE_W,
+                wraps_after_s,
             )
 
     def _tell_once(self, text: str, *arguments: object) -> None:

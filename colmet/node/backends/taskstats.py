@@ -59,8 +59,12 @@ tests the kernel."""
 # cpu_count and cpu_delay_total come from the scheduler and are always right.
 DELAY_FIELDS = frozenset(
     {
-        *("blkio_count", "blkio_delay_total", "swapin_count", "swapin_delay_total"),
-        *("freepages_count", "freepages_delay_total"),
+        "blkio_count",
+        "blkio_delay_total",
+        "swapin_count",
+        "swapin_delay_total",
+        "freepages_count",
+        "freepages_delay_total",
     }
 )
 

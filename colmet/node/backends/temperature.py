@@ -130,7 +130,10 @@ class TemperatureBackend(InputBackend):
             self._tell_once(
                 logging.INFO,
                 "%d sensors, and %s has columns for %d: all are in %s",
-                *(len(ours), SCHEMA.name, COLUMNS, SENSOR_SCHEMA.name),
+                len(ours),
+                SCHEMA.name,
+                COLUMNS,
+                SENSOR_SCHEMA.name,
             )
 
     def _list(self) -> list[list[str]]:

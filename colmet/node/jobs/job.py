@@ -86,21 +86,25 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Tells it from every other job and unit since the machine's boot, also after a restart of the agent.
-
-        The path of its directory and the inode number there, which a directory made again has not; for the unit, what
-        the command line names.
-        """
+        """Text that no other job or unit has had since the machine's boot; the same after a restart of the agent."""
         if not self._identity:
-            if self.id == NODE_JOB or not self.tops:
-                self._identity = f"{self.tops} {self._named_pids} {self._named_tids}"
-            else:
-                try:
-                    inode = self._host.inode(self.tops[0])
-                except OSError:
-                    inode = 0  # gone before anyone asked
-                self._identity = f"{self.tops[0]} {inode}"
+            self.read_identity()
         return self._identity
+
+    def read_identity(self) -> None:
+        """Read what identifies the job, while its directory exists.
+
+        That is the path and the inode number of its directory: a directory that is made again has another number. Of
+        the unit, it is what the command line names.
+        """
+        if self.id == NODE_JOB or not self.tops:
+            self._identity = f"{self.tops} {self._named_pids} {self._named_tids}"
+            return
+        try:
+            inode = self._host.inode(self.tops[0])
+        except OSError:
+            inode = 0  # removed already
+        self._identity = f"{self.tops[0]} {inode}"
 
     @property
     def party(self) -> str:

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from colmet.common.runtime.plural import counted
 from colmet.node.jobs.finder import Finder, FoundJob
@@ -27,22 +28,36 @@ OAR2_ROOTS = (DEFAULT_ROOT, "/sys/fs/cgroup/cpuset/oar", "/dev/cpuset/oar")
 FULL_WALK_S = 10.0
 
 
+class JobScan(NamedTuple):
+    """The result of one scan.
+
+    Attributes:
+        jobs: all that exist, by ascending id; the unit first. A job is the same object from scan to scan.
+        changed: those of them that began since the scan before, or to or from which tasks were moved.
+        ended: jobs that existed at the scan before, or began after it, and do not exist any more.
+    """
+
+    jobs: list[Job]
+    changed: list[Job]
+    ended: list[Job]
+
+
 class JobSource:
-    """Finds the jobs on this machine, and has the unit that the command line names beside them.
+    """Finds the jobs on this machine; the unit that the command line names is one of them.
 
     Args:
         host: the machine.
-        roots: directories whose sub-directories are jobs; all are used; one that does not exist yet is waited for.
-            Where none is named, every layout of the table is looked for in every cgroup mount.
-        patterns: for the roots: the first that matches a directory's name gives the job's id in its first group; what
-            stands before the match is the job's user.
-        unit: tasks to watch beside the jobs, as job 0.
-        monotonic: seconds, for the time between full looks.
+        roots: directories whose sub-directories are jobs. One that does not exist yet is waited for. Without any,
+            every layout of the table is searched in every cgroup mount.
+        patterns: for the roots: the first that matches a directory's name gives the job's id in its first group; the
+            text before the match is the job's user.
+        unit: tasks to measure as job 0.
+        monotonic: seconds, for the time between full walks.
 
     Attributes:
-        started: jobs that came.
-        ended: jobs that went.
-        fd: readable when something has happened that a scan takes in.
+        started: number of jobs that began.
+        ended: number of jobs that ended.
+        fd: readable when a scan would find a change.
     """
 
     def __init__(
@@ -68,9 +83,9 @@ class JobSource:
         self._keys: dict[int, set[tuple[str, int]]] = {}
         self._found: dict[int, FoundJob] = {}
         self._owners: dict[str, list[int]] = {}
-        self._gone: list[Job] = []
+        self._ended_jobs: list[Job] = []
         self._changed: set[int] = set()
-        self._look_at = monotonic()
+        self._walk_at = monotonic()
         self._overflows = 0
         self.started = 0
         self.ended = 0
@@ -78,7 +93,7 @@ class JobSource:
 
     @property
     def failures(self) -> int:
-        """Listings of directories that failed otherwise than by absence."""
+        """Directories that exist and could not be listed."""
         return self._directories.failures
 
     @property
@@ -88,17 +103,17 @@ class JobSource:
 
     @property
     def left_out(self) -> int:
-        """Directories in jobs' that are beyond the bounds of depth and number."""
+        """Directories of jobs beyond the bounds of depth and number."""
         return self._finder.left_out
 
     @property
     def conflicts(self) -> int:
-        """Directories left out as another layout has a job with that id."""
+        """Directories that were skipped because another layout has a job of the same id."""
         return self._finder.conflicts
 
     @property
     def processes(self) -> Processes:
-        """What reads the files of the jobs' processes."""
+        """The reader of files of the jobs' processes."""
         return self._host.processes
 
     @property
@@ -106,11 +121,10 @@ class JobSource:
         """How often inotify dropped events."""
         return self._directories.overflows
 
-    def scan(self) -> list[Job]:
-        """The jobs that are there now, in ascending order of their ids; the unit first.
+    def scan(self) -> JobScan:
+        """Return the jobs that exist now, and what has happened to jobs since the scan before.
 
-        The same job is the same object from scan to scan; its tasks are read anew. Where nothing has happened, no
-        file is opened.
+        The tasks of all jobs are read again when they are requested. Without events, no file is opened.
         """
         self._refresh()
         jobs = [self._jobs[job_id] for job_id in sorted(self._jobs)]
@@ -118,29 +132,12 @@ class JobSource:
             jobs.insert(0, self._unit)
         for job in jobs:
             job.forget_tasks()
-        return jobs
-
-    def take_ended(self) -> list[Job]:
-        """The jobs that have gone since this was called last; they are kept until it is."""
-        gone, self._gone = self._gone, []
-        return gone
-
-    def take_changed(self) -> list[Job]:
-        """The jobs that have come, or to or from which tasks were moved, since this was called last.
-
-        Their tasks are read anew.
-        """
-        self._refresh()
-        ids, self._changed = self._changed, set()
-        jobs = [self._jobs[job_id] for job_id in sorted(ids) if job_id in self._jobs]
-        if NODE_JOB in ids and self._unit is not None:
-            jobs.insert(0, self._unit)
-        for job in jobs:
-            job.forget_tasks()
-        return jobs
+        changed_ids, self._changed = self._changed, set()
+        ended, self._ended_jobs = self._ended_jobs, []
+        return JobScan(jobs, [job for job in jobs if job.id in changed_ids], ended)
 
     def describe(self) -> list[PlaceState]:
-        """Every place where jobs are looked for, and what is there now."""
+        """Return every place where jobs are searched, and what is there now."""
         self._refresh()
         states = []
         for place in self._places:
@@ -160,7 +157,7 @@ class JobSource:
         return states
 
     def close(self) -> None:
-        """Give watches and descriptors back; also twice."""
+        """Release watches and descriptors; can be called twice."""
         if self.fd >= 0:
             self._directories.close()
             self._mounts.close()
@@ -172,11 +169,11 @@ class JobSource:
             self.fd = -1
 
     def _refresh(self) -> None:
-        """Take in what has happened, and look at the directories again where that says so."""
+        """Read the events that have come, and walk over the directories again if one of them requires it."""
         directories = self._directories
         directories.drain()
         now = self._monotonic()
-        due = now >= self._look_at
+        due = now >= self._walk_at
         if self._mounts.refresh(anyway=due):
             directories.clear()
             for place in self._places:
@@ -185,18 +182,24 @@ class JobSource:
                 self._places = layout_places(self._mounts)
         if due:
             directories.expire()
-            self._look_at = now + FULL_WALK_S
+            self._walk_at = now + FULL_WALK_S
         overflow = directories.overflows != self._overflows
         self._overflows = directories.overflows
-        changed, directories.changed = directories.changed, set()
-        for path in changed:
-            self._changed.update(self._owners.get(path, ()))
-        # a task put into a directory whose job is not known may be the one that tells
-        if directories.stale or not changed.issubset(self._owners):
+        known = self._note_changes()
+        # a task that was moved into a directory of an unknown job may name that job
+        if directories.stale or not known:
             self._walk(now)
+            self._note_changes()  # in directories that the walk has begun to watch
         if overflow:
             self._changed.update(self._jobs)
             self._changed.add(NODE_JOB)
+
+    def _note_changes(self) -> bool:
+        """Note the jobs in whose directories lists of tasks were written; return whether all directories are jobs'."""
+        changed, self._directories.changed = self._directories.changed, set()
+        for path in changed:
+            self._changed.update(self._owners.get(path, ()))
+        return changed.issubset(self._owners)
 
     def _walk(self, now: float) -> None:
         directories = self._directories
@@ -243,7 +246,7 @@ class JobSource:
     def _begin(self, job_id: int, found: FoundJob, cgroups: list[str]) -> None:
         job = Job(self._host, job_id, found.user, found.tops, mounts=self._mounts)
         job.witnessed = found.watched
-        _ = job.identity  # now, while its directory is there
+        job.read_identity()  # now, while its directory exists
         job.regroup(found.tops, cgroups)
         self._jobs[job_id] = job
         self._changed.add(job_id)
@@ -254,7 +257,7 @@ class JobSource:
         job = self._jobs.pop(job_id)
         del self._keys[job_id]
         job.close()
-        self._gone.append(job)
+        self._ended_jobs.append(job)
         self._changed.discard(job_id)
         self.ended += 1
         log.info("job ended job=%d", job_id)
