@@ -23,6 +23,7 @@ from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.job_values import connect
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.schedule import Schedule
@@ -289,7 +290,7 @@ class Agent:
     Args:
         host_name: under which the rows are stored.
         source: finds the jobs.
-        backends: what measures them.
+        backends: measure them; each is called after those whose values it needs (`job_values`).
         queue: for the batch of each tick.
         schedule: when ticks are due.
         placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
@@ -297,6 +298,9 @@ class Agent:
         mapping: makes the table of what numbered columns hold; None sends none.
         health: is told how the agent is, and what it measures; None where nobody asks.
         completeness: adds the tables of completeness; None sends none.
+
+    Raises:
+        ConfigError: backends need values of each other, or provide one value twice.
     """
 
     def __init__(
@@ -320,7 +324,7 @@ class Agent:
                 period_s=schedule.period_s,
                 processes=None if backend.blocking else source.processes,
             )
-            for backend in backends
+            for backend in connect(backends)
         ]
         self._queue = queue
         self._schedule = schedule

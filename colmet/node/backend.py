@@ -14,6 +14,8 @@ from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
 
+JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; None: missing
+
 
 class InputBackend(ABC):
     """Measures one table, or several that belong together.
@@ -37,6 +39,8 @@ class InputBackend(ABC):
         of_interval: whether its rows tell of the time since its sample before, so that the first one tells little.
         deadline_s: of a blocking backend: how long `sample()` may take before that is told as a failure.
         part: what it measures, where that is less than it could.
+        provides: names of values of jobs that it hands over to other backends, see `job_value`.
+        needs: names of values of jobs that it reads from other backends, see `use_value`; it is called after them.
         fd: readable when `drain()` has something to take in; -1 where there is none, or while it is closed.
     """
 
@@ -50,6 +54,8 @@ class InputBackend(ABC):
     capabilities: frozenset[str] = frozenset()
     deadline_s: float = 30.0
     part: str = ""
+    provides: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
     fd: int = -1
 
     @classmethod
@@ -97,6 +103,21 @@ class InputBackend(ABC):
     def last(self, job: Job) -> Sample | None:
         """A job's cgroup has gone: its last row, or None where it never had one. Nothing of it is kept."""
         return None
+
+    def job_value(self, name: str) -> JobValue:
+        """Return the function that reads one of `provides`; it can be called until the job's `last()` of all backends.
+
+        Raises:
+            KeyError: not one of them.
+        """
+        raise KeyError(name)
+
+    def use_value(self, name: str, value: JobValue) -> None:
+        """Read one of `needs` with a function from now on; without this call, the value is missing.
+
+        A blocking backend reads it in `ask()` alone.
+        """
+        raise KeyError(name)
 
     def counter_names(self) -> Sequence[CounterName]:
         """What its numbered columns hold on this node, as of its last `open()` or `sample()`."""

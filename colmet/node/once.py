@@ -22,6 +22,7 @@ from colmet.common.tables.agent import SCHEMA as ACCOUNT
 from colmet.common.units import UNITS
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
+from colmet.node.job_values import connect
 from colmet.node.jobs.controllers import distinct_controllers
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
@@ -333,13 +334,15 @@ def report(
     try:
         for cls in classes:
             tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
+        asked_for = {one.runner.backend: one for one in tried if one.runner is not None}
+        in_order = [asked_for[backend] for backend in connect(list(asked_for))]
         jobs = source.scan().jobs
-        begun = [one for one in tried if one.begin_interval(jobs)]
+        begun = [one for one in in_order if one.begin_interval(jobs)]
         if begun:
             time.sleep(INTERVAL_S)
             jobs = source.scan().jobs
         time_ns = time.time_ns()
-        tables = [table for one in tried for table in one.sample(jobs, time_ns)]
+        tables = [table for one in in_order for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]
         if agent_stats is not None:
             totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}

@@ -62,6 +62,8 @@ def make_v2(fake, job_id=42):
 @pytest.fixture
 def backend(fake):
     made = CgroupBackend(fake.host)
+    made.attributed = {}  # CPU time in ns of a job's tasks, as another backend measures it
+    made.use_value("cpu_attributed", made.attributed.get)
     made.open()
     yield made
     made.close()
@@ -203,12 +205,12 @@ def test_v2_says_unlimited_with_max(fake, backend):
 def test_cpu_time_that_no_known_task_used(fake, backend):
     job = make_v1(fake, ("cpuacct",))
     assert "cpu_unattributed" not in values_of(backend, job)
-    job.attributed_cpu_ns = 399_000_000
+    backend.attributed[job] = 399_000_000
     assert values_of(backend, job)["cpu_unattributed"] == 59_346
-    job.attributed_cpu_ns = 500_000_000
+    backend.attributed[job] = 500_000_000
     assert values_of(backend, job)["cpu_unattributed"] == 0
     no_cpuacct = make_v1(fake, ("pids",), job_id=43)
-    no_cpuacct.attributed_cpu_ns = 1
+    backend.attributed[no_cpuacct] = 1
     assert "cpu_unattributed" not in values_of(backend, no_cpuacct)
 
 
@@ -624,7 +626,7 @@ def test_what_was_noticed_is_in_the_last_row_of_a_job_that_no_tick_saw(fake, bac
     backend.notice(job)
     shutil.rmtree(fake.path / "cgroup")
     job.directories = {}
-    job.attributed_cpu_ns = 399_059_000
+    backend.attributed[job] = 399_059_000
     row = backend.last(job)
     assert row.job_id == 42 and row.values["cpu_unattributed"] == 346
     assert {key: value for key, value in row.values.items() if key != "cpu_unattributed"} == V1_VALUES
@@ -633,13 +635,13 @@ def test_what_was_noticed_is_in_the_last_row_of_a_job_that_no_tick_saw(fake, bac
 
 def test_the_last_row_has_what_can_still_be_read_and_else_what_was_read_last(fake, backend, monkeypatch):
     job = make_v1(fake)
-    job.attributed_cpu_ns = 0
+    backend.attributed[job] = 0
     list(backend.sample([job]))
     fake.write("/cgroup/pids/oar/bob_42/pids.peak", "7\n")
     backend.notice(job)
     fake.write("/cgroup/cpuacct/oar/bob_42/cpuacct.usage", "400000000\n")
     Removed(monkeypatch, "/pids/", "/memory/")
-    job.attributed_cpu_ns = 400_000_000
+    backend.attributed[job] = 400_000_000
     values = backend.last(job).values
     assert values == {**V1_VALUES, "cpu_usage": 400_000_000, "pids_peak": 7, "cpu_unattributed": 0}
     assert fake.host.kept == 0
@@ -659,39 +661,39 @@ def test_a_last_row_that_could_not_be_read_at_the_end_tells_nothing_that_was_not
     job = make_v1(fake)
     list(backend.sample([job]))
     usage = V1_VALUES["cpu_usage"]
-    job.attributed_cpu_ns = usage + 500_000_000
+    backend.attributed[job] = usage + 500_000_000
     list(backend.sample([]))  # its files are closed
     values = backend.last(job).values
-    assert values["cpu_usage"] == job.attributed_cpu_ns, "it used at least what its tasks did"
+    assert values["cpu_usage"] == backend.attributed[job], "it used at least what its tasks did"
     assert "cpu_unattributed" not in values
     assert not IN_USE & values.keys() and values["memory_peak"] == V1_VALUES["memory_peak"]
 
 
 def test_a_last_row_is_whole_where_its_tasks_had_ended_when_it_was_read(fake, backend):
     job = make_v1(fake)
-    job.attributed_cpu_ns = V1_VALUES["cpu_usage"] - 5_000_000
+    backend.attributed[job] = V1_VALUES["cpu_usage"] - 5_000_000
     backend.notice(job)
     list(backend.sample([]))
-    job.attributed_cpu_ns += 1_000_000
+    backend.attributed[job] += 1_000_000
     assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 4_000_000}
 
 
 @pytest.mark.parametrize(("then", "now"), [(1, 1), (1, 900_000), (70_000_000, 70_000_000)])
 def test_a_last_row_is_whole_where_tasks_add_up_to_a_little_more_than_the_group(fake, backend, then, now):
     job = make_v1(fake)
-    job.attributed_cpu_ns = V1_VALUES["cpu_usage"] + then
+    backend.attributed[job] = V1_VALUES["cpu_usage"] + then
     backend.notice(job)
     list(backend.sample([]))
-    job.attributed_cpu_ns = V1_VALUES["cpu_usage"] + now
+    backend.attributed[job] = V1_VALUES["cpu_usage"] + now
     assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 0}
 
 
 def test_more_attributed_than_used_is_counted_and_told(fake, backend, caplog):
     job = make_v1(fake)
-    job.attributed_cpu_ns = int(1.005 * V1_VALUES["cpu_usage"])
+    backend.attributed[job] = int(1.005 * V1_VALUES["cpu_usage"])
     list(backend.sample([job]))
     assert backend.counters()["overattributed"] == 0
-    job.attributed_cpu_ns = int(1.02 * V1_VALUES["cpu_usage"]) + 20_000_000
+    backend.attributed[job] = int(1.02 * V1_VALUES["cpu_usage"]) + 20_000_000
     (row,) = backend.sample([job])
     assert row.values["cpu_unattributed"] == 0
     assert backend.counters() == {"file_failures": 0, "overattributed": 1}
@@ -874,6 +876,8 @@ def test_live_a_process_killed_for_want_of_memory_is_counted(live):
 @pytest.mark.live
 def test_live_last_row_of_a_removed_job(live):
     made, job, backend = live
+    attributed = {}
+    backend.use_value("cpu_attributed", attributed.get)
     process = made.start("sleep", "60")
     backend.notice(job)
     process.kill()
@@ -886,7 +890,7 @@ def test_live_last_row_of_a_removed_job(live):
                 time.sleep(0.02)
             else:
                 break
-    job.attributed_cpu_ns = 0
+    attributed[job] = 0
     values = backend.last(job).values
     assert values["cpu_usage"] > 0
     assert "cpu_unattributed" not in values, "what it used after it was read last is not known"

@@ -221,6 +221,8 @@ def test_a_zombie_has_no_memory(tree, fake):
 @pytest.fixture
 def stand_in(fake):
     made = Tree(fake, every=False)
+    made.counted = None
+    made.backend.use_value("columns_counted", lambda job: made.counted)
     yield made
     made.backend.close()
     made.backend.close()
@@ -251,12 +253,12 @@ def test_memory_and_tasks_of_a_job_that_no_cgroup_counts_are_measured_without_an
 
 def test_what_the_cgroups_of_a_job_count_is_left_to_them(stand_in):
     stand_in.process(10)
-    stand_in.job.counted = frozenset(("memory_current", "pids_current"))
+    stand_in.counted = frozenset(("memory_current", "pids_current"))
     assert stand_in.sample() is None
     assert stand_in.fake.host.kept == 0
-    stand_in.job.counted = frozenset(("memory_current",))
+    stand_in.counted = frozenset(("memory_current",))
     assert stand_in.sample() == {"processes": 1, "tasks": 1}
-    stand_in.job.counted = frozenset(("pids_current",))
+    stand_in.counted = frozenset(("pids_current",))
     assert stand_in.sample()["memory_used"] == 100 * PAGE_KB * 1024
 
 
@@ -294,11 +296,13 @@ def test_the_cgroup_backend_says_what_a_job_s_cgroups_count(fake):
     job = Job(fake.host, 1, "bob", ["/c/oar/bob_1"])
     backend = CgroupBackend(fake.host)
     list(backend.sample([job]))
-    assert job.counted == {"pids_current"}
+    counted = backend.job_value("columns_counted")
+    assert counted(job) == {"pids_current"}
     fake.write("/m/oar/bob_1/memory.usage_in_bytes", "4096\n")
     for _ in range(SLOW_TICKS):
         list(backend.sample([job]))
-    assert job.counted == {"pids_current", "memory_current"}
+    counted = backend.job_value("columns_counted")
+    assert counted(job) == {"pids_current", "memory_current"}
     backend.close()
 
 

@@ -2,7 +2,7 @@
 
 NAMES = {
     "taskstats": "colmet.node.backends.taskstats:TaskstatsBackend",
-    "cgroup": "colmet.node.backends.cgroup:CgroupBackend",  # after taskstats: it uses what that has just measured
+    "cgroup": "colmet.node.backends.cgroup:CgroupBackend",
     "procstats": "colmet.node.backends.procstats:ProcstatsBackend",
     "jobproc": "colmet.node.backends.jobproc:JobprocBackend",
     "perfhw": "colmet.node.backends.perfhw:PerfhwBackend",

@@ -20,8 +20,8 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
-from colmet.node.backend import InputBackend
-from colmet.node.jobs.job import MEMORY, TASKS, Job
+from colmet.node.backend import InputBackend, JobValue
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import (
     Blocks,
     Columns,
@@ -189,7 +189,7 @@ class ControllerFiles(NamedTuple):
 
 
 UNIFIED = "unified"
-_COUNTED = frozenset((MEMORY, TASKS))
+_IN_USE_NOW = frozenset(("memory_current", "pids_current"))
 
 
 def kinds(host: Host) -> tuple[ControllerFiles, ...]:
@@ -358,11 +358,15 @@ class _Group:
         rest: the files that this tick has still to read.
         lost: of what a group was found to be gone.
         listed: whether the job was there at the last tick.
-        attributed_ns: CPU time that its tasks were known to have used when it was read last.
+        cpu_attributed: CPU time in ns that its tasks are known to have used.
+        attributed_ns: the same, as of when the group was read last.
+        counted: the columns of memory and tasks in use that were read last.
     """
 
-    def __init__(self, job: Job, parts: Sequence[_ControllerPart]) -> None:
+    def __init__(self, job: Job, parts: Sequence[_ControllerPart], cpu_attributed: JobValue) -> None:
         self.job = job
+        self.cpu_attributed = cpu_attributed
+        self.counted: frozenset[str] = frozenset()
         self._user = _user_of(job)
         self.known: Values = {}
         self.values: Values = {}
@@ -384,8 +388,9 @@ class _Group:
             self._user = _user_of(self.job)
         row = {**self._user, **values}
         usage = row.get("cpu_usage")
-        if usage is not None and self.job.attributed_cpu_ns is not None:
-            row["cpu_unattributed"] = max(0, int(usage) - self.job.attributed_cpu_ns)
+        attributed = self.cpu_attributed(self.job)
+        if usage is not None and attributed is not None:
+            row["cpu_unattributed"] = max(0, int(usage) - attributed)
         return Sample(self.job.id, row)
 
     def is_final(self) -> bool:
@@ -394,10 +399,10 @@ class _Group:
         By what they were known to have used then, or by its own figure, which may be a little less than theirs: each
         is rounded by itself.
         """
-        usage, now, then = self.known.get("cpu_usage"), self.job.attributed_cpu_ns, self.attributed_ns
+        usage, now, then = self.known.get("cpu_usage"), self.cpu_attributed(self.job), self.attributed_ns
         if usage is None or now is None or then is None:
             return False
-        return now <= max(then, int(usage) + _ROUNDING_NS)
+        return bool(now <= max(then, int(usage) + _ROUNDING_NS))
 
     def last_row(self) -> Sample:
         """Its row of what was read last, when nothing can be read any more.
@@ -406,8 +411,9 @@ class _Group:
         """
         row = {**self._user, **{name: value for name, value in self.known.items() if name not in IN_USE}}
         usage = row.get("cpu_usage")
-        if usage is not None and self.job.attributed_cpu_ns is not None:
-            row["cpu_usage"] = max(int(usage), self.job.attributed_cpu_ns)
+        attributed = self.cpu_attributed(self.job)
+        if usage is not None and attributed is not None:
+            row["cpu_usage"] = max(int(usage), attributed)
         return Sample(self.job.id, row)
 
     def look(self, host: Host) -> None:
@@ -462,12 +468,15 @@ class CgroupBackend(InputBackend):
     name = "cgroup"
     schema = SCHEMA
     agent_counters = AGENT_COUNTERS
+    provides = ("columns_counted",)
+    needs = ("cpu_attributed",)
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._kinds = kinds(host)
         self._probe = BlkioProbe(host)
         self._groups: dict[Job, _Group] = {}
+        self._cpu_attributed: JobValue = lambda job: None
         self._ticks = 0
         self._failures = 0
         self._overattributed = 0
@@ -522,12 +531,24 @@ class CgroupBackend(InputBackend):
             return self._row(group, group.known)
         return group.last_row() if group.known else None
 
+    def use_value(self, name: str, value: JobValue) -> None:
+        """Read `cpu_attributed`, the CPU time in ns that a job's tasks are known to have used."""
+        self._cpu_attributed = value
+
+    def job_value(self, name: str) -> JobValue:
+        """Return `columns_counted`: which of memory_current and pids_current the job's cgroups had at this tick."""
+        return {"columns_counted": self._counted}[name]
+
+    def _counted(self, job: Job) -> frozenset[str] | None:
+        group = self._groups.get(job)
+        return None if group is None else group.counted
+
     def counters(self) -> Mapping[str, int]:
         """Files that could not be read, and rows in which more was attributed than there was."""
         return {"file_failures": self._failures, "overattributed": self._overattributed}
 
     def _row(self, group: _Group, values: Values) -> Sample:
-        usage, attributed = values.get("cpu_usage"), group.job.attributed_cpu_ns
+        usage, attributed = values.get("cpu_usage"), self._cpu_attributed(group.job)
         if usage is not None and attributed is not None and attributed > 1.01 * int(usage) + _TICKS_NS:
             self._overattributed += 1
             if powers_of_ten(self._overattributed):
@@ -544,7 +565,7 @@ class CgroupBackend(InputBackend):
         former = self._groups.get(job)
         if former is not None and former.listed:
             return former
-        group = self._groups[job] = _Group(job, [_ControllerPart(kind) for kind in self._kinds])
+        group = self._groups[job] = _Group(job, [_ControllerPart(kind) for kind in self._kinds], self._cpu_attributed)
         if former is not None:  # it was thought to be gone
             group.known = former.known
         return group
@@ -579,9 +600,9 @@ class CgroupBackend(InputBackend):
         self._read(group, group.rest)
         group.lose()
         group.known = values if len(values) >= len(group.known) else {**group.known, **values}
-        group.job.counted = _COUNTED.intersection(values)
+        group.counted = _IN_USE_NOW.intersection(values)
         if "cpu_usage" in values:
-            group.attributed_ns = group.job.attributed_cpu_ns
+            group.attributed_ns = self._cpu_attributed(group.job)
 
     def _read(self, group: _Group, files: Sequence[_OpenFile]) -> None:
         """Take in what files tell; what one does not tell is missing."""

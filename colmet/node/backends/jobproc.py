@@ -22,13 +22,15 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.common.tables.jobproc import IO_FIELDS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
-from colmet.node.backend import InputBackend
-from colmet.node.jobs.job import MEMORY, TASKS, Job
+from colmet.node.backend import InputBackend, JobValue
+from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import Values
 from colmet.node.system.host import Host, Kept, is_gone
 from colmet.node.system.processes import NO_ANSWER, Question
 
 log = logging.getLogger(__name__)
+
+MEMORY, TASKS = "memory_current", "pids_current"  # columns of cgroup_default
 
 
 # What is folded, over processes. The last one is no column: files and shared memory of the process that maps most.
@@ -176,9 +178,16 @@ class StandIn:
     """Memory and tasks of jobs for which no cgroup counts them.
 
     One file of each process is kept open, and read at each tick.
+
+    Args:
+        host: the machine.
+
+    Attributes:
+        columns_counted: which of `MEMORY` and `TASKS` a job's cgroups count; None for neither.
     """
 
     def __init__(self, host: Host) -> None:
+        self.columns_counted: JobValue = lambda job: None
         self._host = host
         self._former: dict[int, Kept] = {}  # statm by pid, of the last tick
         self._files: dict[int, Kept] = {}  # of this one
@@ -193,7 +202,7 @@ class StandIn:
         self._had.intersection_update([job.id for job in jobs])
         questions = {}  # once of each, though a process may be in the cgroups of several jobs
         for job in jobs:
-            if MEMORY not in job.counted:
+            if MEMORY not in (self.columns_counted(job) or ()):
                 for pid in job.pids():
                     questions[pid] = Question(pid, job.party, partial(self._read, pid, self._former.get(pid)))
         self._answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
@@ -211,7 +220,7 @@ class StandIn:
         Raises:
             ParseError: a file has another form.
         """
-        lacks = {MEMORY, TASKS} - job.counted
+        lacks = {MEMORY, TASKS}.difference(self.columns_counted(job) or ())
         if not lacks:
             return None
         pids, tasks = job.pids(), len(job.tids())
@@ -295,6 +304,7 @@ class JobprocBackend(InputBackend):
 
     name = "jobproc"
     schema = SCHEMA
+    needs = ("columns_counted",)
     capabilities = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))  # /proc/<pid>/io
 
     def __init__(self, host: Host, every: bool = True) -> None:
@@ -326,6 +336,11 @@ class JobprocBackend(InputBackend):
     def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend | None:
         """For all jobs with the option; else for jobs that no cgroup counts, unless it is turned off."""
         return None if options.disable_jobproc else cls(host, every=options.enable_jobproc)
+
+    def use_value(self, name: str, value: JobValue) -> None:
+        """Read `columns_counted`, the columns of memory and tasks that a job's cgroups count."""
+        if self._stand_in is not None:
+            self._stand_in.columns_counted = value
 
     def open(self) -> None:
         """Nothing to get ready."""

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
 from colmet.node.accounting.plausible import PlausibleWaits
-from colmet.node.backend import InputBackend
+from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.procstat import Stat, ask_stats
@@ -109,6 +110,7 @@ class TaskstatsBackend(InputBackend):
     schema = SCHEMA
     agent_counters = AGENT_COUNTERS
     notes = NOTES
+    provides = ("cpu_attributed",)
     capabilities = frozenset(("CAP_NET_ADMIN",))  # generic netlink, fork events, buffers beyond the system's limit
     DELAYACCT = "/proc/sys/kernel/task_delayacct"
 
@@ -129,6 +131,8 @@ class TaskstatsBackend(InputBackend):
         self._beyond: dict[int, int] = {}  # CPU time that no record told of, by job
         self._group_ns: dict[int, int] = {}  # CPU time of its cgroup, where no task of the job has ended since
         self._excess: dict[int, int] = {}  # CPU time that its tasks used beyond that of its cgroup, as of the last look
+        # CPU time that its tasks, live and ended, are known to have used; for as long as the job is known to anybody
+        self._attributed_ns: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
         self._listed: set[int] = set()  # jobs whose tasks have been looked at
         self._received: list[Exits] = []  # not attributed yet
         self._finished: list[Ints] = []  # tasks of jobs that have ended since the last tick
@@ -281,6 +285,10 @@ class TaskstatsBackend(InputBackend):
         self._parties.pop(job.id, None)
         return rows[0] if rows else None
 
+    def job_value(self, name: str) -> JobValue:
+        """Return `cpu_attributed`: CPU time in ns that the job's tasks, live and ended, are known to have used."""
+        return {"cpu_attributed": self._attributed_ns.get}[name]
+
     def counters(self) -> Mapping[str, int]:
         """Exit records by what became of them, what was lost, and whether there are any."""
         return {
@@ -353,7 +361,7 @@ class TaskstatsBackend(InputBackend):
             self._listed.add(job.id)
             if totals is not None:
                 self._told_totals[job.id] = totals
-                rows.append(Sample(job.id, {**as_values(_TASK, totals), "cpu_total": job.attributed_cpu_ns}))
+                rows.append(Sample(job.id, {**as_values(_TASK, totals), "cpu_total": self._attributed_ns[job]}))
         return rows
 
     def _update(
@@ -394,7 +402,7 @@ class TaskstatsBackend(InputBackend):
         else:  # gone
             cpu_ns -= self._excess.get(job.id, 0)
             group_ns = self._group_ns.get(job.id, cpu_ns)
-        job.attributed_cpu_ns = max(min(cpu_ns, group_ns), job.attributed_cpu_ns or 0)
+        self._attributed_ns[job] = max(min(cpu_ns, group_ns), self._attributed_ns.get(job, 0))
         return totals
 
     def _receive(self) -> None:
@@ -562,8 +570,8 @@ class TaskstatsBackend(InputBackend):
             parts += [sums, keys, values]
             excess.append(self._waits.excess(job.id, keys))
             head.append({"job": job.id, "identity": job.identity, "tasks": len(keys), "floor": floor is not None})
-            cpu = job.attributed_cpu_ns or 0
-            head[-1]["beyond"] = cpu - int(self._told_totals[job.id][_VIRTUAL])
+            cpu_ns = self._attributed_ns.get(job, 0)
+            head[-1]["beyond"] = cpu_ns - int(self._told_totals[job.id][_VIRTUAL])
         text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head, "waits": len(WAITS)}).encode()
         self._state.save(b"".join([_HEAD.pack(len(text)), text, *[part.tobytes() for part in parts + excess]]))
 

@@ -17,7 +17,6 @@ from colmet.node.system.processes import NO_ANSWER, Question
 log = logging.getLogger(__name__)
 
 NODE_JOB = 0  # the id of what is no job's: the node's own rows, and the unit that -c, -p and -t name
-MEMORY, TASKS = "memory_current", "pids_current"  # columns of cgroup_default; see `Job.counted`
 # A directory that a job lacks in some hierarchy is searched at each of the first requests, then at one request in 32.
 _EAGER_MISSES = 8
 _RARE_MISSES = 32
@@ -44,9 +43,6 @@ class Job:
             not found it.
         tops: its own directories, without those inside them.
         cgroups: the directories whose lists of tasks make up its tasks, step groups inside others included.
-        attributed_cpu_ns: CPU time that its tasks, live and ended, are known to have used; None where nothing
-            measures it. Written by the backend that does.
-        counted: which of `MEMORY` and `TASKS` its cgroups had at this tick. Written by the backend that reads them.
         witnessed: whether it began while the agent was looking, so that what a task had used when it was first seen
             in the job was used before.
     """
@@ -65,8 +61,6 @@ class Job:
         self.user = user
         self.cgroups = tuple(cgroups)
         self.tops = self.cgroups
-        self.attributed_cpu_ns: int | None = None
-        self.counted: frozenset[str] = frozenset()
         self.witnessed = False
         self._host = host
         self._mounts = mounts
