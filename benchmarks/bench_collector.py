@@ -130,7 +130,7 @@ class Chain:
         self._output = Hdf5Output(str(folder / "steady.hdf5"), complevel, max_delay_s=MAX_DELAY_S)
         self._output.open(self._state)
         self._worker = OutputWorker(self._output, self._journal, self._state, 100, 5.0, monotonic=lambda: self._now_s)
-        self._journal.start(self._receiver.account)
+        self._journal.start(self._receiver.dump_senders)
         self._came_s = [0.0]  # when each record came
         self.bursts = self.rows = 0
         self.oldest_s = 0.0  # of all rows, when they were written
@@ -553,7 +553,7 @@ def run_restart(mbytes: int = 1024) -> list[Figure]:
         journal = Journal(str(folder / "x.journal"), 2 * mbytes << 20)
         journal.state("hdf5")
         receiver = Receiver()
-        journal.start(receiver.account)
+        journal.start(receiver.dump_senders)
         nodes = [node_messages(f"node-{n}.example.org", (n, n + 1), NODE_TABLES, 1) for n in range(2000)]
         size = seq = 0
         while size < mbytes << 20:

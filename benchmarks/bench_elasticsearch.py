@@ -27,7 +27,7 @@ import requests
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import MAX_BULK_BYTES, ElasticsearchOutput
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Table
@@ -110,7 +110,7 @@ class Ours:
         self._output = ElasticsearchOutput(
             [f"http://127.0.0.1:{port}"], HttpClient({}), IndexNaming("colmet_", "", False)
         )
-        self._output.open(State(str(folder / "state.json"), "0123456789abcdef", 0, 0))
+        self._output.open(OutputState(str(folder / "state.json"), "0123456789abcdef", 0, 0))
         self._next = 0
 
     def write(self) -> None:

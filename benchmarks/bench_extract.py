@@ -22,7 +22,7 @@ import numpy as np
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
@@ -59,7 +59,7 @@ def make(path: Path, jobs: int, size: int) -> None:
         size: bytes of all rows.
     """
     ticks = max(1, size // (jobs * HOSTS * ROW_BYTES))
-    output, state = Hdf5Output(str(path)), State("", "0" * 16, 0, 0)
+    output, state = Hdf5Output(str(path)), OutputState("", "0" * 16, 0, 0)
     output.open(state)
     output.recover()
     rng = np.random.default_rng(1)

@@ -24,7 +24,7 @@ import numpy as np
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
@@ -68,7 +68,7 @@ class Ours:
         self._decode = Decoder().decode
         self._batches = self._decoded() if decoded else None
         self._output = Hdf5Output(str(path), complevel=complevel)
-        self._state = State(f"{path}.state", "0" * 16, 0, 0)  # what it remembers is written and fsynced, too
+        self._state = OutputState(f"{path}.state", "0" * 16, 0, 0)  # what it remembers is written and fsynced, too
         self._output.open(self._state)
 
     def _decoded(self) -> list[tuple[Batch, ...]]:

@@ -97,7 +97,7 @@ def bench_feed() -> Figures:
         push = stack.enter_context(contextlib.closing(Push(f"ipc://{folder}/data", 10_000, 0)))
         for round_ in range(3):
             receiver, journal = Receiver(), Journal(f"{folder}/{round_}", 8 << 30)
-            journal.start(receiver.account)
+            journal.start(receiver.dump_senders)
             health = CollectorHealth(errands, receiver, journal, [], {})
             took = sent = 0.0
             for messages in ticks:

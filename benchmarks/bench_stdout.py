@@ -14,7 +14,7 @@ from bench_hdf5 import messages
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.stdout import FORMATS, StdoutOutput
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.wire import Decoder
 
 ROWS_PER_MESSAGE = 4
@@ -50,10 +50,10 @@ def run() -> list[tuple[str, float, str, str]]:
     try:
         for form in FORMATS:
             output = StdoutOutput(form, descriptor)
-            state = State("", "0" * 16, 0, 0)
+            state = OutputState("", "0" * 16, 0, 0)
             output.open(state)
 
-            def work(output: StdoutOutput = output, state: State = state) -> None:
+            def work(output: StdoutOutput = output, state: OutputState = state) -> None:
                 decoder, first = Decoder(), state.position
                 output.write([JournalRecord(first + n, 0, decoder.decode(one).batches) for n, one in enumerate(packed)])
 

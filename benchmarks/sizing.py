@@ -40,7 +40,7 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import file_columns
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Schema, Table
@@ -201,7 +201,7 @@ def receiving() -> Costs:
                 journal = Journal(name, 8 << 30)
                 journal.state("elasticsearch")
                 receiver = Receiver()
-                journal.start(receiver.account)
+                journal.start(receiver.dump_senders)
                 began = time.process_time()
                 for message in messages:
                     journal.append(message, receiver.take(message, "127.0.0.1"))
@@ -262,7 +262,7 @@ def hdf5() -> Costs:
             schema = known[name]
             with tempfile.TemporaryDirectory() as folder:
                 output = Hdf5Output(f"{folder}/sizing", complevel=level)
-                state = State(f"{folder}/state.json", "0" * 16, 0, 0)
+                state = OutputState(f"{folder}/state.json", "0" * 16, 0, 0)
                 output.open(state)
                 nodes = [Node(f"node-{n}.example.org", range(1 + n, 1 + jobs, 10), [schema]) for n in range(10)]
                 seq = 0
@@ -301,7 +301,7 @@ def documents(url: str, prefix: str, rounds: int) -> Iterator[tuple[Schema, floa
     """For each of some tables, CPU seconds of the collector for `DOCUMENTS` once all is warm, in each round."""
     for schema in [schemas()[name] for name in DOCUMENT_TABLES]:
         with tempfile.TemporaryDirectory() as folder:
-            state = State(f"{folder}/state.json", "0" * 16, 0, 0)
+            state = OutputState(f"{folder}/state.json", "0" * 16, 0, 0)
             output = ElasticsearchOutput([url], HttpClient({}), IndexNaming(prefix, "", False))
             output.open(state)
             nodes = [Node(f"node-{n}.example.org", (1000 + n % 50, 1100), [schema]) for n in range(200)]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Batch
 
@@ -73,7 +73,7 @@ class OutputBackend(ABC):
         """
 
     @abstractmethod
-    def open(self, state: State) -> None:
+    def open(self, state: OutputState) -> None:
         """Get ready to write; soon done, what may take long is for `recover`.
 
         Args:

@@ -70,7 +70,7 @@ class CollectorHealth:
 
     Args:
         errands: of the main thread.
-        receiver: has the account of the senders.
+        receiver: counts by sender.
         journal: of what was received.
         workers: of the outputs.
         parts: other parts' counters, by the name of the part.
@@ -111,7 +111,7 @@ class CollectorHealth:
         self._backlog = Backlog(monotonic)
 
     def start(self) -> None:
-        """For the main thread, once the account of the senders is restored: what is wrong by now is not recent."""
+        """For the main thread, once the state of the senders is restored: errors counted by then are not recent."""
         self._recent = RecentGrowth(self._wrong())
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:

@@ -18,8 +18,8 @@ from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
 from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
 from colmet.collector.ingest import rate_limit
-from colmet.collector.ingest.fanout import Rounds, handler
-from colmet.collector.ingest.link import Durable, Link
+from colmet.collector.ingest.fanout import Fanout, handler
+from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.linkport import LinkPort, open_link
 from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.receiver import Receiver
@@ -173,7 +173,7 @@ class Collector:
         latest: Latest | None = None,
         reload: Callable[[], None] = lambda: None,
         receiver: Receiver | None = None,
-        link: Link | None = None,
+        link: CollectorLink | None = None,
         link_port: LinkPort | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
         interface: WebLauncher | None = None,
@@ -200,9 +200,9 @@ class Collector:
 
     def run(self, signals: Signals) -> bool:
         """Work until SIGTERM or SIGINT; then write what is there. Whether every output has ended."""
-        self._receiver.restore(*self._journal.account())
+        self._receiver.restore(*self._journal.read_senders())
         self.health.start()
-        self._journal.start(self._receiver.account)
+        self._journal.start(self._receiver.dump_senders)
         for worker in self._workers:
             worker.start()
         self._pull.wake_on(signals.fd)
@@ -313,7 +313,7 @@ class Collector:
         return True
 
     def _report(self) -> None:
-        """Log the account of the senders, loudly where something is wrong that was not told before."""
+        """Log the counts by sender, as a WARNING where something new is wrong."""
         lines = tuple(self._receiver.report())
         wrong = lines[1:] != self._reported[1:] and len(lines) > 1
         for line in lines:
@@ -335,7 +335,7 @@ class Collector:
 
 
 def changes(
-    journal: Journal, workers: Sequence[OutputWorker], limits: rate_limit.Rates, novelty: Novelty
+    journal: Journal, workers: Sequence[OutputWorker], limits: rate_limit.RateLimit, novelty: Novelty
 ) -> dict[str, Prepare]:
     """The options that can change while the collector runs."""
 
@@ -480,11 +480,11 @@ def run(
         receiver = Receiver(limits, novelty)
         server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, entrance, directory)
         listeners.close()
-        link, rounds = None, Rounds()
-        on_disk = stack.enter_context(contextlib.closing(Durable()))
+        link, fanout = None, Fanout()
+        on_disk = stack.enter_context(contextlib.closing(DurableBatches()))
         if server is not None:
             stack.callback(server.close)
-            link = Link(server, receiver, on_disk, bool(directory), rounds.answered)
+            link = CollectorLink(server, receiver, on_disk, bool(directory), fanout.answered)
             pull.wake_on(server.socket)
             pull.wake_on(on_disk.fd)
             if link_port is not None:
@@ -541,7 +541,7 @@ def run(
                 collector.health.link_failed = NO_LINK
             asked.handlers["status"] = collector.health.status
             asked.handlers["top"] = collector.health.top.answer
-            asked.handlers["configure"] = handler(rounds, link, errands)
+            asked.handlers["configure"] = handler(fanout, link, errands)
             control.listen(options.control_socket, "collector", asked, control_keys)
             if options.metrics_listen:
                 page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)

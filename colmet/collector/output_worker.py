@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.journal import Cursor, Journal, Reading
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.logs import powers_of_ten
 
@@ -48,7 +48,7 @@ class OutputWorker:
         self,
         output: OutputBackend,
         journal: Journal,
-        state: State,
+        state: OutputState,
         max_rows: int,
         max_age_s: float,
         monotonic: Callable[[], float] = time.monotonic,

@@ -21,7 +21,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import LEGACY_COLUMNS
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.commands.colmet import main
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime import cli
@@ -159,7 +159,7 @@ class Writer:
         ElasticsearchOutput.add_options(parser)
         directory.mkdir(exist_ok=True)
         self.output = ElasticsearchOutput.from_options(parser.parse_args(["--elastic-host", url, *options]))
-        self.state = State(str(directory / "elasticsearch.json"), "00112233aabbccdd", 0, 0)
+        self.state = OutputState(str(directory / "elasticsearch.json"), "00112233aabbccdd", 0, 0)
         self.rejects = directory / "elasticsearch.rejects.ndjson"
         self.output.open(self.state)
         self.output.recover()
@@ -666,7 +666,7 @@ def hdf5_file(directory):
     Hdf5Output.add_options(parser)
     path = str(directory / "rows.hdf5")
     output = Hdf5Output.from_options(parser.parse_args(["--hdf5-filepath", path]))
-    output.open(State(str(directory / "hdf5.json"), "00112233aabbccdd", 0, 0))
+    output.open(OutputState(str(directory / "hdf5.json"), "00112233aabbccdd", 0, 0))
     output.recover()
     output.write(records_of(SENT))
     output.close()

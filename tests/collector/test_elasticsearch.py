@@ -21,7 +21,7 @@ from colmet.collector.backends.elasticsearch import output
 from colmet.collector.backends.elasticsearch.client import checked_url
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from tests.support.elastic_server import RESET, SILENCE, Elastic, error
@@ -75,7 +75,7 @@ def test_rows_are_documents_and_the_position_is_saved(tmp_path, elastic):
     assert stored(elastic) == rows(0, 1)
     [node] = elastic.indices["colmet_node_default"].values()
     assert node == {"hostname": "node-1", "job_id": 0, "timestamp": TIME // 10**9, "involved_jobs": [1, 2], "load": 0.5}
-    assert writer.state.position == 3 and State(writer.state._path, JOURNAL, 0, 9).position == 3
+    assert writer.state.position == 3 and OutputState(writer.state._path, JOURNAL, 0, 9).position == 3
     assert writer.count("documents", "already_there", "rejected", "bulks") == (5, 0, 0, 1)
 
 
@@ -646,7 +646,7 @@ def test_a_password_in_an_address_is_used_with_a_warning_and_never_repeated(more
 def test_the_user_of_an_address_is_who_writes(elastic):
     url = elastic.url.replace("http://", "http://user:pa%3Ass@")
     output = from_options("--elastic-host", url)
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     output.write([record(0)])
     assert {headers.get("Authorization") for _, _, headers, _ in elastic.requests} == {"Basic dXNlcjpwYTpzcw=="}
     output.close()
@@ -654,7 +654,7 @@ def test_the_user_of_an_address_is_who_writes(elastic):
 
 def test_why_a_server_cannot_be_reached_is_said_in_the_systems_words():
     output = from_options("--elastic-host", "http://127.0.0.1:1")
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     with pytest.raises(OutputUnavailable, match=r"^http://127\.0\.0\.1:1: Connection refused$"):
         output.write([record(0)])
     output.close()
@@ -662,7 +662,7 @@ def test_why_a_server_cannot_be_reached_is_said_in_the_systems_words():
 
 def test_a_server_without_tls_is_named_as_such(elastic):
     output = from_options("--elastic-host", elastic.url.replace("http:", "https:"))
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     with pytest.raises(OutputUnavailable, match=r"it does not speak TLS, is it http://\?"):
         output.write([record(0)])
     output.close()
@@ -721,7 +721,7 @@ def test_api_keys_are_checked(tmp_path):
 def test_credentials_go_with_every_request_and_nowhere_else(tmp_path, elastic, option, text, header, caplog):
     caplog.set_level(logging.DEBUG)
     output = from_options("--elastic-host", elastic.url, option, secret(tmp_path, text))
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     elastic.script["POST", "/_bulk"] = [(307, b"", ("Location", f"{elastic.url}/elsewhere"))]
     with pytest.raises(OutputUnavailable) as caught:
         output.write([record(0)])
@@ -745,7 +745,7 @@ def test_neither_proxies_nor_netrc_of_the_environment_are_used(tmp_path, elastic
     monkeypatch.setenv("NETRC", str(netrc))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     output = from_options("--elastic-host", elastic.url)
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     output.write([record(0)])
     assert all("Authorization" not in headers for _, _, headers, _ in elastic.requests)
     assert all(headers["Accept-Encoding"] == "identity" for _, _, headers, _ in elastic.requests)
@@ -755,14 +755,14 @@ def test_neither_proxies_nor_netrc_of_the_environment_are_used(tmp_path, elastic
 def test_without_a_place_for_the_reject_file_what_is_refused_is_counted(tmp_path, elastic, caplog):
     elastic.item = lambda action, document: (400, "bad")
     output = from_options("--elastic-host", elastic.url)
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     output.write([record(0)])
     assert output.counters()["rejected"] == output.counters()["rejects_not_kept"] == 2
     assert "refused rows not kept" in caplog.text
     output.close()
     path = tmp_path / "mine"
     output = from_options("--elastic-host", elastic.url, "--elastic-reject-file", str(path))
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     output.write([record(1)])
     assert len(path.read_text().splitlines()) == 2
     output.close()
@@ -805,7 +805,7 @@ def secure(make, certificates):
 
 
 def written_by(output):
-    output.open(State("", JOURNAL, 0, 0))
+    output.open(OutputState("", JOURNAL, 0, 0))
     try:
         output.write([record(0)])
     finally:

@@ -28,7 +28,7 @@ from colmet.collector.backends.hdf5 import h5file
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columnar import join
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import Decoder, colmet06
@@ -289,7 +289,7 @@ def test_when_the_next_file_cannot_be_opened_rows_wait_until_it_can(tmp_path: Pa
 def test_closing_twice_or_without_opening_is_harmless(tmp_path: Path) -> None:
     output = Hdf5Output(str(tmp_path / "x.hdf5"))
     output.close()
-    output.open(State("", "", 0, 0))
+    output.open(OutputState("", "", 0, 0))
     output.close()
     output.close()
     assert counts(tmp_path / "x.hdf5") == {}
@@ -357,9 +357,9 @@ def test_another_user_without_rights_is_refused(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from colmet.collector.backends.hdf5.output import Hdf5Output\n"
-        "from colmet.collector.journal.output_state import State\nfrom colmet.common.errors import ConfigError\n"
+        "from colmet.collector.journal.output_state import OutputState\nfrom colmet.common.errors import ConfigError\n"
         "os.setuid(65534)\n"
-        "try: Hdf5Output(sys.argv[1]).open(State('', '', 0, 0))\n"
+        "try: Hdf5Output(sys.argv[1]).open(OutputState('', '', 0, 0))\n"
         "except ConfigError as err: print(err)\n"
     )
     folder = Path("/var/tmp") / f"colmet-test-{os.getpid()}"
@@ -1031,8 +1031,8 @@ def test_two_collectors_never_write_to_one_file(tmp_path: Path) -> None:
     first.write([batch(table(TASKSTATS, (1, {"cpu_count": 1})))])
     code = (
         "import sys\nfrom colmet.collector.backends.hdf5.output import Hdf5Output\n"
-        "from colmet.collector.journal.output_state import State\nfrom colmet.common.errors import ConfigError\n"
-        "try: Hdf5Output(sys.argv[1]).open(State('', '', 0, 0))\nexcept ConfigError as err: print(err)\n"
+        "from colmet.collector.journal.output_state import OutputState\nfrom colmet.common.errors import ConfigError\n"
+        "try: Hdf5Output(sys.argv[1]).open(OutputState('', '', 0, 0))\nexcept ConfigError as err: print(err)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(colmet.__file__).parents[1])}

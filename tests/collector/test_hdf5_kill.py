@@ -12,7 +12,7 @@ import pytest
 from colmet.collector.backends.hdf5 import output, repair
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import OutputUnavailable
 from tests.support.hdf5_killed import expected, record, stored, tables
 from tests.support.hdf5_writer import JOURNAL
@@ -34,7 +34,7 @@ class Collector:
         self.options = options
 
     def state(self):
-        state = State(str(self.folder / "state"), JOURNAL, 0, 0)
+        state = OutputState(str(self.folder / "state"), JOURNAL, 0, 0)
         state.oldest, state.end = (0 if self.has_all else state.position), self.end
         return state
 
@@ -82,7 +82,7 @@ class Collector:
 
 
 STEPS = [
-    (State, "save"),
+    (OutputState, "save"),
     (Hdf5File, "flush"),
     (Hdf5File, "sync"),
     (Hdf5File, "close"),

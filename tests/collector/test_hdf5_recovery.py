@@ -24,7 +24,7 @@ from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
 from colmet.collector.backends.hdf5.h5file import Damaged
 from colmet.collector.backends.hdf5.output import Hdf5Output, Notes, rotation
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from tests.support.hdf5_killed import expected, record, stored
 from tests.support.hdf5_writer import JOURNAL
@@ -34,7 +34,7 @@ tables = h5file.tables
 
 def state_of(folder, end=0, oldest=0):
     """As the journal gives it at a start."""
-    state = State(str(folder / "state"), JOURNAL, oldest, 0)
+    state = OutputState(str(folder / "state"), JOURNAL, oldest, 0)
     state.end = max(end, state.position)
     return state
 
@@ -70,12 +70,12 @@ def at(monkeypatch):
 
 def test_a_burst_is_remembered_before_it_is_begun_and_after_it_is_on_disk(tmp_path, monkeypatch):
     steps = []
-    save, flush, sync = State.save, h5file.Hdf5File.flush, h5file.Hdf5File.sync
+    save, flush, sync = OutputState.save, h5file.Hdf5File.flush, h5file.Hdf5File.sync
     append = tables.Table.append
     output, state = started(tmp_path)
     write(output, state, 10)
     monkeypatch.setattr(
-        State, "save", lambda self, p, n, k: (steps.append(("save", p, dict(n["undo"]), k)), save(self, p, n, k))
+        OutputState, "save", lambda self, p, n, k: (steps.append(("save", p, dict(n["undo"]), k)), save(self, p, n, k))
     )
     monkeypatch.setattr(h5file.Hdf5File, "flush", lambda self: (steps.append("flush"), flush(self)))
     monkeypatch.setattr(h5file.Hdf5File, "sync", lambda self: (steps.append("sync"), sync(self)))
@@ -95,7 +95,7 @@ def test_a_burst_is_remembered_before_it_is_begun_and_after_it_is_on_disk(tmp_pa
 def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tmp_path, monkeypatch):
     output, state = started(tmp_path)
     write(output, state, 10)
-    save, calls, failing = State.save, [], []
+    save, calls, failing = OutputState.save, [], []
 
     def fail(self, *arguments):
         calls.append(arguments)
@@ -103,7 +103,7 @@ def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tm
             raise OutputUnavailable("cannot write state: No space left on device")
         save(self, *arguments)
 
-    monkeypatch.setattr(State, "save", fail)
+    monkeypatch.setattr(OutputState, "save", fail)
     for at_calls in ((1,), (2,), (2, 3), (2, 3, 4)):
         failing[:] = at_calls
         calls.clear()
@@ -123,8 +123,8 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
     monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 4)
     saved = []
     output, state = started(tmp_path)
-    save = State.save
-    monkeypatch.setattr(State, "save", lambda self, p, n, k: (saved.append((p, n["undo"])), save(self, p, n, k)))
+    save = OutputState.save
+    monkeypatch.setattr(OutputState, "save", lambda self, p, n, k: (saved.append((p, n["undo"])), save(self, p, n, k)))
     write(output, state, 80, step=80)
     assert {position for position, _ in saved} == {0, 80}
     assert max(len(undo) for _, undo in saved) > 8 >= len(output._file._handles)
@@ -593,11 +593,11 @@ def test_former_tables_that_cannot_be_removed_are_removed_before_the_next_file_i
 
 def test_a_table_that_got_no_rows_lately_is_looked_at_too(tmp_path):
     killed_in_a_burst(tmp_path)
-    notes = dict(State(str(tmp_path / "state"), JOURNAL, 0, 0).notes)
+    notes = dict(OutputState(str(tmp_path / "state"), JOURNAL, 0, 0).notes)
     with tables.open_file(notes["file"], "a") as file:
         file.remove_node("/job_100", recursive=True)
     undo = {path: rows for path, rows in notes["undo"].items() if not path.startswith("/job_100/")}
-    State(str(tmp_path / "state"), JOURNAL, 0, 0).save(30, {**notes, "undo": undo}, 0)
+    OutputState(str(tmp_path / "state"), JOURNAL, 0, 0).save(30, {**notes, "undo": undo}, 0)
     output, state = started(tmp_path, "x.hdf5", end=40)
     assert state.position == 0
     write(output, state, 40)

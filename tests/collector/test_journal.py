@@ -40,7 +40,7 @@ class Rig:
         self.open_one = Journal(self.directory, self.size, self.acknowledged.extend, **options)
         if keep:
             self.open_one.state("keeps")
-        self.restored = self.open_one.account()
+        self.restored = self.open_one.read_senders()
         self.restored = self.restored[0], list(self.restored[1])
         self.open_one.start(lambda: account)
         return self.open_one
@@ -506,7 +506,7 @@ def test_an_account_stands_behind_all_that_it_accounts_for(rig):
     journal = rig.open(segment_bytes=1 << 20)
     journal.state("x").save(0)
     counted = []
-    journal._account = lambda: str(len(counted)).encode()
+    journal._senders = lambda: str(len(counted)).encode()
     for seq in range(30):
         counted.append(seq)
         one = batch(seq)
@@ -514,7 +514,7 @@ def test_an_account_stands_behind_all_that_it_accounts_for(rig):
     seen(journal, 29)
     rig.close()
     for first, path in segments.list_segments(rig.directory)[1:]:
-        assert module._account_of(path, journal.journal) == str(first).encode()
+        assert module._senders_of(path, journal.journal) == str(first).encode()
 
 
 def test_a_second_collector_is_refused(rig):
@@ -688,7 +688,7 @@ def test_no_failed_write_costs_the_account_of_the_senders(rig, monkeypatch, erro
     monkeypatch.setattr(module.os, "fdatasync", broken)
 
     def accounts():
-        return [module._account_of(path, rig.open_one.journal) for _, path in segments.list_segments(rig.directory)]
+        return [module._senders_of(path, rig.open_one.journal) for _, path in segments.list_segments(rig.directory)]
 
     found = []
     whole = Journal._failed
@@ -726,7 +726,7 @@ def test_an_account_is_there_until_the_next_one_is(rig, tmp_path, monkeypatch, s
     accounts = []
     for copy in copies:
         with contextlib.closing(Journal(str(copy), MUCH)) as one:
-            accounts.append(one.account()[0])
+            accounts.append(one.read_senders()[0])
     assert accounts
     assert set(accounts) <= {b'{"h": 1}', b'{"h": 2}'}
 

@@ -56,7 +56,7 @@ def test_a_collector_that_was_started_again_knows_what_its_journal_has(world):
     world.take(*range(1, 11))
     world.take(5, epoch=2)
     again = World()
-    again.receiver.restore(world.receiver.account(), [])
+    again.receiver.restore(world.receiver.dump_senders(), [])
     again.hello((1, 1, 12), (2, 4, 5), epoch=2)
     assert again.said() == [("node-1", (1, 1, 10), (2, 5, 5))]
     again.durable.close()

@@ -126,7 +126,7 @@ def test_which_agent_has_which_name_survives_restarts_of_the_collector(world):
             world.now_s += 5
             assert world.tick(1, 10 * with_account + n, "10.0.0.1") == ["vm"]
             assert world.tick(2, 10 * with_account + n, "10.0.0.2") == ["vm~2"]
-        world.restart(world.receiver.account() if with_account else b"")
+        world.restart(world.receiver.dump_senders() if with_account else b"")
         assert world.send(batch(2, 10 * with_account + 2, world.now_s, 2), "10.0.0.2") == [], "it has come before"
         world.now_s += 5
         assert world.tick(2, 10 * with_account + 3, "10.0.0.2") == ["vm~2"]
@@ -221,7 +221,7 @@ def test_a_hello_of_one_agent_says_nothing_of_another_one(world):
     for epoch in (1, 2):
         world.receiver.hello(Hello("vm", epoch, 5, "1", (Range(epoch, 0, 4),)))
     journal = list(world.journal)
-    world.restart(world.receiver.account())
+    world.restart(world.receiver.dump_senders())
     for message, peer in zip(journal, ["10.0.0.1", "10.0.0.2"] * 5):
         came = v1.rename(message, "vm~2", "vm") or message
         assert world.send(came, peer) == []
@@ -265,7 +265,7 @@ def test_an_agent_with_a_key_is_the_same_one_at_any_address(world):
     for n in range(60):
         world.now_s += 5
         if n == 30:
-            world.restart(world.receiver.account())
+            world.restart(world.receiver.dump_senders())
         assert world.tick(1 + n // 20, n, peers[n % 3], "vm") == ["vm"], "a start, its restart, the collector's"
     world.restart()
     world.now_s += 5
@@ -306,11 +306,11 @@ def test_what_came_before_an_upgrade_of_the_collector_is_known_by_its_number(wor
     messages = [v1.encode(batch(1, n, START + n)) for n in range(20)]
     for message in messages:
         world.send(message)
-    known = json.loads(world.receiver.account())
+    known = json.loads(world.receiver.dump_senders())
     del known[""]  # as an earlier version writes it
     world.restart(json.dumps(known).encode())
     if restarts:  # before the node has sent them again
-        world.restart(world.receiver.account())
+        world.restart(world.receiver.dump_senders())
     assert not [name for message in messages for name in world.send(message)]
     assert world.send(batch(1, 20, START + 20)) == ["vm"]
 
@@ -333,7 +333,7 @@ def test_checksums_are_bounded_restored_and_a_forgotten_one_is_none():
 @pytest.mark.parametrize("account", [b'{"": 1}', b'{"": {"agents": {"vm": [[1]]}}}', b'{"": {"checksums": {"vm": 3}}}'])
 def test_an_account_that_is_damaged_is_told_and_survived(world, caplog, account):
     world.receiver.restore(account, [])
-    assert "account of the senders unreadable" in caplog.text
+    assert "state of the senders unreadable" in caplog.text
 
 
 def test_names_of_namesakes():

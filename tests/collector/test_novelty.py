@@ -6,7 +6,7 @@ import pytest
 
 from colmet.collector.ingest import novelty as module
 from colmet.collector.ingest.novelty import COLUMNS_AT_ONCE, COLUMNS_PER_S, REMEMBERED_S, TABLES_BURST_S, Novelty, price
-from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import Decoder, v1
@@ -116,7 +116,7 @@ def test_what_is_known_of_senders_is_bounded(clock, monkeypatch):
 
 
 def test_what_is_left_out_is_counted_and_neither_kept_nor_given_to_the_outputs(clock, caplog):
-    limits = Rates(0, 0, clock)
+    limits = RateLimit(0, 0, clock)
     receiver = Receiver(limits, Novelty(1, clock))
     huge = v1.encode(batch(CGROUP, range(500)))
     (taken,) = receiver.take(huge, "10.0.0.1", "node-1")
@@ -167,7 +167,7 @@ def test_columns_that_one_sender_adds_to_a_table_of_colmet_leave_room_to_those_o
     for n in range(10):
         novelty.admits("evil", 1, batch(grown(*[f"evil{n}_{m}" for m in range(50)]), [1], table(TASKSTATS, [1])))
         clock.now += 60
-    room = novelty._further._rooms[CGROUP.name]
+    room = novelty._undeclared._rooms[CGROUP.name]
     assert room.total <= module.FURTHER_COLUMNS // 2
     refused = batch(grown(*[f"more{n}" for n in range(100)]), [1, 2], table(TASKSTATS, [1]))
     taken, rows = novelty.admits("evil", 1, refused)
@@ -185,7 +185,7 @@ def test_tables_that_one_sender_makes_up_leave_room_to_those_of_others(clock):
     for n in range(1000):
         novelty.admits("evil", 1, batch(site_schema(1, f"evil{n}_default"), [1]))
         clock.now += 1
-    assert novelty._further._rooms[""].total == module.FURTHER_TABLES // 2
+    assert novelty._undeclared._rooms[""].total == module.FURTHER_TABLES // 2
     for n in range(20):
         own = batch(site_schema(30, f"site{n}_default"), [1])
         assert novelty.admits(f"n{n}", 1, own) == (own, 0)

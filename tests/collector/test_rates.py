@@ -12,7 +12,7 @@ from colmet.collector.ingest.rate_limit import (
     NODES_OF_AN_ADDRESS,
     WORK_S,
     Budget,
-    Rates,
+    RateLimit,
 )
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch, Field, Schema, Table
@@ -31,7 +31,7 @@ def admitted(limit, sender, count, size=0):
 
 
 def test_a_burst_is_taken_then_so_many_a_second(clock):
-    limit = Rates(5, 0, clock)
+    limit = RateLimit(5, 0, clock)
     assert admitted(limit, "a", 100) == 50
     clock.now += 2
     assert admitted(limit, "a", 100) == 10, "what was left out does not count"
@@ -41,7 +41,7 @@ def test_a_burst_is_taken_then_so_many_a_second(clock):
 
 
 def test_bytes_are_limited_beside_messages(clock):
-    limit = Rates(0, 1000, clock)
+    limit = RateLimit(0, 1000, clock)
     assert admitted(limit, "a", 100, 400) == 25
     assert admitted(limit, "a", 100, 0) == 100
     clock.now += 1
@@ -49,19 +49,19 @@ def test_bytes_are_limited_beside_messages(clock):
 
 
 def test_a_sender_that_keeps_to_its_rate_is_never_limited(clock):
-    limit = Rates(5, 1000, clock)
+    limit = RateLimit(5, 1000, clock)
     for _ in range(1000):
         clock.now += 0.2
         assert limit.admits("a", "", 200)
 
 
 def test_no_limit_is_no_limit(clock):
-    assert admitted(Rates(0, 0, clock), "a", 10_000, 1 << 30) == 10_000
+    assert admitted(RateLimit(0, 0, clock), "a", 10_000, 1 << 30) == 10_000
 
 
 def test_senders_are_forgotten_before_they_fill_memory(clock, monkeypatch):
     monkeypatch.setattr(module, "MAX_SENDERS", 10)
-    limit = Rates(1, 0, clock)
+    limit = RateLimit(1, 0, clock)
     assert admitted(limit, "busy", 20) == 10
     for n in range(100):
         limit.admits(f"sender-{n}", "", 1)
@@ -70,14 +70,14 @@ def test_senders_are_forgotten_before_they_fill_memory(clock, monkeypatch):
 
 
 def test_an_address_may_send_for_several_nodes_and_a_key_for_one(clock):
-    rates = Rates(10, 0, clock)
+    rates = RateLimit(10, 0, clock)
     assert sum(rates.admits("", "10.0.0.1", 1) for _ in range(10_000)) == 2000
     assert sum(rates.admits("node-1", "10.0.0.1", 1) for _ in range(10_000)) == 100
     assert rates.admits("node-2", "10.0.0.1", 1), "nodes with keys do not share what their address may send"
 
 
 def test_what_is_beyond_is_not_even_read_and_counted(clock, caplog):
-    receiver = Receiver(Rates(10, 0, clock))
+    receiver = Receiver(RateLimit(10, 0, clock))
     for n in range(1000):
         receiver.take(v1.encode(batch(n, host="node-1")), "10.0.0.1", "node-1")
     receiver.take(b"\xc1", "10.0.0.1", "node-1")
@@ -93,7 +93,7 @@ def taken(rates, user, peer, size=1, tries=100_000):
 
 
 def test_limits_can_change_meanwhile():
-    rates = Rates(5, 1000, lambda: 0.0)
+    rates = RateLimit(5, 1000, lambda: 0.0)
     assert taken(rates, "a", "x") == 5 * BURST_S
     assert taken(rates, "", "x") == 5 * BURST_S * NODES_OF_AN_ADDRESS
     assert taken(rates, "b", "x", 500) == 2 * BURST_S
@@ -126,7 +126,7 @@ def made_up(number, fields=1024, tables=1):
 
 
 def test_descriptions_beyond_a_senders_budget_are_not_parsed_and_not_acknowledged(clock, caplog):
-    limits = Rates(0, 0, clock)
+    limits = RateLimit(0, 0, clock)
     receiver = Receiver(limits)
     messages = [made_up(n) for n in range(int(NEW_FIELDS_AT_ONCE) // 1024 + 2)]
     came = [bool(receiver.take(message, "10.0.0.1", "evil")) for message in messages]
@@ -140,7 +140,7 @@ def test_descriptions_beyond_a_senders_budget_are_not_parsed_and_not_acknowledge
 
 
 def test_a_message_has_a_bounded_number_of_fields_and_they_are_counted_though_it_is_refused(clock):
-    limits = Rates(0, 0, clock)
+    limits = RateLimit(0, 0, clock)
     receiver = Receiver(limits)
     assert receiver.take(made_up(1, 1024, 4), "10.0.0.1", "a-node") == [] and receiver.senders["a-node"].foreign
     for n in range(2, 4):
@@ -150,7 +150,7 @@ def test_a_message_has_a_bounded_number_of_fields_and_they_are_counted_though_it
 
 
 def test_the_time_that_messages_take_is_the_senders(clock, monkeypatch):
-    limits = Rates(0, 0, clock)
+    limits = RateLimit(0, 0, clock)
     receiver = Receiver(limits)
     used = iter(range(0, 1000, 2))
     monkeypatch.setattr("colmet.collector.ingest.receiver.time.thread_time", lambda: float(next(used)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.collector.ingest import receiver as module
-from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import OTHERS, Receiver, Sequence64
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import v1
@@ -49,7 +49,7 @@ def test_batches_of_several_starts_are_known_when_they_are_sent_again():
         for epoch in starts:
             assert take(receiver, 0, 1, epoch=epoch) == taken
     restored = Receiver()
-    restored.restore(receiver.account(), [])
+    restored.restore(receiver.dump_senders(), [])
     for epoch in starts:
         assert take(restored, 0, 1, 2, epoch=epoch) == [2]
 
@@ -220,7 +220,7 @@ def test_hosts_that_measure_are_forgotten_by_age_alone(monkeypatch):
 
 
 def test_an_address_has_so_many_new_hosts(monkeypatch):
-    limits = Rates(0, 0, lambda: 0.0)
+    limits = RateLimit(0, 0, lambda: 0.0)
     receiver = Receiver(limits)
     limits._hosts.limit(1, 5)
     came = [len(receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), ())), "10.0.0.66")) for n in range(7)]
@@ -231,7 +231,7 @@ def test_an_address_has_so_many_new_hosts(monkeypatch):
 
 
 def test_tables_that_do_not_fit_let_no_more_hosts_in():
-    limits = Rates(0, 0, lambda: 0.0)
+    limits = RateLimit(0, 0, lambda: 0.0)
     receiver = Receiver(limits)
     limits._hosts.limit(1, 5)
     bad = Schema("cgroup_default", "job", [Field("cpu_usage", "none", "label", dtype="S1")])

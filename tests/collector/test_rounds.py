@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from colmet.collector.ingest import fanout as module
-from colmet.collector.ingest.fanout import Rounds, handler, summary
+from colmet.collector.ingest.fanout import Fanout, handler, summary
 from colmet.common.errors import Refused
 from colmet.common.runtime.control import Errands
 from colmet.common.wire.control import decode_request, encode
@@ -22,9 +22,9 @@ class Link:
 
     is_open = True
 
-    def __init__(self, answers, rounds):
+    def __init__(self, answers, fanout):
         self.answers = answers
-        self.rounds = rounds
+        self.fanout = fanout
         self.asked = []
 
     @property
@@ -40,19 +40,19 @@ class Link:
     def deliver(self):
         for host, number, _ in self.asked:
             if self.answers[host] is not None:
-                self.rounds.answered(host, number, self.answers[host])
+                self.fanout.answered(host, number, self.answers[host])
 
 
 def test_what_nodes_say_is_told_by_kind():
-    rounds = Rounds()
+    fanout = Fanout()
     link = Link(
-        {"a": DONE, "b": SAME, "c": encode({"error": "no \x1b[31mperf"}), "d": None, "e": b"\xc1", "f": DONE}, rounds
+        {"a": DONE, "b": SAME, "c": encode({"error": "no \x1b[31mperf"}), "d": None, "e": b"\xc1", "f": DONE}, fanout
     )
-    begun = rounds.begin(link, b"question", None)
+    begun = fanout.begin(link, b"question", None)
     assert [(host, content) for host, _, content in link.asked] == [(host, b"question") for host in "abcdef"]
     link.deliver()
     assert not begun.is_done.is_set()
-    told = summary(rounds.end(begun))
+    told = summary(fanout.end(begun))
     assert told["changed"] == ["a", "f"] and told["unchanged"] == ["b"] and told["silent"] == ["d"]
     assert told["refused"].pop("no ?[31mperf") == ["c"]
     ((why, hosts),) = told["refused"].items()
@@ -61,43 +61,43 @@ def test_what_nodes_say_is_told_by_kind():
 
 
 def test_some_nodes_are_asked_alone_and_one_that_is_not_there_is_told():
-    rounds = Rounds()
-    link = Link({"a": DONE, "b": DONE}, rounds)
-    begun = rounds.begin(link, b"", ["b", "x", "b"])
+    fanout = Fanout()
+    link = Link({"a": DONE, "b": DONE}, fanout)
+    begun = fanout.begin(link, b"", ["b", "x", "b"])
     link.deliver()
     assert begun.is_done.is_set()
-    told = summary(rounds.end(begun))
+    told = summary(fanout.end(begun))
     assert told["changed"] == ["b"] and told["away"] == ["x"] and told["ok"] is False
 
 
 def test_where_no_node_is_there_nothing_is_waited_for():
-    rounds = Rounds()
-    begun = rounds.begin(Link({}, rounds), b"", None)
-    assert begun.is_done.is_set() and summary(rounds.end(begun))["ok"] is True
+    fanout = Fanout()
+    begun = fanout.begin(Link({}, fanout), b"", None)
+    assert begun.is_done.is_set() and summary(fanout.end(begun))["ok"] is True
 
 
 def test_answers_that_nobody_waits_for_are_counted_and_nothing_else():
-    rounds = Rounds()
-    link = Link({"a": None, "b": None}, rounds)
-    first = rounds.begin(link, b"", None)
-    rounds.answered("a", first.number, DONE)
-    rounds.answered("a", first.number, SAME)  # again
-    rounds.answered("x", first.number, DONE)  # was not asked
-    rounds.answered("b", first.number + 1, DONE)
-    assert Rounds().begin(link, b"", []).number > first.number, "of a collector that is started anew"
-    rounds.end(first)
-    rounds.answered("b", first.number, DONE)
-    assert rounds.late == 4 and first.answers == {"a": DONE} and first.waiting == {"b"}
+    fanout = Fanout()
+    link = Link({"a": None, "b": None}, fanout)
+    first = fanout.begin(link, b"", None)
+    fanout.answered("a", first.number, DONE)
+    fanout.answered("a", first.number, SAME)  # again
+    fanout.answered("x", first.number, DONE)  # was not asked
+    fanout.answered("b", first.number + 1, DONE)
+    assert Fanout().begin(link, b"", []).number > first.number, "of a collector that is started anew"
+    fanout.end(first)
+    fanout.answered("b", first.number, DONE)
+    assert fanout.late == 4 and first.answers == {"a": DONE} and first.waiting == {"b"}
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MAX_ROUNDS", 3)
-    rounds = Rounds()
-    link = Link({"a": None}, rounds)
-    begun = [rounds.begin(link, b"", None) for _ in range(10)]
-    rounds.answered("a", begun[0].number, DONE)
-    assert rounds.late == 1
-    rounds.answered("a", begun[-1].number, b"x" * (module.MAX_ANSWER_BYTES + 1))
+    monkeypatch.setattr(module, "MAX_REQUESTS", 3)
+    fanout = Fanout()
+    link = Link({"a": None}, fanout)
+    begun = [fanout.begin(link, b"", None) for _ in range(10)]
+    fanout.answered("a", begun[0].number, DONE)
+    assert fanout.late == 1
+    fanout.answered("a", begun[-1].number, b"x" * (module.MAX_ANSWER_BYTES + 1))
     assert begun[-1].answers == {"a": b""} and list(summary(begun[-1])["refused"].values()) == [["a"]]
 
 
@@ -121,14 +121,14 @@ def main_thread(errands, work):
 
 
 def test_the_handler_asks_from_its_own_thread_and_waits_for_the_answers():
-    rounds = Rounds()
-    link = Link({"a": DONE, "b": SAME, "c": None}, rounds)
+    fanout = Fanout()
+    link = Link({"a": DONE, "b": SAME, "c": None}, fanout)
     with Errands() as errands, main_thread(errands, lambda: link.deliver() if link.asked else None):
-        configure = handler(rounds, link, errands, wait_s=20)
+        configure = handler(fanout, link, errands, wait_s=20)
         told = configure({"sample_period": "1", "hosts": "a,b"})
         assert (told["changed"], told["unchanged"], told["ok"]) == (["a"], ["b"], True)
         assert decode_request(link.asked[0][2]) == {"sample_period": "1"}
-        configure = handler(rounds, link, errands, wait_s=0.1)
+        configure = handler(fanout, link, errands, wait_s=0.1)
         assert configure({"metrics": "x"})["silent"] == ["c"]
         with pytest.raises(Refused, match="hosts: not a text"):
             configure({"hosts": 3})
@@ -136,4 +136,4 @@ def test_the_handler_asks_from_its_own_thread_and_waits_for_the_answers():
 
 def test_a_collector_without_a_link_says_that_it_can_ask_nobody():
     with Errands() as errands, pytest.raises(Refused, match="--zeromq-link-bind-uri"):
-        handler(Rounds(), None, errands)({"sample_period": "1"})
+        handler(Fanout(), None, errands)({"sample_period": "1"})

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from colmet.collector.journal import segments
-from colmet.collector.journal.segments import ACCOUNT, MESSAGE, Damage, Raw, SegmentReader
+from colmet.collector.journal.segments import MESSAGE, SENDERS, Damage, SegmentReader, SegmentRecord
 
 JOURNAL = "0123456789abcdef"
 SEED = segments.seed_of(JOURNAL)
@@ -32,20 +32,20 @@ def read(path, journal=JOURNAL):
 
 
 def numbers(found):
-    return [one.number for one in found if isinstance(one, Raw)]
+    return [one.number for one in found if isinstance(one, SegmentRecord)]
 
 
 def test_what_was_written_is_read(tmp_path):
     contents = [b"", b"x", bytes(range(256)) * 9000, b"last"]
-    path = segment(tmp_path, record(7, b"{}", ACCOUNT), *[record(7 + n, content) for n, content in enumerate(contents)])
+    path = segment(tmp_path, record(7, b"{}", SENDERS), *[record(7 + n, content) for n, content in enumerate(contents)])
     found, rest = read(path)
     assert [(one.number, one.kind, one.received_ns, one.content) for one in found] == [
-        (7, ACCOUNT, 1007, b"{}"),
+        (7, SENDERS, 1007, b"{}"),
         *[(7 + n, MESSAGE, 1007 + n, content) for n, content in enumerate(contents)],
     ]
     assert rest == 0
     reader = SegmentReader(str(path))
-    assert reader.header == segments.Header(JOURNAL, 7, 5)
+    assert reader.header == segments.SegmentHeader(JOURNAL, 7, 5)
     reader.close()
     reader.close()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
-from colmet.collector.journal.sender_shares import PIECES, Waiting
+from colmet.collector.journal.sender_shares import PIECES, SenderShares
 from colmet.common.wire import v1
 from tests.support.journal_batches import batch
 
@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 def test_what_waits_is_counted_until_it_is_written():
-    waiting = Waiting(SIZE)
+    waiting = SenderShares(SIZE)
     for n in range(100):
         waiting.add("a", SIZE // 200, n + 1)
     waiting.add("b", 10, 101)
@@ -28,7 +28,7 @@ def test_what_waits_is_counted_until_it_is_written():
 
 
 def test_pieces_are_few_however_much_waits():
-    waiting = Waiting(SIZE)
+    waiting = SenderShares(SIZE)
     for n in range(100_000):
         waiting.add("a", 100, n + 1)
     assert len(waiting._pieces) <= 100_000 * 100 // (SIZE // PIECES) + 1
@@ -40,7 +40,7 @@ def test_one_sender_does_not_drive_out_what_others_have_sent(directory, tmp_path
     monkeypatch.setattr(journal_module, "MAX_MEMORY_BYTES", SIZE)
     journal = Journal(str(tmp_path / directory) if directory else "", SIZE)
     state = journal.state("away")
-    rates = Rates()
+    rates = RateLimit()
     rates.store_in(journal.admits)
     receiver = Receiver(rates)
     if not directory:
@@ -86,8 +86,8 @@ def test_what_waited_before_a_restart_is_nobodys(tmp_path):
     again = Journal(str(tmp_path / "j"), SIZE)
     state = again.state("away")
     again.start(lambda: b"{}")
-    assert again._waiting._shares.total > len(v1.encode(one)) / 2
+    assert again._shares._shares.total > len(v1.encode(one)) / 2
     again.finish()
     state.save(again.end)
-    assert again.admits("[10.0.0.66]", SIZE) and again._waiting._shares.total == 0
+    assert again.admits("[10.0.0.66]", SIZE) and again._shares._shares.total == 0
     again.close()

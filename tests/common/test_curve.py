@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from colmet.collector.ingest.link import Durable, Link
+from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import keys
@@ -530,7 +530,7 @@ def hello(host):
 
 @pytest.fixture
 def durable():
-    made = Durable()
+    made = DurableBatches()
     yield made
     made.close()
 
@@ -542,7 +542,7 @@ def test_a_hello_counts_for_the_host_of_its_key_alone(durable, caplog):
         Called(b"thief", hello("node-1"), "10.0.0.66", "evil"),
         Called(b"open", hello("node-2"), "10.0.0.2", ""),
     )
-    link = Link(server, Receiver(), durable, True)
+    link = CollectorLink(server, Receiver(), durable, True)
     link.serve()
     assert [caller for caller, _ in server.said] == [b"owner", b"open"]
     assert sorted(link.callers) == ["node-1", "node-2"]
@@ -554,7 +554,7 @@ def test_a_hello_counts_for_the_host_of_its_key_alone(durable, caplog):
 def test_a_flood_of_one_node_on_the_link_is_left_out(durable, caplog):
     flood = [Called(b"evil", hello("evil"), "10.0.0.66", "evil")] * 20_000
     server = Calls(*flood, Called(b"good", hello("node-1"), "10.0.0.1", "node-1"))
-    link = Link(server, Receiver(), durable, True, monotonic=lambda: 0.0)
+    link = CollectorLink(server, Receiver(), durable, True, monotonic=lambda: 0.0)
     while server.called:
         link.serve()
     assert link.counters()["limited"] == 15_000

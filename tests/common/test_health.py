@@ -256,7 +256,7 @@ def test_senders_known_from_before_a_restart_are_silent_when_their_time_has_pass
     health, receiver, _, clock = make(served)
     before = Receiver()
     send(before, "node-1", 1)
-    receiver.restore(before.account(), ())
+    receiver.restore(before.dump_senders(), ())
     clock.now = time.time() + 30
     assert health.status({})["senders"]["silent"] == 0
     clock.now += 60

@@ -1,4 +1,4 @@
-"""The account of the senders with which each segment of the journal begins."""
+"""The state of the senders, the first record of each segment of the journal."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def one(data: bytes) -> None:
     """Whatever is in it, the collector starts."""
     receiver = Receiver()
     receiver.restore(data, [])
-    receiver.account()
+    receiver.dump_senders()
     assert receiver.report()

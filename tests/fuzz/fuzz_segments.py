@@ -17,7 +17,7 @@ def packed(number, content, kind=segments.MESSAGE):
     return segments.pack_record(SEED, number, kind, 5, content) + content
 
 
-RECORDS = packed(1, b'{"node-1": {"1": [0, 3, [[1, 2]]]}}', segments.ACCOUNT) + packed(2, b"message") + packed(3, b"")
+RECORDS = packed(1, b'{"node-1": {"1": [0, 3, [[1, 2]]]}}', segments.SENDERS) + packed(2, b"message") + packed(3, b"")
 SEEDS = [
     b"\0" + segments.pack_segment(JOURNAL, 1, 5) + RECORDS,
     b"\1" + segments.pack_segment(JOURNAL, 1, 5) + RECORDS,

@@ -11,7 +11,7 @@ import pytest
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch import client as hosts
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -61,7 +61,7 @@ def write(elastic, folder, batches, *arguments):
     parser = argparse.ArgumentParser()
     ElasticsearchOutput.add_options(parser)
     output = ElasticsearchOutput.from_options(parser.parse_args(["--elastic-host", elastic.url, *arguments]))
-    output.open(State(str(folder / "state.json"), "0123456789abcdef", 0, 0))
+    output.open(OutputState(str(folder / "state.json"), "0123456789abcdef", 0, 0))
     output.recover()
     output.write([JournalRecord(number, batch.time_ns, (batch,)) for number, batch in enumerate(batches)])
     output.close()

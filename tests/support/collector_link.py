@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.ingest.link import Durable, Link
+from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.receiver import Receiver
 from colmet.common.schema import Batch
 from colmet.common.transport.link import Called
@@ -30,9 +30,9 @@ class FakeServer:
 class World:
     def __init__(self, on_disk=True):
         self.now = 1000.0
-        self.server, self.receiver, self.durable = FakeServer(), Receiver(), Durable()
+        self.server, self.receiver, self.durable = FakeServer(), Receiver(), DurableBatches()
         self.answers = []
-        self.link = Link(
+        self.link = CollectorLink(
             self.server,
             self.receiver,
             self.durable,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from colmet.collector.backends.elasticsearch import client as hosts
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime.http_client import HttpClient
 
 JOURNAL = "0123456789abcdef"
@@ -18,7 +18,7 @@ class Writer:
     """An output with its state, as a collector has it."""
 
     def __init__(self, folder, *urls, place=PLACE, journal=JOURNAL, **options):
-        self.state = State(str(folder / "state.json"), journal, 0, 0)
+        self.state = OutputState(str(folder / "state.json"), journal, 0, 0)
         self.output = ElasticsearchOutput(urls, HttpClient({}, max_bytes=hosts.MAX_ANSWER_BYTES), place, **options)
         self.output.open(self.state)
 

@@ -27,7 +27,7 @@ RECOVERY = "|".join(f"{what}:{{0}}:1" for what in (f"{FILE}.restore", f"{HDF5}._
 TAIL = "MainThread:os:truncate:{0}:1|MainThread:colmet.collector.ingest.receiver:Receiver.restore:{0}:1"
 
 
-STATE = "colmet.collector.journal.output_state:State"
+STATE = "colmet.collector.journal.output_state:OutputState"
 
 
 # Where the collector kills itself: the thread, and what it is about to do or has just done; some in rounds that follow

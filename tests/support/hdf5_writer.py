@@ -6,7 +6,7 @@ from pathlib import Path
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 
 JOURNAL = "0123456789abcdef"
 
@@ -27,7 +27,7 @@ class Writer:
 
     def __init__(self, output, state_path="", end=0, oldest=0):
         self.output = output
-        self.state = State(str(state_path), JOURNAL, oldest, end)
+        self.state = OutputState(str(state_path), JOURNAL, oldest, end)
         output.open(self.state)
         output.recover()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 
 
 def in_memory():
     """A state that remembers nothing over a restart."""
-    return State("", "0" * 16, 0, 0)
+    return OutputState("", "0" * 16, 0, 0)
 
 
 def records(batches, first=0):

@@ -160,7 +160,7 @@ def test_a_collector_with_many_jobs_grows_neither_in_memory_nor_in_descriptors(t
     state = journal.state("hdf5")
     output.open(state)
     worker = OutputWorker(output, journal, state, 1, 5)
-    journal.start(receiver.account)
+    journal.start(receiver.dump_senders)
 
     def burst(n):
         table = batch.tables[0]

@@ -22,7 +22,7 @@ from typing import Any
 
 from colmet.collector import text06
 from colmet.collector.backend import JournalRecord, OutputBackend
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
 from colmet.common.runtime.configuration import require
@@ -109,7 +109,7 @@ class StdoutOutput(OutputBackend):
     def __init__(self, form: str, fd: int | None = None) -> None:
         self._format = FORMATS[form]
         self._fd = sys.stdout.fileno() if fd is None else fd
-        self._state: State | None = None
+        self._state: OutputState | None = None
         # of a text that could be written in part, and the record that it ends
         self._rest = f"{CSV_HEADER}\n".encode() if form == "csv" else b""
         self._begun = -1
@@ -132,7 +132,7 @@ class StdoutOutput(OutputBackend):
         """Off, unless it is turned on."""
         return cls(options.stdout_format) if options.enable_stdout_backend else None
 
-    def open(self, state: State) -> None:
+    def open(self, state: OutputState) -> None:
         """See that the descriptor is there.
 
         Raises:

@@ -1,4 +1,4 @@
-"""One request to many nodes over the link, and their answers."""
+"""Fan-out of requests: one request to many nodes over the link, and their answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 WAIT_S = ERRAND_S + 1.0  # for the nodes: each has so long to do it, and its answer has a way to go
 MAX_ANSWER_BYTES = 16 << 10  # of one node
-MAX_ROUNDS = 8
+MAX_REQUESTS = 8
 MAX_REASON = 1000  # characters
 
 
-class Asked(Protocol):
-    """What is asked of the link, a `link.Link`."""
+class FanoutLink(Protocol):
+    """The part of a `link.CollectorLink` that sends requests."""
 
     is_open: bool
 
@@ -32,15 +32,15 @@ class Asked(Protocol):
     def ask(self, host: str, number: int, content: bytes) -> bool: ...  # noqa: D102
 
 
-class Round:
-    """A request that is under way.
+class FanoutRequest:
+    """A request in progress.
 
     Attributes:
-        number: of it, on the link.
-        waiting: hosts whose answers have not come.
+        number: of the request, on the link.
+        waiting: hosts without an answer so far.
         answers: by host.
-        away: hosts that could not be asked.
-        is_done: set when all have answered.
+        away: hosts without a connection.
+        is_done: set when all hosts have answered.
     """
 
     def __init__(self, number: int) -> None:
@@ -51,22 +51,22 @@ class Round:
         self.is_done = threading.Event()
 
 
-class Rounds:
-    """Requests that are under way. For the thread that has the link.
+class Fanout:
+    """Sends requests to many nodes and collects the answers. For the thread of the link.
 
     Attributes:
-        late: answers that came when nobody waited for them any more.
+        late: answers that came after their request had ended.
     """
 
     def __init__(self) -> None:
         self.late = 0
-        self._number = time.time_ns() // 1000  # not those of a collector that was here before: nodes may answer it late
-        self._rounds: dict[int, Round] = {}
+        self._number = time.time_ns() // 1000  # above those of an earlier collector, whose late answers may still come
+        self._requests: dict[int, FanoutRequest] = {}
 
-    def begin(self, link: Asked, content: bytes, hosts: Iterable[str] | None) -> Round:
-        """Ask these hosts, or all that are there."""
+    def begin(self, link: FanoutLink, content: bytes, hosts: Iterable[str] | None) -> FanoutRequest:
+        """Send a request to these hosts, or to all connected ones."""
         self._number += 1
-        begun = self._rounds[self._number] = Round(self._number)
+        begun = self._requests[self._number] = FanoutRequest(self._number)
         for host in sorted(set(link.callers if hosts is None else hosts)):
             if link.ask(host, self._number, content):
                 begun.waiting.add(host)
@@ -74,13 +74,13 @@ class Rounds:
                 begun.away.append(host)
         if not begun.waiting:
             begun.is_done.set()
-        while len(self._rounds) > MAX_ROUNDS:  # of some nobody came to ask for the end
-            self._rounds.pop(min(self._rounds))
+        while len(self._requests) > MAX_REQUESTS:  # requests whose client went away are never ended
+            self._requests.pop(min(self._requests))
         return begun
 
     def answered(self, host: str, number: int, content: bytes) -> None:
-        """An answer has come."""
-        found = self._rounds.get(number)
+        """Note an answer."""
+        found = self._requests.get(number)
         if found is None or host not in found.waiting:
             self.late += 1
             if powers_of_ten(self.late):
@@ -91,14 +91,14 @@ class Rounds:
         if not found.waiting:
             found.is_done.set()
 
-    def end(self, ended: Round) -> Round:
-        """Wait for no more answers; nothing of it changes after this."""
-        self._rounds.pop(ended.number, None)
+    def end(self, ended: FanoutRequest) -> FanoutRequest:
+        """End a request: later answers do not change it."""
+        self._requests.pop(ended.number, None)
         return ended
 
 
-def summary(ended: Round) -> dict[str, Any]:
-    """What came of a request to configure: how many nodes changed, which refused and why, which said nothing."""
+def summary(ended: FanoutRequest) -> dict[str, Any]:
+    """Return the result of a request to configure: nodes changed, unchanged, refusing (by reason), silent and away."""
     changed: list[str] = []
     unchanged: list[str] = []
     refused: dict[str, list[str]] = {}
@@ -122,10 +122,10 @@ def summary(ended: Round) -> dict[str, Any]:
     }
 
 
-def handler(rounds: Rounds, link: Asked | None, errands: Errands, wait_s: float = WAIT_S) -> Handler:
-    """Answers `configure` for all nodes, or for those in `hosts`, with commas; not in the main thread.
+def handler(fanout: Fanout, link: FanoutLink | None, errands: Errands, wait_s: float = WAIT_S) -> Handler:
+    """Return a handler of `configure` for all nodes or those in `hosts`, separated by commas; not for the main thread.
 
-    Without a link no node can be asked, which the answer says.
+    Without a link it refuses the request.
     """
 
     def configure(request: Request) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def handler(rounds: Rounds, link: Asked | None, errands: Errands, wait_s: float 
             raise Refused("hosts: not a text")
         hosts = None if names is None else [name for name in names.split(",") if name]
         content = encode({key: value for key, value in request.items() if key != "hosts"})
-        begun = errands.call(lambda: rounds.begin(link, content, hosts))
+        begun = errands.call(lambda: fanout.begin(link, content, hosts))
         begun.is_done.wait(wait_s)
-        return summary(errands.call(lambda: rounds.end(begun)))
+        return summary(errands.call(lambda: fanout.end(begun)))
 
     return configure

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.collector.backend import JournalRecord
-from colmet.collector.ingest.rate_limit import Rates
+from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import WireError
 from colmet.common.live.namesakes import base_of, is_namesake
@@ -32,7 +32,7 @@ MAX_NAMESAKES = 8  # nodes that call under one host name: those heard last
 Key = tuple[str, int, int]  # host, epoch and number
 
 
-class Durable:
+class DurableBatches:
     """What is on disk and has not been acknowledged yet, from the journal's thread to the main one.
 
     Attributes:
@@ -89,7 +89,7 @@ class Caller(NamedTuple):
     epochs: frozenset[int]
 
 
-class Link:
+class CollectorLink:
     """Answers nodes. For the thread that receives.
 
     Args:
@@ -111,14 +111,14 @@ class Link:
         self,
         server: LinkServer,
         receiver: Receiver,
-        durable: Durable,
+        durable: DurableBatches,
         on_disk: bool,
         answered: Callable[[str, int, bytes], None] = lambda host, number, content: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_open = True
         self.hellos = self.refused = self.limited = self.unsent = 0
-        self._rates = Rates(RATE, BYTE_RATE, monotonic)
+        self._rates = RateLimit(RATE, BYTE_RATE, monotonic)
         self._server = server
         self._receiver = receiver
         self._durable = durable

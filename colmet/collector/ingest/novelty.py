@@ -46,7 +46,7 @@ class _New(NamedTuple):
     price: int
 
 
-class _Known:
+class _RecentTables:
     """Which jobs a sender had which tables of, of late."""
 
     __slots__ = ("_before", "_count", "_now", "_since")
@@ -82,7 +82,7 @@ class _Known:
 _NONE: frozenset[int] = frozenset()
 
 
-class _Further:
+class _UndeclaredTables:
     """What Colmet does not declare: who has sent it first, and whether there is room for more."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -96,7 +96,7 @@ class _Further:
         now = self._monotonic()
         if now >= self._sweep_at:
             self._sweep(now)
-        room, names = _further(schema)
+        room, names = _undeclared(schema)
         new = [name for name in names if (room, name) not in self._seen]
         if new:
             shares = self._rooms.setdefault(room, Shares(FURTHER_COLUMNS if room else FURTHER_TABLES))
@@ -116,7 +116,7 @@ class _Further:
                 self._rooms[room].hold(sender, -1)
 
 
-def _further(schema: Schema) -> tuple[str, list[str]]:
+def _undeclared(schema: Schema) -> tuple[str, list[str]]:
     """Return whose room what Colmet does not declare of a schema is in, and names for it."""
     if not is_declared(schema.name):
         return "", names_for(schema)[-1:]
@@ -136,8 +136,8 @@ class Novelty:
         self._monotonic = monotonic
         self._tables = Budget(INFINITE, INFINITE, monotonic)
         self._columns = Budget(INFINITE, INFINITE, monotonic)
-        self._senders: OrderedDict[str, _Known] = OrderedDict()
-        self._further = _Further(monotonic)
+        self._senders: OrderedDict[str, _RecentTables] = OrderedDict()
+        self._undeclared = _UndeclaredTables(monotonic)
         self.limit(per_s)
 
     def limit(self, per_s: float) -> None:
@@ -157,7 +157,7 @@ class Novelty:
         out: dict[int, set[int]] = {}
         for at, table in enumerate(batch.tables):
             schema = table.schema
-            if schema.undeclared and self._is_limited and not self._further.admits(sender, schema):
+            if schema.undeclared and self._is_limited and not self._undeclared.admits(sender, schema):
                 out[at] = set(table.rows["job_id"].tolist())
                 continue
             key = schema.digest if schema.undeclared else schema.name
@@ -185,11 +185,11 @@ class Novelty:
                 self._tables.use(sender, len(new.jobs), nodes)
         return without(batch, out) if out else (batch, 0)
 
-    def _known(self, sender: str) -> _Known:
+    def _known(self, sender: str) -> _RecentTables:
         now = self._monotonic()
         known = self._senders.get(sender)
         if known is None:
-            known = self._senders[sender] = _Known(now)
+            known = self._senders[sender] = _RecentTables(now)
             if len(self._senders) > MAX_SENDERS:
                 self._senders.popitem(last=False)
         else:

@@ -61,7 +61,7 @@ class Budget:
         return used, now
 
 
-class Rates:
+class RateLimit:
     """The budgets of all senders, those with keys and those without: these are addresses, with several nodes each.
 
     Args:
@@ -186,6 +186,6 @@ def _size_or_none(text: str) -> int:
     return 0 if text.strip() == "0" else cli.size_bytes(text)
 
 
-def from_options(options: argparse.Namespace) -> Rates:
+def from_options(options: argparse.Namespace) -> RateLimit:
     """What the command line asks for."""
-    return Rates(options.max_rate, options.max_byte_rate)
+    return RateLimit(options.max_rate, options.max_byte_rate)

@@ -1,4 +1,4 @@
-"""Bytes to batches, with an account of every sender: what came, what is missing, what came twice, what was refused."""
+"""Decode messages to batches, and count for each sender what came, is missing, came twice and was refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from colmet.collector.ingest.checksums import Checksums, checksum
 from colmet.collector.ingest.namesakes import Namesakes
 from colmet.collector.ingest.novelty import Novelty
-from colmet.collector.ingest.rate_limit import Rates, sender_of
+from colmet.collector.ingest.rate_limit import RateLimit, sender_of
 from colmet.common.errors import OverBudget, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.live.summary import Heard
@@ -312,7 +312,7 @@ class Sender:
 
 
 class Receiver:
-    """Decodes messages and keeps the account.
+    """Decodes messages and counts by sender.
 
     Several agents that send under one host name are stored under a name each: that of the host, then `host~2` and so
     on (`Namesakes`). The batches have this name, and so have the messages that are stored.
@@ -330,8 +330,8 @@ class Receiver:
         apart: batches that were stored under another name than that of their host.
     """
 
-    def __init__(self, rates: Rates | None = None, novelty: Novelty | None = None) -> None:
-        self._rates = rates or Rates()
+    def __init__(self, rates: RateLimit | None = None, novelty: Novelty | None = None) -> None:
+        self._rates = rates or RateLimit()
         self._novelty = novelty or Novelty(0)
         self._decoder = Decoder()
         self.senders: dict[str, Sender] = {}
@@ -375,7 +375,7 @@ class Receiver:
         return []
 
     def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str) -> list[Batch]:
-        """The batches of a message that have not come before, noted in the account.
+        """Return the batches of a message that have not come before, and count them.
 
         Raises:
             OverBudget: more in them is new than is taken now.
@@ -410,7 +410,7 @@ class Receiver:
         fresh = []
         for batch in decoded.batches:
             sender = self.sender(batch.host)
-            if batch.host not in self.senders:  # names that share an account are not told apart: each batch is taken
+            if batch.host not in self.senders:  # the names beyond the limit are counted together: each batch is taken
                 name: str | None = batch.host
             else:
                 name = self._name(came, batch, decoded.dialect, peer, keyed, now_ns)
@@ -521,8 +521,8 @@ class Receiver:
             runs = sum([sender.runs for sender in self.senders.values()])
             self._bounds = FEW if runs > MAX_ALL_RUNS else (MAX_EPOCHS, MAX_RUNS)
 
-    def account(self) -> bytes:
-        """Which batches have come, for `restore`."""
+    def dump_senders(self) -> bytes:
+        """Return which batches have come, as JSON for `restore`."""
         known: dict[str, Any] = {name: epochs for name, s in self.senders.items() if (epochs := s.epochs())}
         checksums = {name: found for name, s in self.senders.items() if (found := s.checksums())}
         unchecked = {name: numbers for name, s in self.senders.items() if (numbers := s.unchecked())}
@@ -534,12 +534,12 @@ class Receiver:
         }  # the last: earlier versions read what is before
         return json.dumps(known).encode()
 
-    def restore(self, account: bytes, messages: Iterable[bytes]) -> None:
-        """Know again which batches have come, after a restart: those of an account, and those of messages since."""
+    def restore(self, senders: bytes, messages: Iterable[bytes]) -> None:
+        """Restore, after a restart, which batches have come: from a dump of the senders and the messages after it."""
         now_ns = time.time_ns()
-        if account:
+        if senders:
             try:
-                known = json.loads(account)
+                known = json.loads(senders)
                 more = known.pop("", {})
                 for name, epochs in known.items():
                     self.sender(name).restore(epochs, checked="checksums" in more)
@@ -550,7 +550,7 @@ class Receiver:
                 for host, state in more.get("agents", {}).items():
                     self._namesakes[host] = Namesakes.restored(host, state, now_ns)
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
-                log.error("account of the senders unreadable, duplicates may be stored: %r", err)
+                log.error("state of the senders unreadable, duplicates may be stored: %r", err)
         for message in messages:
             try:
                 batches = self._decoder.heads(message)
@@ -581,7 +581,7 @@ class Receiver:
             namesakes.replay(place_of(batch.host), batch.epoch, batch.time_ns, now_ns)
 
     def sender(self, name: str) -> Sender:
-        """The account of one sender."""
+        """Return the counts of one sender."""
         sender = self.senders.get(name)
         if sender is None:
             if len(self.senders) >= MAX_SENDERS:

@@ -36,7 +36,7 @@ def check(directory: str) -> int:
     damaged = 0
     end = 0
     for n, (first, path) in enumerate(paths):
-        found = _Segment(path, journal, decoder)
+        found = _SegmentReport(path, journal, decoder)
         last = n == len(paths) - 1
         damaged += found.damages + found.unreadable + (0 if last else bool(found.rest))
         end = max(end, found.after, first)
@@ -49,7 +49,7 @@ def check(directory: str) -> int:
     return 1 if damaged else 0
 
 
-class _Segment:
+class _SegmentReport:
     """What one segment holds."""
 
     def __init__(self, path: str, journal: str, decoder: Decoder) -> None:
@@ -81,7 +81,7 @@ class _Segment:
         finally:
             reader.close()
 
-    def _count(self, record: segments.Raw, decoder: Decoder) -> None:
+    def _count(self, record: segments.SegmentRecord, decoder: Decoder) -> None:
         if not self.records:
             self._first, self._first_ns = record.number, record.received_ns
         self.records += 1

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.journal import segments
-from colmet.collector.journal.output_state import MAX_BYTES, State, parse, replace
-from colmet.collector.journal.segments import ACCOUNT, MESSAGE, Damage, SegmentReader
-from colmet.collector.journal.sender_shares import Waiting
+from colmet.collector.journal.output_state import MAX_BYTES, OutputState, parse, replace
+from colmet.collector.journal.segments import MESSAGE, SENDERS, Damage, SegmentReader
+from colmet.collector.journal.sender_shares import SenderShares
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.runtime.directories import check_writable, make, sync_directory
 from colmet.common.runtime.logs import powers_of_ten
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
     after: int
 
 
-class _Entry(NamedTuple):
+class _PendingRecord(NamedTuple):
     """What waits to be written to the journal; `size_bytes` is that of the batches in memory."""
 
     kind: int
@@ -179,20 +179,20 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.directory = directory
-        self._waiting = Waiting(max_bytes if directory else MAX_MEMORY_BYTES)
+        self._shares = SenderShares(max_bytes if directory else MAX_MEMORY_BYTES)
         self.failures = self.all_failures = self.dropped = self.torn_bytes = self.damages = self.unreadable = 0
         self.why = ""
         self._most_segment_bytes = segment_bytes
         self.limit(max_bytes)
-        self._account: Callable[[], bytes] = lambda: b""
+        self._senders: Callable[[], bytes] = lambda: b""
         self._durable = durable
-        self._states: list[State] = []
+        self._states: list[OutputState] = []
         self._lock = -1
         self._segment = -1
         self._segment_size = 0
-        self._since_account = 0
-        self._accounted = 0  # first record of a segment whose account, with what came since, tells all that has come
-        self._pending: list[_Entry] = []
+        self._since_senders = 0
+        self._senders_from = 0  # first record of a segment whose account, with what came since, tells all that has come
+        self._pending: list[_PendingRecord] = []
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._damages: set[tuple[str, int]] = set()  # path and offset of what has been told
@@ -220,7 +220,7 @@ class Journal:
         """Let all segments have this size from now on."""
         self._max_bytes = max_bytes
         if self.directory:
-            self._waiting.limit(max_bytes)
+            self._shares.limit(max_bytes)
         self._segment_bytes = min(self._most_segment_bytes, max_bytes // 8)
 
     # -- the directory --
@@ -275,18 +275,18 @@ class Journal:
         sync_directory(self.directory)
         return after
 
-    def account(self) -> tuple[bytes, Iterator[bytes]]:
+    def read_senders(self) -> tuple[bytes, Iterator[bytes]]:
         """What the receiver needs to know the senders again: the last account, and each message after it.
 
         To be read before anything is appended.
         """
         start = len(self._paths)
-        account = b""
-        while start > 0 and not account:
+        senders = b""
+        while start > 0 and not senders:
             start -= 1
-            account = _account_of(self._paths[start][1], self.journal)
-        self._accounted = self._paths[start][0] if account else 0
-        return account, self._messages(self._paths[start:])
+            senders = _senders_of(self._paths[start][1], self.journal)
+        self._senders_from = self._paths[start][0] if senders else 0
+        return senders, self._messages(self._paths[start:])
 
     def _messages(self, paths: Sequence[tuple[int, str]]) -> Iterator[bytes]:
         for _, path in paths:
@@ -298,7 +298,7 @@ class Journal:
             finally:
                 reader.close()
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> OutputState:
         """What the output of this name remembers. Its position counts from now on.
 
         Raises:
@@ -306,7 +306,7 @@ class Journal:
         """
         path = os.path.join(self.directory, f"{name}.json") if self.directory else ""
         try:
-            state = State(path, self.journal, self.oldest, self.end)
+            state = OutputState(path, self.journal, self.oldest, self.end)
         except OSError as err:
             raise ConfigError(f"journal: cannot read how far {name} is: {path}: {err.strerror}") from err
         if state.is_new:
@@ -348,17 +348,17 @@ class Journal:
 
     # -- writing --
 
-    def start(self, account: Callable[[], bytes]) -> None:
+    def start(self, senders: Callable[[], bytes]) -> None:
         """Begin a segment, and to write what is appended.
 
         Args:
-            account: gives what the receiver is to remember of the senders; asked whenever a segment begins.
+            senders: returns the state of the senders, for the start of each segment.
         """
-        self._account = account
+        self._senders = senders
         if self.directory:
             left = sum([self._sizes[path] for _, path in self._paths]) if self._passed() < self.end else 0
-            self._waiting.add("", left, self.end)
-            self._add(ACCOUNT, self._account(), (), 0)
+            self._shares.add("", left, self.end)
+            self._add(SENDERS, self._senders(), (), 0)
             self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
 
@@ -367,14 +367,14 @@ class Journal:
 
         For the thread that appends. One whose messages wait may not drive those of others out, while an output is away.
         """
-        self._waiting.passed(max(self._passed(), self.oldest), self._appended)
-        return self._waiting.admits(sender, size)
+        self._shares.passed(max(self._passed(), self.oldest), self._appended)
+        return self._shares.admits(sender, size)
 
     def append(self, message: bytes, batches: Sequence[Batch], sender: str = "") -> None:
         """Have a message of a sender written. Never waits."""
         size = sum([batch.size_bytes for batch in batches])
         self._appended += 1
-        self._waiting.add(sender, len(message) if self.directory else size, self._appended)
+        self._shares.add(sender, len(message) if self.directory else size, self._appended)
         if not self.directory:
             record = JournalRecord(self._next, time.time_ns(), tuple(batches))
             self._next += 1
@@ -382,15 +382,15 @@ class Journal:
             self._durable([record])
             return
         self._add(MESSAGE, message, tuple(batches), size)
-        if self._since_account >= self._segment_bytes:
+        if self._since_senders >= self._segment_bytes:
             # behind all that it accounts for, and before anything else
-            self._add(ACCOUNT, self._account(), (), 0)
+            self._add(SENDERS, self._senders(), (), 0)
 
     def _add(self, kind: int, content: bytes, batches: tuple[Batch, ...], size: int) -> None:
-        self._since_account = 0 if kind == ACCOUNT else self._since_account + len(content)
+        self._since_senders = 0 if kind == SENDERS else self._since_senders + len(content)
         with self.changed:
             first = not self._pending
-            self._pending.append(_Entry(kind, time.time_ns(), content, batches, size))
+            self._pending.append(_PendingRecord(kind, time.time_ns(), content, batches, size))
             self.pending_bytes += len(content) + size
             if first:
                 self.changed.notify_all()
@@ -414,12 +414,12 @@ class Journal:
                         return
                     self.changed.wait_for(lambda: self._stopping, RETRY_S)
 
-    def _commit(self, pending: list[_Entry]) -> list[_Entry]:
+    def _commit(self, pending: list[_PendingRecord]) -> list[_PendingRecord]:
         """Write records, one group for each segment, and show them; those that cannot be written now."""
         at = 0
         while at < len(pending):
             end = at + 1
-            while end < len(pending) and pending[end].kind != ACCOUNT:
+            while end < len(pending) and pending[end].kind != SENDERS:
                 end += 1
             try:
                 self._write(pending[at:end])
@@ -435,8 +435,8 @@ class Journal:
             at = end
         return []
 
-    def _write(self, group: Sequence[_Entry]) -> None:
-        begins = group[0].kind == ACCOUNT or self._segment < 0
+    def _write(self, group: Sequence[_PendingRecord]) -> None:
+        begins = group[0].kind == SENDERS or self._segment < 0
         parts: list[bytes] = []
         records: list[JournalRecord] = []
         sizes: list[int] = []
@@ -461,8 +461,8 @@ class Journal:
             self._durable(records)
         except Exception:  # a defect there must not have them written again
             log.exception("journal: defect in reporting that records=%d are on disk", len(records))
-        if group[0].kind == ACCOUNT:
-            self._accounted = self._paths[-1][0]
+        if group[0].kind == SENDERS:
+            self._senders_from = self._paths[-1][0]
             self.trim()
 
     def _begin_segment(self, packed: bytes) -> None:
@@ -555,7 +555,7 @@ class Journal:
         """
         passed = self._passed()
         keep_from = min([state.keep_from for state in self._states], default=self.end) if keep else passed
-        while len(self._paths) > 1 and self._paths[0][0] < self._accounted:
+        while len(self._paths) > 1 and self._paths[0][0] < self._senders_from:
             (first, path), after = self._paths[0], self._paths[1][0]
             size = self.size_bytes + self._segment_bytes  # the last segment grows
             written = after <= passed
@@ -843,19 +843,19 @@ def _after(path: str, journal: str) -> tuple[int, int, int]:
     try:
         after = 0
         for record in reader.read():
-            if isinstance(record, segments.Raw) and record.kind == MESSAGE:
+            if isinstance(record, segments.SegmentRecord) and record.kind == MESSAGE:
                 after = record.number + 1
         return after, reader.offset, reader.size() - reader.offset
     finally:
         reader.close()
 
 
-def _account_of(path: str, journal: str) -> bytes:
+def _senders_of(path: str, journal: str) -> bytes:
     """The account that a segment begins with; empty where it has none."""
     reader = SegmentReader(path, journal)
     try:
-        first = next((found for found in reader.read() if isinstance(found, segments.Raw)), None)
-        return first.content if first is not None and first.kind == ACCOUNT else b""
+        first = next((found for found in reader.read() if isinstance(found, segments.SegmentRecord)), None)
+        return first.content if first is not None and first.kind == SENDERS else b""
     finally:
         reader.close()
 

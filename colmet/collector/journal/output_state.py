@@ -20,7 +20,7 @@ FORM = 1  # of the file
 MAX_BYTES = 64 << 20
 
 
-class State:
+class OutputState:
     """The position and the notes of one output. Used by that output's thread alone, once it is open.
 
     Args:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
-MESSAGE, ACCOUNT = 0, 1  # kinds of records: a message; the account of the senders when the segment was begun
+MESSAGE, SENDERS = 0, 1  # kinds of records: a message; the state of the senders, at the start of each segment
 
 SUFFIX = ".segment"
 NAME = re.compile(r"(\d{20})\.segment", re.ASCII)
@@ -32,12 +32,12 @@ _RECORD = struct.Struct("<4sBIQQI")
 _CRC = struct.Struct("<I")
 SEGMENT_HEADER_BYTES = _SEGMENT.size + _CRC.size
 RECORD_HEADER_BYTES = _RECORD.size + _CRC.size
-MAX_RECORD_BYTES = 256 << 20  # an account of very many senders; messages are bounded by the transport
+MAX_RECORD_BYTES = 256 << 20  # the state of very many senders; messages are bounded by the transport
 MAX_NUMBER = 1 << 63
 READ_BYTES = 1 << 20
 
 
-class Raw(NamedTuple):
+class SegmentRecord(NamedTuple):
     """A record as it is in a segment; `offset` is where it starts."""
 
     number: int
@@ -54,7 +54,7 @@ class Damage(NamedTuple):
     size: int
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     """What a segment says of itself; `journal` as 16 hexadecimal digits."""
 
     journal: str
@@ -130,14 +130,14 @@ class SegmentReader:
             os.close(self._fd)
             self._fd = -1
 
-    def _read_header(self) -> Header | None:
+    def _read_header(self) -> SegmentHeader | None:
         packed = self._get(0, SEGMENT_HEADER_BYTES)
         if len(packed) < SEGMENT_HEADER_BYTES:
             return None
         magic, journal, first, created_ns = _SEGMENT.unpack_from(packed)
         if magic != SEGMENT_MAGIC or _CRC.unpack_from(packed, _SEGMENT.size)[0] != crc32(packed[: _SEGMENT.size]):
             return None
-        return Header(f"{journal:016x}", first, created_ns)
+        return SegmentHeader(f"{journal:016x}", first, created_ns)
 
     def _get(self, offset: int, size: int) -> bytes:
         """Bytes of the file; fewer than asked for at its end."""
@@ -159,7 +159,7 @@ class SegmentReader:
             size -= len(part)
         return b"".join(parts)
 
-    def _at(self, offset: int) -> Raw | None:
+    def _at(self, offset: int) -> SegmentRecord | None:
         """The whole record that starts there, or None."""
         packed = self._get(offset, RECORD_HEADER_BYTES)
         if len(packed) < RECORD_HEADER_BYTES or not packed.startswith(RECORD_MAGIC):
@@ -171,7 +171,7 @@ class SegmentReader:
         content = self._get(offset + RECORD_HEADER_BYTES, size)
         if len(content) < size or crc32(content, self._seed) != checksum:
             return None
-        return Raw(number, kind, received_ns, content, offset)
+        return SegmentRecord(number, kind, received_ns, content, offset)
 
     def _search(self, offset: int) -> int | None:
         """Where the next whole record starts, at `offset` or behind it."""
@@ -186,7 +186,7 @@ class SegmentReader:
                 return None
             offset += len(window) - len(RECORD_MAGIC) + 1
 
-    def read(self) -> Iterator[Raw | Damage]:
+    def read(self) -> Iterator[SegmentRecord | Damage]:
         """Records from `offset` on, which moves along, and what is between them.
 
         At the end of the file it stops, and can be called again when there is more. What is behind the last whole

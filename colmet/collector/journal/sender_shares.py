@@ -9,7 +9,7 @@ from colmet.common.live.shares import Shares
 PIECES = 32  # in which what waits is counted off again: each is a 32nd of the journal
 
 
-class Waiting:
+class SenderShares:
     """Counts bytes of records that some output has not written.
 
     For one thread.

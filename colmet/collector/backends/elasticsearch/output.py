@@ -22,7 +22,7 @@ from colmet.collector.backends.elasticsearch.client import DatabaseClient, Respo
 from colmet.collector.backends.elasticsearch.dead_letters import DeadLetters
 from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, IndexNaming
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
-from colmet.collector.journal.output_state import State
+from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.http_client import HttpClient
@@ -153,7 +153,7 @@ class ElasticsearchOutput(OutputBackend):
             options.elastic_reject_file,
         )
 
-    def open(self, state: State) -> None:
+    def open(self, state: OutputState) -> None:
         """Nothing is asked of the server yet: it may be away."""
         self._state = state
         self._documents = Documents(self._naming, state.journal, self._mappings.fit)

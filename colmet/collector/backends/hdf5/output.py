@@ -20,7 +20,7 @@ from colmet.collector.backends.hdf5.h5file import Damaged, FileBusy, Hdf5File, g
 from colmet.collector.backends.hdf5.isolated import salvage, verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.columnar import join
-from colmet.collector.journal.output_state import MAX_BYTES, State, parse
+from colmet.collector.journal.output_state import MAX_BYTES, OutputState, parse
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import Options
@@ -164,7 +164,7 @@ class Hdf5Output(OutputBackend):
         self._rotate_s = rotate_s
         self._rotate_bytes = rotate_bytes
         self._boot = boot_id()
-        self._state = State("", "", 0, 0)
+        self._state = OutputState("", "", 0, 0)
         self._file: Hdf5File | None = None
         self.path = ""
         self._first: int | None = None
@@ -287,7 +287,7 @@ class Hdf5Output(OutputBackend):
         except OSError as err:
             raise _not_writable(path, err) from err
 
-    def open(self, state: State) -> None:
+    def open(self, state: OutputState) -> None:
         """See that the path can be written, and open or create the file unless it has to be looked at first.
 
         Raises:
