@@ -1,8 +1,8 @@
 """Draw what a job did over time, a line for each host: a picture (PNG or SVG) with a chart for each metric.
 
 Counters are shown by how fast they grow: CPU time as the cores that ran, bytes as bytes per second. Where samples are
-missing the line has a gap. memory, memory_anon and tasks are no columns: they are those of the job's cgroups, else of
-its processes, on each host. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
+missing the line has a gap. A measure, such as cpu_used or memory, is no column: on each host it is read from the first
+of its columns that has values. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
 tables have (power, temperatures, InfiniBand) is drawn of the job's hosts, while the job was there.
 """
 
@@ -21,13 +21,13 @@ import numpy as np
 from colmet.commands import selection
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
-from colmet.common.measures import MEASURES, ORIGINS
+from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
 from colmet.common.runtime import cli
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
 from colmet.common.units import Unit
 from colmet.stored import sources
-from colmet.stored.capacity import CGROUP, capacities, ceilings
+from colmet.stored.capacity import capacities, ceilings
 from colmet.stored.curves import Line, is_rate, lines, shown, unit_of
 from colmet.stored.names import names_of, near
 from colmet.stored.series import NODE, History, Series, of_one_agent
@@ -53,7 +53,7 @@ line or the configuration is wrong."""
         metavar="JOB METRIC ...",
         nargs="*",
         help="the job, unless --job names it, and what to draw: COLUMN, TABLE.COLUMN where several tables have the "
-        f"column, or {', '.join(MEASURES)}",
+        "column, or a measure such as cpu_used, memory or tasks (docs/metrics.md has all)",
     )
     selection.add_job(parser, "draw this job; 0: the nodes themselves")
     selection.add_interval(parser)
@@ -117,9 +117,11 @@ class Plotted(NamedTuple):
         """What it shows, in a line."""
         if self.choice.measure:
             measure = MEASURES[self.choice.measure]
-            origins = {(one.table, one.column): one.origin for one in measure.sources}
-            said = dict.fromkeys([ORIGINS[origins[one.table, one.column]] for one in self.columns])
-            return f"{measure.key}: that of {' and '.join(said)}" if said else measure.key
+            origins = {(one.table, one.column): one.origin for one in measure.sources if one.origin}
+            said = dict.fromkeys(
+                [ORIGINS[origins[column[1:3]]] for column in self.columns if column[1:3] in origins],
+            )
+            return f"{measure.key}: {'that of ' + ' and '.join(said) if said else measure.label}"
         about = self.choice.field.help.partition(" Source: ")[0].partition(". ")[0].rstrip(".;")
         return f"{self.choice.column}: {about}" if about else self.choice.column
 
@@ -217,7 +219,7 @@ def gather(
         key = choice.job, choice.table
         if key not in found:
             wanted = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
-            if choice.table == CGROUP:
+            if choice.table == CGROUP_TABLE:
                 wanted += CAPACITY_COLUMNS
             label = _label(choice.table)
             limits: Limits = since, until, hosts
@@ -235,7 +237,7 @@ def gather(
             if rate and is_bounded(column.table, column.column):
                 if column.job not in there:
                     there[column.job] = capacities(
-                        history, column.job, since, until, hosts, found.get((column.job, CGROUP))
+                        history, column.job, since, until, hosts, found.get((column.job, CGROUP_TABLE))
                     )
                 most = ceilings(column.table, column.column, there[column.job])
             known = {line.host for line, _ in made}
@@ -250,7 +252,12 @@ def gather(
     if not any(one.lines for one in plotted):
         limited = since is not None or until is not None or hosts is not None
         where = "there in this time and on these hosts" if limited else "there"
-        instead = [one.key for one in MEASURES.values() for choice in chosen if choice[1:3] == one.places[0]]
+        instead = [
+            measure.key
+            for choice in chosen
+            for measure in MEASURES.values()
+            if measure.best.origin == CGROUP and measure.best[:2] == choice[1:3]
+        ]
         hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate requires two samples"
         raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
     return plotted

@@ -16,6 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.measures import (
+    BY_CPUS,
+    BY_TASKS,
+    BY_TIME,
+    CPUS,
+    NODE_CPU_COUNT,
+    TASKS_NOW,
+    TASKS_PEAK,
+    WAIT_CPU,
+    bounded,
+)
+
 Floats = npt.NDArray[np.float64]
 
 GAP_PERIODS = 3  # readings that are more than this many periods apart have no rate
@@ -39,23 +51,9 @@ class Capacity(NamedTuple):
         return Capacity(*[float(np.fmax(*pair)) for pair in zip(self, other)])
 
 
-_CPU_TIME = frozenset(
-    [
-        *[("cgroup_default", name) for name in ("cpu_usage", "cpu_user", "cpu_system", "cpu_unattributed")],
-        *[("taskstats_default", name) for name in ("cpu_total", "cpu_run_real_total", "cpu_run_virtual_total")],
-        *[("taskstats_default", name) for name in ("ac_utime", "ac_stime")],
-        *[("procstats_default", f"stat_cpu_{name}") for name in ("user", "nice", "system", "idle", "iowait", "irq")],
-        *[("procstats_default", f"stat_cpu_{name}") for name in ("softirq", "steal", "guest", "guest_nice")],
-    ]
-)
-_WAITS = frozenset(
-    [("taskstats_default", f"{name}_delay_total") for name in ("cpu", "blkio", "swapin", "freepages")],
-)
-_PRESSURE = frozenset(
-    [("cgroup_default", f"{what}_pressure_{how}") for what in ("cpu", "memory", "io") for how in ("some", "full")]
-)
-CAPACITY_COLUMNS = ("cpus_allocated", "pids_current", "pids_peak")  # of cgroup_default
-NODE_CPUS = ("procstats_default", "stat_cpus")
+_CPU_TIME, _WAITS, _PRESSURE = bounded(BY_CPUS), bounded(BY_TASKS), bounded(BY_TIME)
+CAPACITY_COLUMNS = (CPUS.best.column, TASKS_NOW.best.column, TASKS_PEAK.best.column)  # all of one table
+NODE_CPUS = (NODE_CPU_COUNT.best.table, NODE_CPU_COUNT.best.column)
 
 
 def ceiling(table: str, column: str, capacity: Capacity) -> Floats:
@@ -71,7 +69,7 @@ def ceiling(table: str, column: str, capacity: Capacity) -> Floats:
     elif (table, column) in _CPU_TIME:
         most = cpus
     elif (table, column) in _WAITS:  # more tasks may have been there between two samples
-        most = np.where(tasks > 0, np.fmax(tasks, cpus), np.nan if column == "cpu_delay_total" else cpus)
+        most = np.where(tasks > 0, np.fmax(tasks, cpus), np.nan if (table, column) in WAIT_CPU.places else cpus)
     return np.where(most > 0, most, np.inf)
 
 

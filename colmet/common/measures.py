@@ -1,31 +1,66 @@
-"""What people read of a job, each measure defined once: its columns, the best first, and where each of them is from.
+"""Measures: the quantities that people read of jobs and nodes, each declared once, with the columns that have it.
 
-A node has a value from one source at a time: the cgroups of the job where they have it, else its processes.
+A measure has one column, or several of which the first with a value counts. All readers of stored and latest rows, the
+dashboards and the page read these declarations; no other list of columns exists but those of the old dialects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
-CGROUP, PROCESSES = "cgroup", "processes"
-ORIGINS = {CGROUP: "its cgroup", PROCESSES: "its processes, from /proc"}
-_KIB = 1024.0
+from colmet.common.schema import Field
+from colmet.common.units import UNITS, Unit
+
+JOBS, NODES = "job", "node"  # scopes
+CGROUP, TASKS, PROCESSES = "cgroup", "tasks", "processes"
+ORIGINS = {CGROUP: "its cgroup", TASKS: "its tasks", PROCESSES: "its processes, from /proc"}
+SUM, MEAN, MAX, ALL = "sum", "mean", "max", "all"  # ways to fold hosts; ALL: a sum that is missing where one host's is
+TOTAL, LAST = "total", "last"  # more ways to fold the samples of one host: all growth, and the last value
+BY_CPUS, BY_TASKS, BY_TIME = "cpus", "tasks", "time"  # bounds of the growth of counters of time
+CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE = "cgroup_default", "taskstats_default", "jobprocstats_default"
+NODE_TABLE, JOB_GPUS, GPUS_OF_JOBS, GPUS = (
+    *("procstats_default", "nvidiastats_default"),
+    *("nvidiajobs_default", "nvidiagpus_default"),
+)
+POWER_TABLE, ZONES = "ipmipowerstats_default", "raplzones_default"
 
 
 class Source(NamedTuple):
     """A column that has the values of a measure.
 
     Attributes:
-        table: the table of the column.
+        table: of the column.
         column: its name.
-        factor: what its values are multiplied by, to be in the unit of the measure.
-        origin: one of `ORIGINS`.
+        origin: one of `ORIGINS` where the sources of a measure count different things; else empty.
     """
 
     table: str
     column: str
-    factor: float
-    origin: str
+    origin: str = ""
+
+    @property
+    def field(self) -> Field:
+        """The declaration of the column."""
+        return _field(self.table, self.column)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the column, as it is stored."""
+        return UNITS[self.field.unit]
+
+    @property
+    def factor(self) -> float:
+        """The factor from stored numbers to bytes, seconds, watts and shares of one."""
+        return self.unit.scale
+
+
+@cache
+def _field(table: str, column: str) -> Field:
+    from colmet.common.tables import schemas  # the whole catalogue, which daemons do not need
+
+    return next(field for field in schemas()[table].fields if field.name == column)
 
 
 class Measure(NamedTuple):
@@ -33,43 +68,401 @@ class Measure(NamedTuple):
 
     Attributes:
         key: its name in commands and answers.
-        help: what it is.
+        label: a few words, for a legend.
+        help: a sentence; of a counter, what it counts.
+        scope: `JOBS` or `NODES`.
         sources: the best first.
+        hosts: how the values of several hosts become one: SUM, MEAN, MAX or ALL.
+        time: how the samples of one host become one: TOTAL (of counters), MEAN, MAX or LAST.
+        is_rate: whether the value now of a counter is its growth per second, and not the counter.
+        bound: what bounds the growth of a counter of time: BY_CPUS, BY_TASKS, BY_TIME; empty for others.
     """
 
     key: str
+    label: str
     help: str
+    scope: str
     sources: tuple[Source, ...]
+    hosts: str = SUM
+    time: str = TOTAL
+    is_rate: bool = True
+    bound: str = ""
 
     @property
     def places(self) -> list[tuple[str, str]]:
         """Table and column of each source."""
         return [(source.table, source.column) for source in self.sources]
 
+    @property
+    def best(self) -> Source:
+        """The first source."""
+        return self.sources[0]
 
-MEMORY = Measure(
+    @property
+    def kind(self) -> str:
+        """Counter or gauge."""
+        return self.best.field.kind
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the best source, as it is stored."""
+        return self.best.unit
+
+    def of(self, *origins: str) -> tuple[Source, ...]:
+        """Return the sources of some origins."""
+        return tuple(source for source in self.sources if source.origin in origins)
+
+
+def columns_of(measures: Iterable[Measure]) -> dict[str, tuple[str, ...]]:
+    """Return the columns that have some measures, by table."""
+    found: dict[str, dict[str, None]] = {}
+    for measure in measures:
+        for table, column in measure.places:
+            found.setdefault(table, {})[column] = None
+    return {table: tuple(columns) for table, columns in found.items()}
+
+
+def bounded(bound: str) -> frozenset[tuple[str, str]]:
+    """Return table and column of each source with growth that is bounded this way."""
+    return frozenset(place for measure in MEASURES.values() if measure.bound == bound for place in measure.places)
+
+
+# -- jobs --
+
+
+def _job(
+    key: str,
+    label: str,
+    text: str,
+    *sources: tuple[str, ...],
+    hosts: str = SUM,
+    time: str = TOTAL,
+    is_rate: bool = True,
+    bound: str = "",
+) -> Measure:
+    return Measure(key, label, text, JOBS, tuple([Source(*one) for one in sources]), hosts, time, is_rate, bound)
+
+
+CPU_USED = _job(
+    *("cpu_used", "CPU used", "CPU time: that of the cgroup; without one, that of the tasks that are known."),
+    (CGROUP_TABLE, "cpu_usage", CGROUP),
+    (TASKS_TABLE, "cpu_total", TASKS),
+    (TASKS_TABLE, "cpu_run_virtual_total", TASKS),  # before Colmet 1.0; to the nanosecond
+    (TASKS_TABLE, "cpu_run_real_total", TASKS),  # counted by clock ticks on many kernels
+    bound=BY_CPUS,
+)
+CPU_USER = _job(
+    *("cpu_user", "user mode", "CPU time in user mode."),
+    *((CGROUP_TABLE, "cpu_user"), (TASKS_TABLE, "ac_utime")),
+    bound=BY_CPUS,
+)
+CPU_SYSTEM = _job(
+    *("cpu_system", "kernel", "CPU time in the kernel."),
+    *((CGROUP_TABLE, "cpu_system"), (TASKS_TABLE, "ac_stime")),
+    bound=BY_CPUS,
+)
+CPU_UNATTRIBUTED = _job(
+    *("cpu_unattributed", "unattributed", "CPU time that no known task used."),
+    (CGROUP_TABLE, "cpu_unattributed"),
+    time=LAST,
+    bound=BY_CPUS,
+)
+CPUS = _job(*("cpus", "CPUs allocated", "CPUs that the job may run on."), (CGROUP_TABLE, "cpus_allocated"), time=MEAN)
+CPU_THROTTLED = _job(
+    *("cpu_throttled", "throttled", "Time without a CPU by a quota, summed over CPUs."),
+    (CGROUP_TABLE, "throttled_time"),
+)
+MEMORY = _job(
+    *("memory", "memory used", "Memory that the cgroup is charged for, page cache included; else of the processes."),
+    (CGROUP_TABLE, "memory_current", CGROUP),
+    (PROCESSES_TABLE, "memory_used", PROCESSES),
+    (PROCESSES_TABLE, "VmRSS", PROCESSES),  # all that an older colmet-node has
+    time=MAX,
+)
+MEMORY_ANON = _job(
+    *("memory_anon", "anonymous memory", "Memory that is neither page cache nor shared nor the kernel's."),
+    (CGROUP_TABLE, "memory_anon", CGROUP),
+    (PROCESSES_TABLE, "RssAnon", PROCESSES),
+    time=MAX,
+)
+MEMORY_FILE = _job(
+    "memory_file", "files", "File pages, tmpfs and shared memory.", (CGROUP_TABLE, "memory_file"), time=MAX
+)
+MEMORY_KERNEL = _job(
+    *("memory_kernel", "kernel", "Data structures of the kernel."), (CGROUP_TABLE, "memory_kernel"), time=MAX
+)
+MEMORY_PEAK = _job(
+    *("memory_peak", "memory peak", "The most memory at one time, by the kernel's own record."),
+    (CGROUP_TABLE, "memory_peak"),
+    time=MAX,
+)
+MEMORY_LIMIT = _job(
+    *("memory_limit", "memory limit", "The most memory that the job may have; missing without a limit."),
+    (CGROUP_TABLE, "memory_limit"),
+    hosts=ALL,
+    time=LAST,
+)
+MEMORY_SWAP = _job("memory_swap", "in swap", "Memory in swap space.", (CGROUP_TABLE, "memory_swap"), time=MAX)
+MEMORY_LIMIT_HITS = _job(
+    "memory_limit_hits", "limit reached", "Times the memory limit was reached.", (CGROUP_TABLE, "memory_limit_hits")
+)
+OOM_KILLS = _job(
+    *("oom_kills", "processes killed", "Processes that the kernel killed for lack of memory."),
+    (CGROUP_TABLE, "memory_oom_kills"),
+    is_rate=False,
+)
+MAJOR_FAULTS = _job(
+    *("major_faults", "page faults with I/O", "Page faults with I/O."),
+    *((CGROUP_TABLE, "memory_pgmajfault"), (TASKS_TABLE, "ac_majflt")),
+)
+REFAULTS_ANON = _job(
+    *("refaults_anon", "anonymous refaults", "Anonymous pages needed again soon after they were reclaimed."),
+    (CGROUP_TABLE, "memory_refault_anon"),
+)
+REFAULTS_FILE = _job(
+    *("refaults_file", "file refaults", "File pages needed again soon after they were reclaimed."),
+    (CGROUP_TABLE, "memory_refault_file"),
+)
+TASKS_NOW = _job(
+    *("tasks", "tasks", "Tasks of the job, threads included."),
+    (CGROUP_TABLE, "pids_current", CGROUP),
+    (PROCESSES_TABLE, "tasks", PROCESSES),
+    time=MAX,
+)
+TASKS_PEAK = _job(
+    "tasks_peak",
+    "tasks at most",
+    "The most tasks at one time, by the kernel's own record.",
+    (CGROUP_TABLE, "pids_peak"),
+    time=MAX,
+)
+IO_READ = _job(
+    *("io_read", "read", "Bytes read from block devices; without a cgroup, those that its tasks are charged for."),
+    *((CGROUP_TABLE, "io_read_bytes"), (TASKS_TABLE, "read_bytes"), (PROCESSES_TABLE, "read_bytes")),
+)
+IO_WRITE = _job(
+    *("io_write", "written", "Bytes written to block devices; without a cgroup, those that its tasks are charged for."),
+    *((CGROUP_TABLE, "io_write_bytes"), (TASKS_TABLE, "write_bytes"), (PROCESSES_TABLE, "write_bytes")),
+)
+# v1 cgroups count no write-back of cached writes, so over a whole job the charges of tasks come first
+CHARGED_READ = _job(
+    *("charged_read", "read", "Bytes that its tasks are charged for as read; else bytes of block devices."),
+    *((TASKS_TABLE, "read_bytes", TASKS), (PROCESSES_TABLE, "read_bytes", PROCESSES)),
+    (CGROUP_TABLE, "io_read_bytes", CGROUP),
+)
+CHARGED_WRITE = _job(
+    *("charged_write", "written", "Bytes that its tasks are charged for as written; else bytes of block devices."),
+    *((TASKS_TABLE, "write_bytes", TASKS), (PROCESSES_TABLE, "write_bytes", PROCESSES)),
+    (CGROUP_TABLE, "io_write_bytes", CGROUP),
+)
+CALLS_READ = _job(
+    *("calls_read", "read", "Bytes of read calls: page cache, pipes and network file systems included."),
+    *((TASKS_TABLE, "read_char"), (PROCESSES_TABLE, "rchar")),
+)
+CALLS_WRITE = _job(
+    *("calls_write", "written", "Bytes of write calls: page cache, pipes and network file systems included."),
+    *((TASKS_TABLE, "write_char"), (PROCESSES_TABLE, "wchar")),
+)
+# xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not
+READ_CALLS = _job("read_calls", "read", "Read calls.", (PROCESSES_TABLE, "syscr"), (TASKS_TABLE, "read_syscalls"))
+WRITE_CALLS = _job(
+    "write_calls", "written", "Write calls.", (PROCESSES_TABLE, "syscw"), (TASKS_TABLE, "write_syscalls")
+)
+READ_OPS = _job("read_ops", "read", "Reads of block devices.", (CGROUP_TABLE, "io_read_ops"))
+WRITE_OPS = _job("write_ops", "written", "Writes to block devices.", (CGROUP_TABLE, "io_write_ops"))
+WAIT_CPU = _job(
+    "wait_cpu",
+    "waiting for a CPU",
+    "Time of runnable tasks without a CPU.",
+    (TASKS_TABLE, "cpu_delay_total"),
+    bound=BY_TASKS,
+)
+WAIT_IO = _job(
+    "wait_io",
+    "block I/O",
+    "Time of tasks that wait for block devices.",
+    (TASKS_TABLE, "blkio_delay_total"),
+    bound=BY_TASKS,
+)
+WAIT_SWAP = _job(
+    "wait_swap",
+    "swap",
+    "Time of tasks that wait for swapped memory.",
+    (TASKS_TABLE, "swapin_delay_total"),
+    bound=BY_TASKS,
+)
+WAIT_RECLAIM = _job(
+    *("wait_reclaim", "memory reclaim", "Time of tasks that wait for free memory."),
+    (TASKS_TABLE, "freepages_delay_total"),
+    bound=BY_TASKS,
+)
+SWITCHES = _job("switches", "switches", "Voluntary context switches.", (TASKS_TABLE, "nvcsw"))
+SWITCHES_INVOLUNTARY = _job(
+    "switches_involuntary", "involuntary switches", "Involuntary context switches.", (TASKS_TABLE, "nivcsw")
+)
+START = _job(
+    "start", "start", "Start of the first task.", (TASKS_TABLE, "ac_btime"), hosts=MAX, time=LAST, is_rate=False
+)
+AGE = _job(
+    "age", "age", "Time since the oldest task began.", (TASKS_TABLE, "ac_etime"), hosts=MAX, time=LAST, is_rate=False
+)
+JOB_GPU_COUNT = _job("gpus", "GPUs", "GPUs that the job holds.", (JOB_GPUS, "gpus"), time=MAX)
+JOB_GPU_IDLE = _job(
+    "gpus_idle", "idle", "GPUs that the job holds without a process on them.", (JOB_GPUS, "gpus_idle"), time=MAX
+)
+JOB_GPU_USE = _job(
+    "gpu_use", "GPU use", "Use of the job's GPUs, as a share.", (JOB_GPUS, "utilization-gpu"), hosts=MEAN, time=MEAN
+)
+JOB_GPU_MEMORY = _job("gpu_memory", "used", "Memory used on the job's GPUs.", (JOB_GPUS, "memory-used"), time=MAX)
+JOB_GPU_MEMORY_TOTAL = _job(
+    "gpu_memory_total", "all", "Memory of the job's GPUs.", (JOB_GPUS, "memory-total"), time=MAX
+)
+JOB_GPU_POWER = _job("gpu_power", "power", "Power of the job's GPUs, by the driver.", (JOB_GPUS, "power"), time=MEAN)
+GPU_OF_JOB_USE = _job(
+    *("gpu_process_use", "use", "Share of the time in which the job's own processes computed on a GPU."),
+    (GPUS_OF_JOBS, "utilization_sm"),
+    hosts=MEAN,
+    time=MEAN,
+)
+GPU_OF_JOB_MEMORY = _job(
+    "gpu_process_memory",
     "memory",
-    "Memory that a job uses, in bytes: what its cgroup is charged for, page cache too; else that of its processes.",
-    (
-        Source("cgroup_default", "memory_current", 1.0, CGROUP),
-        Source("jobprocstats_default", "memory_used", 1.0, PROCESSES),
-        Source("jobprocstats_default", "VmRSS", _KIB, PROCESSES),  # all that an older colmet-node has
-    ),
+    "Memory of the job's own processes on a GPU.",
+    (GPUS_OF_JOBS, "memory_used"),
+    time=MAX,
 )
-MEMORY_ANON = Measure(
-    "memory_anon",
-    "Memory that is neither page cache nor shared nor the kernel's, in bytes.",
-    (
-        Source("cgroup_default", "memory_anon", 1.0, CGROUP),
-        Source("jobprocstats_default", "RssAnon", _KIB, PROCESSES),
-    ),
+PRESSURE = {
+    f"{what}_{how}": _job(
+        f"pressure_{what}_{how}",
+        text,
+        f"Time in which {'all' if how == 'full' else 'some'} tasks waited for {text}.",
+        (CGROUP_TABLE, f"{what}_pressure_{how}"),
+        hosts=MAX,
+        bound=BY_TIME,
+    )
+    for what, text in (("cpu", "CPU"), ("memory", "memory"), ("io", "I/O"))
+    for how in ("some", "full")
+}
+
+# -- nodes --
+
+
+def _node(
+    key: str,
+    label: str,
+    text: str,
+    *sources: tuple[str, ...],
+    hosts: str = SUM,
+    time: str = MEAN,
+    is_rate: bool = True,
+    bound: str = "",
+) -> Measure:
+    return Measure(key, label, text, NODES, tuple([Source(*one) for one in sources]), hosts, time, is_rate, bound)
+
+
+NODE_CPU = {
+    state: _node(
+        *(f"node_cpu_{state}", label, f"CPU time of all CPUs {text}."),
+        (NODE_TABLE, f"stat_cpu_{state}"),
+        time=TOTAL,
+        bound=BY_CPUS,
+    )
+    for state, label, text in (
+        ("user", "user", "in user mode"),
+        ("nice", "low priority", "in user mode at low priority"),
+        ("system", "system", "in the kernel"),
+        ("idle", "idle", "idle"),
+        ("iowait", "waiting for storage", "idle, waiting for I/O"),
+        ("irq", "hardware interrupts", "in hardware interrupts"),
+        ("softirq", "software interrupts", "in software interrupts"),
+        ("steal", "hypervisor", "that the hypervisor gave to others"),
+        ("guest", "guests", "for guests, also counted in user"),
+        ("guest_nice", "guests at low priority", "for guests at low priority, also counted in low priority"),
+    )
+}
+NODE_CPU_COUNT = _node("node_cpus", "CPUs", "CPUs that are online.", (NODE_TABLE, "stat_cpus"), time=MAX)
+NODE_MEMORY = {
+    kind: _node(f"node_memory_{kind}", label, text, (NODE_TABLE, f"meminfo_{kind}"))
+    for kind, label, text in (
+        ("memtotal", "all", "Usable memory."),
+        ("memfree", "free", "Unused memory."),
+        ("buffers", "buffers", "Raw disk blocks in memory."),
+        ("cached", "files", "File pages in memory."),
+        ("sreclaimable", "reclaimable", "The kernel's data structures that can be reclaimed."),
+        ("slab", "kernel", "The kernel's data structures."),
+        ("shmem", "shared", "Shared memory and tmpfs."),
+        ("anonpages", "programs", "Anonymous pages of processes."),
+        ("swaptotal", "swap", "Swap space."),
+        ("swapfree", "free swap", "Unused swap space."),
+    )
+}
+# Memory in use: shared memory, which cannot be given back, is counted among the cached.
+NODE_MEMORY_USED = (
+    *((NODE_MEMORY["memtotal"], 1), (NODE_MEMORY["memfree"], -1), (NODE_MEMORY["buffers"], -1)),
+    *((NODE_MEMORY["cached"], -1), (NODE_MEMORY["sreclaimable"], -1), (NODE_MEMORY["shmem"], 1)),
 )
-TASKS = Measure(
-    "tasks",
-    "Tasks that a job has, threads too.",
-    (
-        Source("cgroup_default", "pids_current", 1.0, CGROUP),
-        Source("jobprocstats_default", "tasks", 1.0, PROCESSES),
-    ),
+NODE_SWAP_USED = ((NODE_MEMORY["swaptotal"], 1), (NODE_MEMORY["swapfree"], -1))
+NODE_LOAD = _node(
+    "node_load", "1 minute", "Runnable or blocked tasks, over 1 minute.", (NODE_TABLE, "loadavg_1min"), hosts=SUM
 )
-MEASURES = {measure.key: measure for measure in (MEMORY, MEMORY_ANON, TASKS)}
+NODE_LOAD_15 = _node(
+    "node_load_15", "15 minutes", "Runnable or blocked tasks, over 15 minutes.", (NODE_TABLE, "loadavg_15min")
+)
+NODE_BLOCKED = _node("node_blocked", "waiting for I/O", "Tasks that wait for I/O.", (NODE_TABLE, "stat_procs_blocked"))
+NODE_READ = _node("node_read", "read", "Bytes read from block devices.", (NODE_TABLE, "vmstat_pgpgin"), time=TOTAL)
+NODE_WRITE = _node(
+    "node_write", "written", "Bytes written to block devices.", (NODE_TABLE, "vmstat_pgpgout"), time=TOTAL
+)
+NODE_UPTIME = _node("node_uptime", "up", "Time since boot.", (NODE_TABLE, "uptime_total"), time=LAST, is_rate=False)
+NETWORK_RECEIVED = _node(
+    *("network_received", "received", "Bytes received over InfiniBand, Omni-Path and RoCE."),
+    ("infinibandstats_default", "portRcvData"),
+    time=TOTAL,
+)
+NETWORK_SENT = _node(
+    *("network_sent", "sent", "Bytes sent over InfiniBand, Omni-Path and RoCE."),
+    ("infinibandstats_default", "portXmitData"),
+    time=TOTAL,
+)
+LUSTRE_READ = _node(
+    "lustre_read", "read", "Bytes read from Lustre.", ("lustrestats_default", "lustre_bytes_read"), time=TOTAL
+)
+LUSTRE_WRITE = _node(
+    "lustre_write", "written", "Bytes written to Lustre.", ("lustrestats_default", "lustre_bytes_write"), time=TOTAL
+)
+NODE_POWER = _node(
+    *("power", "node", "Power of the whole node now, by its BMC."),
+    *((POWER_TABLE, "current_power"), (POWER_TABLE, "average_power_consumption")),
+)
+NODE_MEAN_POWER = _node(
+    *("mean_power", "node", "Power of the whole node, averaged by its BMC: what energy is made of."),
+    *((POWER_TABLE, "average_power_consumption"), (POWER_TABLE, "current_power")),
+)
+ZONE_ENERGY = _node(
+    "zone_energy", "energy", "Energy of processors and memory, by RAPL zone.", (ZONES, "energy"), time=TOTAL
+)
+ZONE_POWER = _node("zone_power", "power", "Power of processors and memory, by RAPL zone.", (ZONES, "power"))
+TEMPERATURE = _node(
+    *("temperature", "mean", "Temperatures of the node's sensors."),
+    ("temperatures_default", "temperature"),
+    hosts=MEAN,
+)
+GPU_USE = _node("node_gpu_use", "use", "Use of each GPU, as a share.", (GPUS, "utilization_gpu"), hosts=MEAN)
+GPU_MEMORY = _node("node_gpu_memory", "memory", "Memory used on each GPU.", (GPUS, "memory_used"), time=MAX)
+GPU_MEMORY_TOTAL = _node("node_gpu_memory_total", "all", "Memory of each GPU.", (GPUS, "memory_total"), time=MAX)
+GPU_POWER = _node("node_gpu_power", "power", "Power of each GPU, by the driver.", (GPUS, "power"))
+GPU_ENERGY = _node("node_gpu_energy", "energy", "Energy of each GPU.", (GPUS, "energy"), time=TOTAL)
+GPU_TEMPERATURE = _node(
+    "node_gpu_temperature", "temperature", "Temperature of each GPU.", (GPUS, "temperature"), hosts=MEAN
+)
+
+
+def _declared(values: Iterable[object]) -> Iterator[Measure]:
+    for value in values:
+        if isinstance(value, Measure):
+            yield value
+        elif isinstance(value, dict):
+            yield from (one for one in value.values() if isinstance(one, Measure))
+
+
+MEASURES = {measure.key: measure for measure in _declared(list(globals().values()))}

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, ceiling, largest, of_columns
+from colmet.common.measures import CGROUP_TABLE
 from colmet.stored.series import NODE, History, Series
-
-CGROUP = "cgroup_default"
 
 
 def of_job(series: Series) -> Capacity:
@@ -41,7 +40,7 @@ def capacities(
     found: dict[str, Capacity] = {}
     if job != NODE:
         if rows is None:
-            rows = history.read(job, CGROUP, CAPACITY_COLUMNS, since, until, hosts)
+            rows = history.read(job, CGROUP_TABLE, CAPACITY_COLUMNS, since, until, hosts)
         found = {series.host: of_job(series) for series in rows}
         if found and not any(np.isnan(one.cpus) for one in found.values()):
             return found

@@ -15,19 +15,15 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from colmet.common import measures
 from colmet.common.growth import NODE_CPUS, Capacity, Sum, ceiling, is_late, summed
 from colmet.common.growth import largest as most_of
-from colmet.common.measures import CGROUP as FROM_CGROUP
-from colmet.common.measures import MEMORY, Measure
-from colmet.common.measures import TASKS as MEASURED_TASKS
+from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, Measure, Source
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, History, Series, of_one_agent
 
 Number = Optional[float]  # None: not known
-CGROUP, TASKS, PROCESSES = "cgroup_default", "taskstats_default", "jobprocstats_default"
-CPU_COLUMNS = ((CGROUP, "cpu_usage"), (TASKS, "cpu_total"), (TASKS, "cpu_run_real_total"))
-NS, US, KIB = 1e-9, 1e-6, 1024.0
 OLDEST_S = 400 * 86400  # a start that is further back than this is not believed
 
 
@@ -79,7 +75,7 @@ class Stay:
     @property
     def began(self) -> int | None:
         """When the job's first task started; None where that is not known."""
-        times = self.values(TASKS, "ac_btime")
+        times = self.values(measures.START.best)
         times = times[times > self.first - OLDEST_S]
         return min(int(times.min()), self.first) if len(times) else None
 
@@ -98,16 +94,16 @@ class Stay:
         """Whether the figures are those from the beginning of the job, so that the first value counts, too."""
         return self.since is None or (self.began is not None and self.began >= self.since)
 
-    def values(self, table: str, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What a column has, without what is missing."""
-        series = self.tables.get(table)
-        values = np.empty(0) if series is None else series.values(column)
+    def values(self, source: Source) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return the values of a column as they are stored, without those that are missing."""
+        series = self.tables.get(source.table)
+        values = np.empty(0) if series is None else series.values(source.column)
         return values[~np.isnan(values)]
 
     @cached_property
     def capacity(self) -> Capacity:
         """What the job had here, as far as it is known."""
-        series = self.tables.get(CGROUP)
+        series = self.tables.get(CGROUP_TABLE)
         found = Capacity() if series is None else of_job(series)
         return found._replace(cpus=self.node_cpus) if np.isnan(found.cpus) else found
 
@@ -122,54 +118,45 @@ class Stay:
         firsts = [np.unique(series.times)[:2] for series in self.tables.values()]
         return self.first - 2.0 * max([int(times[-1] - times[0]) for times in firsts])
 
-    def sum_of(self, table: str, column: str, factor: float = 1.0) -> Sum | None:
-        """What a counter has counted, and how much of it cannot have been; None where it is missing."""
-        series = self.tables.get(table)
+    def sum_of(self, source: Source) -> Sum | None:
+        """Return the growth of a counter, and how much of it cannot have been; None where it is missing."""
+        series = self.tables.get(source.table)
         if series is None:
             return None
+        table, column = source.table, source.column
         bound = float(ceiling(table, column, self.capacity))
-        values = series.values(column) * factor
+        values = series.values(column) * source.factor
         found = summed(series.times, values, bound, self.counted_since, is_late(table, column))
         return found if len(found.times) >= (1 if self.whole else 2) else None
 
-    def total(self, table: str, column: str, factor: float = 1.0) -> Number:
-        """What a counter has counted; None where it is missing."""
-        found = self.sum_of(table, column, factor)
-        return None if found is None else found.total
+    def total(self, measure: Measure) -> Number:
+        """Return the growth of the first source that has any; None where all are missing."""
+        found = (self.sum_of(source) for source in measure.sources)
+        return next((one.total for one in found if one is not None), None)
 
-    def most(self, table: str, column: str, factor: float = 1.0) -> Number:
-        """The largest value."""
-        values = self.values(table, column)
-        return float(values.max()) * factor if len(values) else None
+    def most(self, measure: Measure) -> Number:
+        """Return the largest value of the first source that has any."""
+        found = (self.values(source) * source.factor for source in measure.sources)
+        return next((float(values.max()) for values in found if len(values)), None)
 
-    def most_of(self, measure: Measure) -> Number:
-        """The largest value of the best source that has any."""
-        return first_of(*[self.most(*source[:3]) for source in measure.sources])
+    def latest(self, measure: Measure) -> Number:
+        """Return the value of the last row of the first source that has one there."""
+        for source in measure.sources:
+            series = self.tables.get(source.table)
+            value = math.nan if series is None else float(series.values(source.column)[-1])
+            if not math.isnan(value):
+                return value * source.factor
+        return None
 
-    def latest_of(self, measure: Measure) -> Number:
-        """The value of the last row of the best source that has one."""
-        return first_of(*[self.latest(*source[:3]) for source in measure.sources])
-
-    def kernel_peak(self, column: str) -> Number:
-        """A peak that the kernel keeps; None where the job came to it before the interval."""
-        values = self.values(CGROUP, column)
+    def kernel_peak(self, measure: Measure) -> Number:
+        """Return a peak that the kernel keeps; None where the job came to it before the interval."""
+        values = self.values(measure.best)
         return float(values.max()) if len(values) and (self.whole or values.max() > values[0]) else None
-
-    def latest(self, table: str, column: str, factor: float = 1.0) -> Number:
-        """The value of the last row, if that has one."""
-        series = self.tables.get(table)
-        value = math.nan if series is None else float(series.values(column)[-1])
-        return None if math.isnan(value) else value * factor
-
-    def mean(self, table: str, column: str) -> Number:
-        """The mean of all values."""
-        values = self.values(table, column)
-        return float(values.mean()) if len(values) else None
 
     @cached_property
     def _cpu(self) -> Sum | None:
         """CPU time: the cgroup's; where that is missing, the sum of the tasks that are known."""
-        found = (self.sum_of(table, column, NS) for table, column in CPU_COLUMNS)
+        found = (self.sum_of(source) for source in CPU_USED.sources)
         return next((one for one in found if one is not None), None)
 
     @property
@@ -185,35 +172,36 @@ class Stay:
     @property
     def cpus(self) -> Number:
         """CPUs that the job may run on."""
-        return self.mean(CGROUP, "cpus_allocated")
+        values = self.values(measures.CPUS.best)
+        return float(values.mean()) if len(values) else None
 
     @property
     def memory_peak(self) -> Number:
         """The most memory at one time: the kernel's own figure, else the largest sample."""
-        return first_of(self.kernel_peak("memory_peak"), self.most_of(MEMORY))
+        return first_of(self.kernel_peak(measures.MEMORY_PEAK), self.most(MEMORY))
 
     @property
     def memory_source(self) -> str:
         """Where the memory is from, one of `ORIGINS`; empty where it was not measured."""
-        if self.kernel_peak("memory_peak") is not None:
-            return FROM_CGROUP
-        return next((one.origin for one in MEMORY.sources if self.most(*one[:3]) is not None), "")
+        if self.kernel_peak(measures.MEMORY_PEAK) is not None:
+            return CGROUP
+        return next((one.origin for one in MEMORY.sources if len(self.values(one))), "")
 
     @property
     def tasks_peak(self) -> Number:
         """The most tasks at one time: the kernel's own figure, else the largest sample."""
-        return first_of(self.kernel_peak("pids_peak"), self.most_of(MEASURED_TASKS))
+        return first_of(self.kernel_peak(measures.TASKS_PEAK), self.most(measures.TASKS_NOW))
 
     @property
     def memory_limit(self) -> Number:
         """The most memory that the job may have; None where it is unlimited."""
-        values = self.values(CGROUP, "memory_limit")
+        values = self.values(measures.MEMORY_LIMIT.best)
         return float(values[-1]) if len(values) else None
 
     @property
     def user(self) -> str:
         """Whose job it is."""
-        series = self.tables.get(CGROUP)
+        series = self.tables.get(CGROUP_TABLE)
         names = [] if series is None else labels(series, "user").tolist()
         return next((text_of(name) for name in reversed(names) if name), "")
 

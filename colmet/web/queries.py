@@ -18,10 +18,11 @@ from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
 from colmet.common.live.namesakes import base_of, counted_once, is_namesake
 from colmet.common.live.summary import HEARD_S, JOB_KEYS, Jobs, arranged, measure_jobs, measure_nodes
+from colmet.common.measures import CGROUP_TABLE
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
 from colmet.common.tables import schemas
-from colmet.stored.capacity import CGROUP, ceilings
+from colmet.stored.capacity import ceilings
 from colmet.stored.series import NODE, Series
 from colmet.web.interface import Busy, Interface, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
 from colmet.web.recent_cache import JobOnHost, RecentCache, RecentJob
@@ -590,7 +591,7 @@ class Queries(Interface):
             return {}
         found: dict[str, Capacity] = {}
         begins = since if since > -math.inf else 0.0
-        for samples in self._recent.read(query.job, CGROUP, hosts if query.job != NODE else (), begins, until):
+        for samples in self._recent.read(query.job, CGROUP_TABLE, hosts if query.job != NODE else (), begins, until):
             one = of_columns({name: of_samples(samples, name, ()).values for name in CAPACITY_COLUMNS})
             found[samples.host] = one if samples.host not in found else found[samples.host].joined(one)
         table, column = NODE_CPUS

@@ -19,6 +19,7 @@ import numpy as np
 
 from colmet.common.errors import ColmetError
 from colmet.common.growth import Capacity
+from colmet.common.measures import START, columns_of
 from colmet.stored.capacity import capacities
 from colmet.stored.series import NODE, History, Series
 from colmet.web.interface import Busy, StoreWarning
@@ -34,7 +35,7 @@ UNKNOWN_S = 10.0  # and that nobody knows, or that there is nothing: it may come
 TABLES_S = 60.0  # that it is kept which tables there are
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20
 GRID_S = 60.0  # times in questions are rounded to it, so that who asks again and again asks the same
-TASKS, BEGAN = "taskstats_default", "ac_btime"
+BEGAN = columns_of([START])
 BUSY = "too many ask for what is stored; ask again in some seconds"
 
 T = TypeVar("T")
@@ -213,7 +214,7 @@ class StoreReader:
             from colmet.stored.job_completeness import hosts_of
             from colmet.stored.stays import Asked, read_stays
 
-            stays = read_stays(history, Asked(job, since, until), {TASKS: (BEGAN,)})
+            stays = read_stays(history, Asked(job, since, until), BEGAN)
             if not stays:
                 return None
             tables = history.tables(NODE, min(stay.start for stay in stays), max(stay.last for stay in stays))

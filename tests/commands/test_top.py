@@ -15,9 +15,7 @@ from colmet.common.live.summary import (
     NODE_MEASURES,
     Heard,
 )
-from colmet.common.measures import MEASURES, ORIGINS
 from colmet.common.schema import Batch, Field, Schema
-from colmet.common.units import UNITS
 from colmet.common.wire.control import MAX_ANSWER_BYTES, encode
 from tests.support.top_bed import GB, NS, SCHEMAS, Bed, many, table
 
@@ -27,10 +25,10 @@ def bed():
     return Bed()
 
 
-@pytest.mark.parametrize("measure", [*JOB_MEASURES, *NODE_MEASURES], ids=lambda measure: measure.key)
+@pytest.mark.parametrize("measure", [*JOB_MEASURES.values(), *NODE_MEASURES.values()], ids=lambda measure: measure.key)
 def test_every_column_is_declared(measure):
-    scope = "job" if measure in JOB_MEASURES else "node"
-    for name, column in measure.sources:
+    scope = "job" if measure in JOB_MEASURES.values() else "node"
+    for name, column in measure.places:
         assert SCHEMAS[name].scope == scope
         (field,) = [field for field in SCHEMAS[name].fields if field.name == column]
         assert field.dtype[0] in "if"
@@ -93,14 +91,6 @@ def test_memory_and_tasks_that_no_cgroup_counts_are_those_of_the_processes(bed):
     assert (row["memory"], row["memory_source"], row["tasks"]) == (900 << 10, "processes", None)
 
 
-@pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda measure: measure.key)
-def test_the_sources_of_a_measure_are_declared_and_of_one_unit(measure):
-    for source in measure.sources:
-        (field,) = [field for field in SCHEMAS[source.table].fields if field.name == source.column]
-        assert source.factor == UNITS[field.unit].scale
-        assert source.origin in ORIGINS
-
-
 def test_a_share_of_cpus_is_of_the_nodes_that_tell_both(bed):
     for at in (10, 15):
         bed.take("n1", at, {7: {"cpu_usage": 4 * at * NS, "cpus_allocated": 8}})
@@ -117,8 +107,8 @@ def test_of_several_sources_the_first_that_has_a_value_counts(bed):
         task = {"cpu_total": at * NS, "cpu_run_virtual_total": 0, "read_bytes": 9 * at}
         bed.take("n1", at, {7: {"cpu_usage": 2 * at * NS}, 8: {}}, taskstats={7: task, 8: task})
     assert [(row["cpu"], row["read"]) for row in bed.rows()] == [(2, 9), (1, 9)]
-    for measure in JOB_MEASURES:
-        order = [JOB_TABLES.index(name) for name, _ in measure.sources]
+    for measure in JOB_MEASURES.values():
+        order = [JOB_TABLES.index(name) for name, _ in measure.places]
         assert order == sorted(order), "tables are looked at in this order"
 
 

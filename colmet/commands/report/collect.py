@@ -21,10 +21,11 @@ from colmet.commands.report.figures import (
     whereabouts_of,
 )
 from colmet.commands.report.model import Number, Report
+from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY
 from colmet.stored.accounts import GAPS, LEDGER
 from colmet.stored.job_completeness import DELAY_S, LATER_S, NODE_TABLES, completeness_of, is_past
 from colmet.stored.series import NODE, History
-from colmet.stored.stays import TASKS, Asked, Stay, added, largest, read_stays
+from colmet.stored.stays import Asked, Stay, added, largest, read_stays
 
 RUNNING, ENDED, UNKNOWN = "running", "ended", "unknown"
 RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at every tick
@@ -70,8 +71,8 @@ def gather(history: History, asked: Asked, now: float) -> Report | None:
         completeness=completeness_of(history, job, stays, tables),
         hosts=tuple(host_of(stay, shares[stay.host].job_joules if stay.host in shares else None) for stay in stays),
         curves=curves_of(stays, shares),
-        switches=added(stay.total(TASKS, "nvcsw") for stay in stays),
-        involuntary_switches=added(stay.total(TASKS, "nivcsw") for stay in stays),
+        switches=added(stay.total(SWITCHES) for stay in stays),
+        involuntary_switches=added(stay.total(SWITCHES_INVOLUNTARY) for stay in stays),
         tasks_peak=largest(stay.tasks_peak for stay in stays),
         warnings=(*_left_out(stays), *history.warnings),
     )

@@ -7,26 +7,34 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from colmet.commands.report.energy import Share
-from colmet.commands.report.gpus import SUMMED
 from colmet.commands.report.model import Curve, Number
 from colmet.common.growth import ceiling, rates
-from colmet.common.measures import MEMORY
+from colmet.common.measures import (
+    CHARGED_READ,
+    CHARGED_WRITE,
+    CPU_USED,
+    JOB_GPU_USE,
+    MEMORY,
+    PROCESSES,
+    TASKS,
+    WAIT_CPU,
+    Source,
+)
 from colmet.stored.curves import Line, broken, once, thinned
-from colmet.stored.stays import CPU_COLUMNS, NS, PROCESSES, TASKS, Stay
+from colmet.stored.stays import Stay
 
 MOST_POINTS = 400  # of a line
 
-Places = Sequence[tuple[str, str, float]]  # table, column, by what its values are multiplied; the first that is there
-
-RATES: Sequence[tuple[str, str, str, Places]] = (
-    ("cpu", "CPU", "cores", [(table, column, NS) for table, column in CPU_COLUMNS]),
-    ("waiting", "Waiting for a CPU", "tasks", [(TASKS, "cpu_delay_total", NS)]),
-    ("read", "Read", "bytes/s", [(TASKS, "read_bytes", 1.0), (PROCESSES, "read_bytes", 1.0)]),
-    ("written", "Written", "bytes/s", [(TASKS, "write_bytes", 1.0), (PROCESSES, "write_bytes", 1.0)]),
+# Name, title, unit, and the sources, of which the first that a host has is drawn.
+RATES: Sequence[tuple[str, str, str, Sequence[Source]]] = (
+    ("cpu", "CPU", "cores", CPU_USED.sources),
+    ("waiting", "Waiting for a CPU", "tasks", WAIT_CPU.sources),
+    ("read", "Read", "bytes/s", CHARGED_READ.of(TASKS, PROCESSES)),
+    ("written", "Written", "bytes/s", CHARGED_WRITE.of(TASKS, PROCESSES)),
 )
-VALUES: Sequence[tuple[str, str, str, Places]] = (
-    ("memory", "Memory", "bytes", [source[:3] for source in MEMORY.sources]),
-    ("gpu", "GPU", "percent", [(SUMMED, "utilization-gpu", 1.0)]),
+VALUES: Sequence[tuple[str, str, str, Sequence[Source]]] = (
+    ("memory", "Memory", "bytes", MEMORY.sources),
+    ("gpu", "GPU", "percent", JOB_GPU_USE.sources),
 )
 ORDER = ("cpu", "memory", "waiting", "read", "written", "gpu", "power")
 
@@ -46,8 +54,8 @@ def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve
     found = [
         Curve(name, title, unit, lines, bounds.get(name))
         for tables in (RATES, VALUES)
-        for name, title, unit, places in tables
-        for lines in [_lines(stays, places, tables is RATES)]
+        for name, title, unit, sources in tables
+        for lines in [_lines(stays, sources, tables is RATES)]
     ]
     found.append(Curve("power", "Power, the job's share", "watts", tuple(_power(shares))))
     return tuple(sorted([curve for curve in found if curve.lines], key=lambda curve: ORDER.index(curve.name)))
@@ -57,17 +65,17 @@ def _same(values: Sequence[Number]) -> Number:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _lines(stays: Sequence[Stay], places: Places, is_rate: bool) -> tuple[Line, ...]:
+def _lines(stays: Sequence[Stay], sources: Sequence[Source], is_rate: bool) -> tuple[Line, ...]:
     lines = []
     for stay in stays:
-        for table, column, factor in places:
-            series = stay.tables.get(table)
+        for source in sources:
+            series = stay.tables.get(source.table)
             if series is None:
                 continue
-            values = series.values(column) * factor
+            values = series.values(source.column) * source.unit.factor
             if not np.isnan(values).all():
                 if is_rate:
-                    most = float(ceiling(table, column, stay.capacity))
+                    most = float(ceiling(source.table, source.column, stay.capacity))
                     times, _, values = rates(series.times, values, most)
                 else:
                     times, values = broken(*once(series.times, values))

@@ -18,22 +18,24 @@ import numpy.typing as npt
 
 from colmet.commands.report.model import Energy, Number, ratio
 from colmet.common.growth import MOST_WATTS, NODE_CPUS, ceiling, grown, rates, summed
+from colmet.common.measures import CPU_USED, NODE_CPU, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES, Source
+from colmet.common.units import UNITS
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import CPU_COLUMNS, NS, Stay, text_of
+from colmet.stored.stays import Stay, text_of
 
 Floats = npt.NDArray[np.float64]
 Tables = Mapping[str, Sequence[str]]
 
-ZONES, RAPL, IPMI, WHOLE = "raplzones_default", "RAPLstats_default", "ipmipowerstats_default", "procstats_default"
+RAPL, IPMI, WHOLE = "RAPLstats_default", POWER_TABLE, NODE_CPUS[0]
 AGENT = "agent_default"
 PACKAGES, DRAMS = range(1, 25, 6), range(5, 25, 6)  # numbers of columns of RAPLstats_default
-UJ, JIFFY_S = 1e-6, 0.01
+UJ = UNITS["ujoules"].factor
 MARGIN_S = 120  # around a job, for the samples before its first and after its last row
 LONGEST_PERIODS = 10  # a step so many times as long as others is one of which the power is not known
 MOST_JOBS = 200  # of others that are read
-BUSY = tuple(f"stat_cpu_{kind}" for kind in ("user", "nice", "system", "irq", "softirq"))
-IDLE = ("stat_cpu_idle", "stat_cpu_iowait")
+BUSY = [NODE_CPU[kind].best for kind in ("user", "nice", "system", "irq", "softirq")]
+IDLE = [NODE_CPU[kind].best for kind in ("idle", "iowait")]
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 METHOD = (
     "from sample to sample, each node's is shared by CPU time among its jobs and what no job used; idle CPUs' power is "
@@ -232,12 +234,14 @@ def share(stay: Stay, steps: Steps, others: Sequence[Used] | None, node: tuple[U
 
 
 def _job_cpu(stay: Stay) -> Used | None:
-    for table, column in CPU_COLUMNS:
-        series = stay.tables.get(table)
+    for source in CPU_USED.sources:
+        series = stay.tables.get(source.table)
         found = None
         if series is not None:
-            most = float(ceiling(table, column, stay.capacity))
-            found = used(series.times, series.values(column) * NS, stay.start if stay.whole else None, most)
+            most = float(ceiling(source.table, source.column, stay.capacity))
+            found = used(
+                series.times, series.values(source.column) * source.factor, stay.start if stay.whole else None, most
+            )
         if found is not None:
             return found
     return None
@@ -268,13 +272,13 @@ class _Around:
     def steps(self) -> dict[str, Steps]:
         """The energy of each node while the job was there: of RAPL's zones, else the power that the BMC tells."""
         found = {}
-        for series in self._read(IPMI, ("average_power_consumption", "current_power")):
+        for series in self._read(IPMI, [source.column for source in NODE_MEAN_POWER.sources]):
             found[series.host] = power_steps(series)
         for series in self._read(RAPL, [f"counter_{n}" for n in (*PACKAGES, *DRAMS)]):
             steps = column_steps(series)
             if len(steps.joules):
                 found[series.host] = steps
-        for series in self._read(ZONES, ("zone", "name", "energy")):
+        for series in self._read(ZONES, ("zone", "name", ZONE_ENERGY.best.column)):
             steps = zone_steps(series)
             if len(steps.joules):
                 found[series.host] = steps
@@ -286,9 +290,10 @@ class _Around:
     def node_cpu(self) -> dict[str, tuple[Used, Used]]:
         """CPU time of each node, busy and idle."""
         found = {}
-        for series in self._read(WHOLE, (*BUSY, *IDLE, NODE_CPUS[1])):
+        for series in self._read(WHOLE, [*[source.column for source in (*BUSY, *IDLE)], NODE_CPUS[1]]):
             ran, idled = [
-                np.sum([series.values(column) for column in columns], axis=0) * JIFFY_S for columns in (BUSY, IDLE)
+                np.sum([series.values(source.column) for source in sources], axis=0) * sources[0].factor
+                for sources in (BUSY, IDLE)
             ]
             cpus = _cpus_at_most(series, ran + idled)
             busy, idle = [used(series.times, values, None, cpus) for values in (ran, idled)]
@@ -311,26 +316,29 @@ class _Around:
             for other in there[host]:
                 hosts_of[other].append(host)
         for other, on in sorted(hosts_of.items()):
-            for series, column in self._cpu_of(other, on):
+            for series, source in self._cpu_of(other, on):
+                values = series.values(source.column) * source.factor
                 # a job that came meanwhile has its first row up to a period after its start
                 period_s = cadence_s(series.times, 0) or 1
                 came = series.times[0] - period_s if series.times[0] > self._since + 2 * period_s else None
-                at_first = np.nanmin(series.values(column)) * NS
+                at_first = np.nanmin(values)
                 if series.host in node and at_first > 2 * period_s * cpus_of(*node[series.host]):
                     came = None  # it was there before, and not measured
                 most = cpus_of(*node[series.host]) if series.host in node else math.inf
-                cpu = used(series.times, series.values(column) * NS, came, most)
+                cpu = used(series.times, values, came, most)
                 if cpu is not None:
                     found[series.host].append(cpu)
         return found
 
-    def _cpu_of(self, job: int, hosts: Sequence[str]) -> list[tuple[Series, str]]:
-        found: dict[str, tuple[Series, str]] = {}
-        for table, column in CPU_COLUMNS:
+    def _cpu_of(self, job: int, hosts: Sequence[str]) -> list[tuple[Series, Source]]:
+        found: dict[str, tuple[Series, Source]] = {}
+        for source in CPU_USED.sources:
             left = [host for host in hosts if host not in found]
-            for one in self._history.read(job, table, [column], self._since, self._until, left) if left else ():
-                if not np.isnan(one.values(column)).all():
-                    found[one.host] = one, column
+            for one in (
+                self._history.read(job, source.table, [source.column], self._since, self._until, left) if left else ()
+            ):
+                if not np.isnan(one.values(source.column)).all():
+                    found[one.host] = one, source
         return list(found.values())
 
     def _other_jobs(self, job: int, hosts: Sequence[str]) -> dict[str, set[int]]:
@@ -377,7 +385,7 @@ def zone_steps(series: Series) -> Steps:
         return _steps("rapl", series.times[:0], np.empty((0, 0)))
     wanted = np.char.startswith(names.astype("S64"), b"package") | (names == b"dram")
     times = np.unique(series.times[wanted])
-    energy = series.values("energy") * UJ
+    energy = series.values(ZONE_ENERGY.best.column) * ZONE_ENERGY.best.factor
     table = np.full((len(times), len(np.unique(zones[wanted]))), np.nan)
     for column, zone in enumerate(np.unique(zones[wanted])):
         rows = wanted & (zones == zone)
@@ -416,8 +424,8 @@ def column_steps(series: Series) -> Steps:
 
 def power_steps(series: Series) -> Steps:
     """Energy of the whole node from its power: the mean of two samples, for the time between them."""
-    watts = series.values("average_power_consumption")
-    watts = np.where(np.isnan(watts), series.values("current_power"), watts)
+    mean, now = [series.values(source.column) for source in NODE_MEAN_POWER.sources]
+    watts = np.where(np.isnan(mean), now, mean)
     here = ~np.isnan(watts)
     times = series.times[here].astype(np.float64)
     joules = power_joules(times, watts[here])

@@ -5,93 +5,92 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from colmet.commands.report.model import Cpu, HostFigures, InputOutput, Memory, Number, Shared, Whereabouts
+from colmet.commands.report.model import Cpu, HostFigures, InputOutput, Memory, Shared, Whereabouts
+from colmet.common import measures
 from colmet.common.growth import summed
-from colmet.common.measures import MEMORY, MEMORY_ANON
+from colmet.common.measures import (
+    CGROUP_TABLE,
+    CHARGED_READ,
+    CHARGED_WRITE,
+    CPU_USED,
+    MEMORY,
+    MEMORY_ANON,
+    PROCESSES,
+    PROCESSES_TABLE,
+    TASKS_TABLE,
+    Measure,
+    Source,
+    columns_of,
+)
+from colmet.common.measures import TASKS as OF_TASKS
 from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import CGROUP, NS, PROCESSES, TASKS, US, Stay, added, first_of, largest
+from colmet.stored.stays import Number, Stay, added, largest
 
+REFAULTS = (measures.REFAULTS_ANON, measures.REFAULTS_FILE)
+WAITS = {
+    **{"a CPU": measures.WAIT_CPU, "block I/O": measures.WAIT_IO},
+    **{"swap": measures.WAIT_SWAP, "memory": measures.WAIT_RECLAIM},
+}
 SAMPLES_FOR_MEMORY = 2  # of a job that was there at a tick
 
-# What is read of a job: everything that a figure is made of.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    CGROUP: (
-        *("user", "cpu_usage", "cpu_user", "cpu_system", "cpu_unattributed", "cpus_allocated", "throttled_time"),
-        *("memory_current", "memory_peak", "memory_limit", "memory_swap", "memory_anon", "memory_refault_anon"),
-        *("memory_refault_file", "memory_limit_hits", "memory_oom_kills", "memory_pgmajfault", "pids_peak"),
-        *("pids_current", "io_read_bytes", "io_write_bytes", "io_read_ops", "io_write_ops"),
-    ),
-    TASKS: (
-        *("ac_btime", "cpu_total", "cpu_run_real_total", "cpu_run_virtual_total", "ac_utime", "ac_stime"),
-        *("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepages_delay_total", "read_bytes"),
-        *("write_bytes", "read_char", "write_char", "read_syscalls", "write_syscalls", "nvcsw", "nivcsw"),
-        "ac_majflt",
-    ),
-    PROCESSES: (
-        "memory_used",
-        "RssAnon",
-        "VmRSS",
-        "tasks",
-        "read_bytes",
-        "write_bytes",
-        "rchar",
-        "wchar",
-        "syscr",
-        "syscw",
-    ),
-}
-# Of the node, for all that is on it: figures by table.
+# The columns of a job that figures are made of.
+_READ = columns_of(
+    [
+        *(CPU_USED, measures.CPU_USER, measures.CPU_SYSTEM, measures.CPU_UNATTRIBUTED, measures.CPUS),
+        *(measures.CPU_THROTTLED, MEMORY, MEMORY_ANON, measures.MEMORY_PEAK, measures.MEMORY_LIMIT),
+        *(measures.MEMORY_SWAP, *REFAULTS, measures.MEMORY_LIMIT_HITS, measures.OOM_KILLS, measures.MAJOR_FAULTS),
+        *(measures.TASKS_NOW, measures.TASKS_PEAK, CHARGED_READ, CHARGED_WRITE, measures.READ_OPS, measures.WRITE_OPS),
+        *(*WAITS.values(), measures.START, measures.CALLS_READ, measures.CALLS_WRITE, measures.READ_CALLS),
+        *(measures.WRITE_CALLS, measures.SWITCHES, measures.SWITCHES_INVOLUNTARY),
+    ]
+)
+COLUMNS: Mapping[str, tuple[str, ...]] = {**_READ, CGROUP_TABLE: ("user", *_READ[CGROUP_TABLE])}
+# Of whole nodes, with all jobs on them.
 SHARED = {
-    "infinibandstats_default": {"network_sent_bytes": "portXmitData", "network_received_bytes": "portRcvData"},
-    "lustrestats_default": {"lustre_read_bytes": "lustre_bytes_read", "lustre_written_bytes": "lustre_bytes_write"},
-}
-# v1 cgroups count no write-back of what was cached, so what tasks are charged for comes first.
-_MOVED = {
-    kind: ((TASKS, f"{kind}_bytes", 1.0), (PROCESSES, f"{kind}_bytes", 1.0), (CGROUP, f"io_{kind}_bytes", 1.0))
-    for kind in ("read", "write")
+    "network_sent_bytes": measures.NETWORK_SENT,
+    "network_received_bytes": measures.NETWORK_RECEIVED,
+    "lustre_read_bytes": measures.LUSTRE_READ,
+    "lustre_written_bytes": measures.LUSTRE_WRITE,
 }
 
 
 def cpu_of(stays: Sequence[Stay]) -> Cpu:
     """CPU time of all hosts, and what they were given."""
-    by_cgroup = any(len(stay.values(CGROUP, "cpu_usage")) for stay in stays)
+    by_cgroup = any(len(stay.values(CPU_USED.best)) for stay in stays)
     used = added(stay.cpu_s for stay in stays)
     allocated = [(stay.wall_s, stay.cpus) for stay in stays if stay.cpus is not None and stay.cpu_s is not None]
     is_known = len(allocated) == len(stays)  # part of it would pass for all
     return Cpu(
         used_s=used,
         source="" if used is None else "cgroup" if by_cgroup else "tasks",
-        user_s=_both(stays, (CGROUP, "cpu_user", NS), (TASKS, "ac_utime", US)),
-        system_s=_both(stays, (CGROUP, "cpu_system", NS), (TASKS, "ac_stime", US)),
+        user_s=_sum(stays, measures.CPU_USER),
+        system_s=_sum(stays, measures.CPU_SYSTEM),
         unattributed_s=added(_unattributed_s(stay) for stay in stays),
         cpus=added(cpus for _, cpus in allocated) if is_known else None,
         available_s=added(wall_s * cpus for wall_s, cpus in allocated) if is_known else None,
-        throttled_s=_sum(stays, CGROUP, "throttled_time", NS),
+        throttled_s=_sum(stays, measures.CPU_THROTTLED),
     )
 
 
-def _both(stays: Sequence[Stay], *places: tuple[str, str, float]) -> Number:
-    """The sum over hosts of the first of some counters that a host has."""
-    return added(first_of(*[stay.total(*place) for place in places]) for stay in stays)
-
-
-def _sum(stays: Sequence[Stay], table: str, column: str, factor: float = 1.0) -> Number:
-    return added(stay.total(table, column, factor) for stay in stays)
+def _sum(stays: Sequence[Stay], measure: Measure) -> Number:
+    """Return the sum over hosts of what a counter has counted."""
+    return added(stay.total(measure) for stay in stays)
 
 
 def _unattributed_s(stay: Stay) -> Number:
-    values = stay.values(CGROUP, "cpu_unattributed")
+    source = measures.CPU_UNATTRIBUTED.best
+    values = stay.values(source)
     if len(values) < (1 if stay.whole else 2):
         return None
-    found = max(0.0, float(values[-1] - (0 if stay.whole else values[0]))) * NS
+    found = max(0.0, float(values[-1] - (0 if stay.whole else values[0]))) * source.factor
     return min(found, stay.cpu_s or 0.0)  # it is a part of that
 
 
 def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
     """Where the time went: running as `cpu_of` has it, the rest from delay accounting."""
-    waits = {name: _wait_of(stays, f"{column}_delay_total") for name, column in _WAITS.items()}
+    waits = {name: _wait_of(stays, measure.best) for name, measure in WAITS.items()}
     notes = []
-    if not any(TASKS in stay.tables for stay in stays):
+    if not any(TASKS_TABLE in stay.tables for stay in stays):
         notes.append("the kernel's accounting of tasks (taskstats) was not measured")
     else:
         wrong = [name for name, (_, cannot_be) in waits.items() if cannot_be]
@@ -113,13 +112,12 @@ def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
     )
 
 
-_WAITS = {"a CPU": "cpu", "block I/O": "blkio", "swap": "swapin", "memory": "freepages"}
 _OF_DELAYACCT = ("block I/O", "swap", "memory")
 
 
-def _wait_of(stays: Sequence[Stay], column: str) -> tuple[Number, bool]:
+def _wait_of(stays: Sequence[Stay], source: Source) -> tuple[Number, bool]:
     """Seconds in a kind of wait, and whether what is stored of it cannot have been: then it is missing."""
-    found = [one for stay in stays for one in [stay.sum_of(TASKS, column, NS)] if one is not None]
+    found = [one for stay in stays for one in [stay.sum_of(source)] if one is not None]
     if any(one.left_out for one in found):
         return None, True
     return added(one.total for one in found), False
@@ -134,11 +132,11 @@ def memory_of(stays: Sequence[Stay]) -> Memory:
         return (peak / stay.memory_limit if stay.memory_limit else 0.0), peak
 
     counted = Memory(
-        limit_hits=_sum(stays, CGROUP, "memory_limit_hits"),
-        oom_kills=_sum(stays, CGROUP, "memory_oom_kills"),
-        refaults=added(_sum(stays, CGROUP, f"memory_refault_{kind}") for kind in ("anon", "file")),
-        major_faults=_both(stays, (CGROUP, "memory_pgmajfault", 1), (TASKS, "ac_majflt", 1)),
-        swap_peak_bytes=largest(stay.most(CGROUP, "memory_swap") for stay in stays),
+        limit_hits=_sum(stays, measures.MEMORY_LIMIT_HITS),
+        oom_kills=_sum(stays, measures.OOM_KILLS),
+        refaults=added(_sum(stays, measure) for measure in REFAULTS),
+        major_faults=_sum(stays, measures.MAJOR_FAULTS),
+        swap_peak_bytes=largest(stay.most(measures.MEMORY_SWAP) for stay in stays),
     )
     if not having:
         return replace(counted, note=_why_no_memory(stays))
@@ -147,10 +145,10 @@ def memory_of(stays: Sequence[Stay]) -> Memory:
         counted,
         host=fullest.host,
         peak_bytes=fullest.memory_peak,
-        sampled=fullest.kernel_peak("memory_peak") is None,
+        sampled=fullest.kernel_peak(measures.MEMORY_PEAK) is None,
         limit_bytes=fullest.memory_limit,
-        now_bytes=fullest.latest_of(MEMORY),
-        anon_peak_bytes=fullest.most_of(MEMORY_ANON),
+        now_bytes=fullest.latest(MEMORY),
+        anon_peak_bytes=fullest.most(MEMORY_ANON),
         source=fullest.memory_source,
         total_peak_bytes=added(stay.memory_peak for stay in having),
     )
@@ -158,7 +156,7 @@ def memory_of(stays: Sequence[Stay]) -> Memory:
 
 def _why_no_memory(stays: Sequence[Stay]) -> str:
     """Why no host has memory of the job, and the remedy, as far as the rows show."""
-    if any(PROCESSES in stay.tables for stay in stays):
+    if any(PROCESSES_TABLE in stay.tables for stay in stays):
         return "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
     if all(stay.samples < SAMPLES_FOR_MEMORY for stay in stays):
         return "the job ended before the first sample of its processes, and no memory cgroup held it"
@@ -170,22 +168,15 @@ def _why_no_memory(stays: Sequence[Stay]) -> str:
 
 def io_of(stays: Sequence[Stay]) -> InputOutput:
     """I/O: bytes that the tasks are charged for, cached writes too; where that is missing, those of block devices."""
-    moved = [_both(stays, *_MOVED[kind]) for kind in ("read", "write")]
-    by_tasks = any(len(stay.values(table, "read_bytes")) for stay in stays for table in (TASKS, PROCESSES))
-    asked = [
-        _both(stays, (TASKS, "read_char", 1), (PROCESSES, "rchar", 1)),
-        _both(stays, (TASKS, "write_char", 1), (PROCESSES, "wchar", 1)),
-    ]
-    # xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not
-    calls = [
-        _both(stays, (PROCESSES, "syscr", 1), (TASKS, "read_syscalls", 1)),
-        _both(stays, (PROCESSES, "syscw", 1), (TASKS, "write_syscalls", 1)),
-    ]
+    moved = [_sum(stays, measure) for measure in (CHARGED_READ, CHARGED_WRITE)]
+    by_tasks = any(len(stay.values(source)) for stay in stays for source in CHARGED_READ.of(OF_TASKS, PROCESSES))
+    asked = [_sum(stays, measure) for measure in (measures.CALLS_READ, measures.CALLS_WRITE)]
+    calls = [_sum(stays, measure) for measure in (measures.READ_CALLS, measures.WRITE_CALLS)]
     return InputOutput(
         read_bytes=moved[0],
         written_bytes=moved[1],
-        read_ops=_sum(stays, CGROUP, "io_read_ops"),
-        write_ops=_sum(stays, CGROUP, "io_write_ops"),
+        read_ops=_sum(stays, measures.READ_OPS),
+        write_ops=_sum(stays, measures.WRITE_OPS),
         source="" if moved == [None, None] else "tasks" if by_tasks else "cgroup",
         asked_read_bytes=asked[0],
         asked_written_bytes=asked[1],
@@ -196,15 +187,19 @@ def io_of(stays: Sequence[Stay]) -> InputOutput:
 
 def shared_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> Shared:
     """What the nodes sent, received, read and wrote from the job's start on each to its last row."""
-    sums = {}
-    for table, columns in SHARED.items():
-        here = [column for column in columns.values() if column in tables.get(table, ())]
-        found = [
+    wanted = columns_of(SHARED.values())
+    read: dict[str, list[Series]] = {}
+    for table, columns in wanted.items():
+        here = [column for column in columns if column in tables.get(table, ())]
+        read[table] = [
             series
             for stay in (stays if here else ())
             for series in history.read(NODE, table, here, stay.start, stay.last, [stay.host])
         ]
-        sums.update({name: added(_growth(series, column) for series in found) for name, column in columns.items()})
+    sums = {
+        name: added(_growth(series, measure.best.column) for series in read[measure.best.table])
+        for name, measure in SHARED.items()
+    }
     return Shared(**sums)
 
 
@@ -225,9 +220,9 @@ def host_of(stay: Stay, energy_joules: Number) -> HostFigures:
         cpu_used_s=stay.cpu_s,
         memory_peak_bytes=stay.memory_peak,
         memory_limit_bytes=stay.memory_limit,
-        memory_anon_peak_bytes=stay.most_of(MEMORY_ANON),
-        read_bytes=_both([stay], *_MOVED["read"]),
-        written_bytes=_both([stay], *_MOVED["write"]),
+        memory_anon_peak_bytes=stay.most(MEMORY_ANON),
+        read_bytes=stay.total(CHARGED_READ),
+        written_bytes=stay.total(CHARGED_WRITE),
         tasks_peak=stay.tasks_peak,
         energy_joules=energy_joules,
     )

@@ -8,20 +8,26 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from colmet.commands.report.energy import LONGEST_PERIODS, UJ, power_joules
+from colmet.commands.report.energy import LONGEST_PERIODS, power_joules
 from colmet.commands.report.model import Gpu, Number
+from colmet.common import measures
 from colmet.common.growth import MOST_WATTS, grown
+from colmet.common.measures import Measure
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, History, Series
 from colmet.stored.stays import Stay, labels, text_of
 
-OF_JOB, OF_NODE, SUMMED = "nvidiajobs_default", "nvidiagpus_default", "nvidiastats_default"
-MIB = float(1 << 20)
-NODE_COLUMNS = ("uuid", "name", "jobs", "energy", "power", "utilization_gpu", "memory_total")
+OF_JOB, OF_NODE, SUMMED = measures.GPUS_OF_JOBS, measures.GPUS, measures.JOB_GPUS
+_OF_NODE = (measures.GPU_ENERGY, measures.GPU_POWER, measures.GPU_USE, measures.GPU_MEMORY_TOTAL)
+_OF_SUM = (
+    *(measures.JOB_GPU_POWER, measures.JOB_GPU_USE, measures.JOB_GPU_MEMORY_TOTAL, measures.JOB_GPU_MEMORY),
+    *(measures.JOB_GPU_IDLE, measures.JOB_GPU_COUNT),
+)
+NODE_COLUMNS = ("uuid", "name", "jobs", *measures.columns_of(_OF_NODE)[OF_NODE])
 # What is read of the job's own tables.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    OF_JOB: ("uuid", "processes", "memory_used"),
-    SUMMED: ("power", "utilization-gpu", "memory-total", "memory-used", "gpus_idle", "gpus"),
+    OF_JOB: ("uuid", "processes", measures.GPU_OF_JOB_MEMORY.best.column),
+    **measures.columns_of(_OF_SUM),
 }
 
 
@@ -53,7 +59,11 @@ def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequen
 
 def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> Gpu:
     rows = labels(series, "uuid") == uuid
-    times, processes, memory = series.times[rows], series.values("processes")[rows], series.values("memory_used")[rows]
+    times, processes, memory = (
+        series.times[rows],
+        series.values("processes")[rows],
+        _values(series, measures.GPU_OF_JOB_MEMORY)[rows],
+    )
     steps_s = _steps_s(times)
     gpu = Gpu(
         stay.host,
@@ -70,15 +80,19 @@ def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> Gpu
     return replace(
         gpu,
         name=text_of(names[-1]) if len(names) else "",
-        use_ratio=_mean(of_node.values("utilization_gpu")[held], 0.01),
-        memory_bytes=_most(of_node.values("memory_total")[its]),
+        use_ratio=_mean(_values(of_node, measures.GPU_USE)[held]),
+        memory_bytes=_most(_values(of_node, measures.GPU_MEMORY_TOTAL)[its]),
         energy_joules=_energy(of_node, its, times),
     )
 
 
 def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> Number:
     """Energy of a GPU between samples at which it was the job's, divided by the jobs that had it."""
-    at, energy, watts = of_node.times[its], of_node.values("energy")[its] * UJ, of_node.values("power")[its]
+    at, energy, watts = (
+        of_node.times[its],
+        _values(of_node, measures.GPU_ENERGY)[its],
+        _values(of_node, measures.GPU_POWER)[its],
+    )
     order = np.lexsort((energy, at))  # stores need not keep the order of rows of one second
     at, energy, watts = at[order], energy[order], watts[order]
     sharing = np.char.count(labels(of_node, "jobs")[its][order], b",") + 1.0
@@ -92,16 +106,16 @@ def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.in
 def _summed(stay: Stay, series: Series) -> Gpu:
     """All GPUs of a job together, where nothing tells them apart."""
     steps_s = _steps_s(series.times)
-    gpus, idle = series.values("gpus"), series.values("gpus_idle")
-    joules = power_joules(series.times.astype(np.float64), series.values("power"))
+    gpus, idle = _values(series, measures.JOB_GPU_COUNT), _values(series, measures.JOB_GPU_IDLE)
+    joules = power_joules(series.times.astype(np.float64), _values(series, measures.JOB_GPU_POWER))
     return Gpu(
         stay.host,
         "",
         held_s=float(steps_s.sum()),
         idle_s=None if np.isnan(idle).all() else float(steps_s[(idle > 0) & (idle == gpus)].sum()),
-        use_ratio=_mean(series.values("utilization-gpu"), 0.01),
-        memory_peak_bytes=_most(series.values("memory-used"), MIB),
-        memory_bytes=_most(series.values("memory-total"), MIB),
+        use_ratio=_mean(_values(series, measures.JOB_GPU_USE)),
+        memory_peak_bytes=_most(_values(series, measures.JOB_GPU_MEMORY)),
+        memory_bytes=_most(_values(series, measures.JOB_GPU_MEMORY_TOTAL)),
         energy_joules=float(np.nansum(joules)) if not np.isnan(joules).all() else None,
     )
 
@@ -113,11 +127,15 @@ def _steps_s(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return np.minimum(steps_s, LONGEST_PERIODS * (period_s or np.inf))
 
 
-def _most(values: npt.NDArray[np.float64], factor: float = 1.0) -> Number:
-    values = values[~np.isnan(values)]
-    return float(values.max()) * factor if len(values) else None
+def _values(series: Series, measure: Measure) -> npt.NDArray[np.float64]:
+    return series.values(measure.best.column) * measure.best.factor
 
 
-def _mean(values: npt.NDArray[np.float64], factor: float) -> Number:
+def _most(values: npt.NDArray[np.float64]) -> Number:
     values = values[~np.isnan(values)]
-    return float(values.mean()) * factor if len(values) else None
+    return float(values.max()) if len(values) else None
+
+
+def _mean(values: npt.NDArray[np.float64]) -> Number:
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else None

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common import measures
 from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
 from colmet.common.live.namesakes import counted_once, is_namesake, repeated
 from colmet.common.live.recent_pairs import LEAST_S, Kept, Pair, Watch
-from colmet.common.measures import MEMORY, MEMORY_ANON, TASKS
+from colmet.common.measures import CGROUP_TABLE, Measure
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
 from colmet.common.units import UNITS
@@ -34,82 +35,30 @@ Indices = npt.NDArray[np.int64]
 Keys = dict[tuple[int, int], int]
 
 
-class Measure(NamedTuple):
-    """One value of the answer.
-
-    Attributes:
-        key: its name there.
-        sources: table and column, the best first.
-        fold: how the values of a job's nodes make the job's: sum, mean, max, or all: their sum where all have one.
-        is_rate: whether a counter is told as its growth in a second, not as it is.
-    """
-
-    key: str
-    sources: Sequence[tuple[str, str]]
-    fold: str = "sum"
-    is_rate: bool = True
-
-
-JOB_MEASURES = (
-    Measure(
-        "cpu",
-        [
-            ("cgroup_default", "cpu_usage"),
-            ("taskstats_default", "cpu_total"),
-            ("taskstats_default", "cpu_run_virtual_total"),
-        ],
-    ),
-    Measure("cpus", [("cgroup_default", "cpus_allocated")]),
-    Measure("memory", MEMORY.places),
-    Measure("memory_anon", MEMORY_ANON.places),
-    Measure("memory_peak", [("cgroup_default", "memory_peak")]),
-    Measure("memory_limit", [("cgroup_default", "memory_limit")], "all"),
-    Measure("memory_swap", [("cgroup_default", "memory_swap")]),
-    Measure("oom_kills", [("cgroup_default", "memory_oom_kills")], is_rate=False),
-    Measure(
-        "read",
-        [
-            ("cgroup_default", "io_read_bytes"),
-            ("taskstats_default", "read_bytes"),
-            ("jobprocstats_default", "read_bytes"),
-        ],
-    ),
-    Measure(
-        "write",
-        [
-            ("cgroup_default", "io_write_bytes"),
-            ("taskstats_default", "write_bytes"),
-            ("jobprocstats_default", "write_bytes"),
-        ],
-    ),
-    Measure("tasks", TASKS.places),
-    Measure("wait_cpu", [("taskstats_default", "cpu_delay_total")]),
-    Measure("wait_io", [("taskstats_default", "blkio_delay_total")]),
-    Measure("wait_swap", [("taskstats_default", "swapin_delay_total")]),
-    Measure("wait_reclaim", [("taskstats_default", "freepages_delay_total")]),
-    Measure("age", [("taskstats_default", "ac_etime")], "max", is_rate=False),
-    Measure("gpus", [("nvidiastats_default", "gpus")]),
-    Measure("gpu", [("nvidiastats_default", "utilization-gpu")], "mean"),
-    Measure("gpu_memory", [("nvidiastats_default", "memory-used")]),
-    Measure("gpu_power", [("nvidiastats_default", "power")]),
-)
+# By the keys of answers.
+JOB_MEASURES: Mapping[str, Measure] = {
+    **{"cpu": measures.CPU_USED, "cpus": measures.CPUS, "memory": measures.MEMORY},
+    **{"memory_anon": measures.MEMORY_ANON, "memory_peak": measures.MEMORY_PEAK, "memory_limit": measures.MEMORY_LIMIT},
+    **{"memory_swap": measures.MEMORY_SWAP, "oom_kills": measures.OOM_KILLS},
+    **{"read": measures.IO_READ, "write": measures.IO_WRITE, "tasks": measures.TASKS_NOW},
+    **{"wait_cpu": measures.WAIT_CPU, "wait_io": measures.WAIT_IO, "wait_swap": measures.WAIT_SWAP},
+    **{"wait_reclaim": measures.WAIT_RECLAIM, "age": measures.AGE, "gpus": measures.JOB_GPU_COUNT},
+    **{"gpu": measures.JOB_GPU_USE, "gpu_memory": measures.JOB_GPU_MEMORY, "gpu_power": measures.JOB_GPU_POWER},
+}
 # Their source is shown: by which key, and in which words for each source.
-_ORIGINS = {f"{one.key}_source": [source.origin for source in one.sources] for one in (MEMORY, TASKS)}
+_ORIGINS = {f"{key}_source": [source.origin for source in JOB_MEASURES[key].sources] for key in ("memory", "tasks")}
 _CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _MEMORY = ("memtotal", "memfree", "buffers", "cached", "sreclaimable", "shmem", "swaptotal", "swapfree")
-NODE_MEASURES = (
-    *[Measure(name, [("procstats_default", f"stat_cpu_{name}")]) for name in _CPU_STATES],
-    *[Measure(name, [("procstats_default", f"meminfo_{name}")]) for name in _MEMORY],
-    Measure("cpus", [("procstats_default", "stat_cpus")]),
-    Measure("load", [("procstats_default", "loadavg_1min")]),
-    Measure("read", [("procstats_default", "vmstat_pgpgin")]),
-    Measure("write", [("procstats_default", "vmstat_pgpgout")]),
-)
-CGROUP = "cgroup_default"
-_USER = (CGROUP, "user")
+NODE_MEASURES: Mapping[str, Measure] = {
+    **{name: measures.NODE_CPU[name] for name in _CPU_STATES},
+    **{name: measures.NODE_MEMORY[name] for name in _MEMORY},
+    **{"cpus": measures.NODE_CPU_COUNT, "load": measures.NODE_LOAD},
+    **{"read": measures.NODE_READ, "write": measures.NODE_WRITE},
+}
+_USER = (CGROUP_TABLE, "user")
 WAITS = ("wait_cpu", "wait_io", "wait_swap", "wait_reclaim")
-JOB_TABLES = tuple(dict.fromkeys([table for measure in JOB_MEASURES for table, _ in measure.sources]))
-NODE_TABLES = tuple(dict.fromkeys([table for measure in NODE_MEASURES for table, _ in measure.sources]))
+JOB_TABLES = tuple(dict.fromkeys([table for measure in JOB_MEASURES.values() for table, _ in measure.places]))
+NODE_TABLES = tuple(dict.fromkeys([table for measure in NODE_MEASURES.values() for table, _ in measure.places]))
 TABLES = (*JOB_TABLES, *NODE_TABLES)
 JOB_KEYS = (
     "job",
@@ -119,7 +68,7 @@ JOB_KEYS = (
     "memory_share",
     "wait",
     "io",
-    *[measure.key for measure in JOB_MEASURES],
+    *JOB_MEASURES,
     *_ORIGINS,
 )
 NODE_KEYS = (
@@ -352,8 +301,8 @@ class Jobs:
         )
         inverse = inverse.reshape(-1)
         folded = {
-            measure.key: _folded(self.values[measure.key][chosen], inverse, len(jobs), measure.fold)
-            for measure in JOB_MEASURES
+            key: _folded(self.values[key][chosen], inverse, len(jobs), measure.hosts)
+            for key, measure in JOB_MEASURES.items()
         }
         shares = _with_shares(self.values)["memory_share"][chosen]
         folded = _with_shares(folded)
@@ -482,17 +431,19 @@ def _parts(name: str, hosts: Iterable[tuple[str, Kept]]) -> list[_Part]:
     return [_Part(name, schema, pairs) for schema, pairs in found.items()]
 
 
-def _measured(parts: Sequence[_Part], measures: Sequence[Measure], keys: Keys, capacity: Capacity) -> dict[str, Floats]:
-    """Each measure of each key, by its name."""
-    values = {measure.key: np.full(len(keys), np.nan) for measure in measures}
+def _measured(
+    parts: Sequence[_Part], wanted: Mapping[str, Measure], keys: Keys, capacity: Capacity
+) -> dict[str, Floats]:
+    """Return the values of each measure for each key, by the names of the measures."""
+    values = {name: np.full(len(keys), np.nan) for name in wanted}
     origins = {key: np.full(len(keys), np.nan) for key in _ORIGINS if key.removesuffix("_source") in values}
     for part in parts:
         fields = {field.name: field for field in part.schema.fields}
         into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
         former_into = np.array([keys.get(key, -1) for key in part.former_keys], np.int64)
         times = _spread(part.time_s, into, len(keys)) - _spread(part.former_time_s, former_into, len(keys))
-        for measure in measures:
-            for n, (table, column) in enumerate(measure.sources):
+        for name, measure in wanted.items():
+            for n, (table, column) in enumerate(measure.places):
                 field = fields.get(column)
                 if table != part.name or field is None or field.dtype[0] == "S":
                     continue
@@ -500,10 +451,10 @@ def _measured(parts: Sequence[_Part], measures: Sequence[Measure], keys: Keys, c
                 if field.kind == "counter" and measure.is_rate:
                     grown = found - _spread(_numbers(part.former, field), former_into, len(keys))
                     found = per_second(grown, times, ceiling(table, column, capacity))
-                before = values[measure.key]
-                if f"{measure.key}_source" in origins:
-                    origins[f"{measure.key}_source"][np.isnan(before) & ~np.isnan(found)] = n
-                values[measure.key] = np.where(np.isnan(before), found, before)
+                before = values[name]
+                if f"{name}_source" in origins:
+                    origins[f"{name}_source"][np.isnan(before) & ~np.isnan(found)] = n
+                values[name] = np.where(np.isnan(before), found, before)
     return {**values, **origins}
 
 
@@ -514,7 +465,7 @@ def _capacity(parts: Sequence[_Part], keys: Keys) -> Capacity:
     for part in parts:
         fields = {field.name: field for field in part.schema.fields}
         into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
-        for name in CAPACITY_COLUMNS if part.name == CGROUP else ():
+        for name in CAPACITY_COLUMNS if part.name == CGROUP_TABLE else ():
             if name in fields and fields[name].dtype[0] != "S":
                 found[name] = np.fmax(found[name], _spread(_numbers(part.latest, fields[name]), into, len(keys)))
         if part.name == NODE_CPUS[0] and NODE_CPUS[1] in fields:
