@@ -514,7 +514,7 @@ def run(
                 "`colmet enrol` (docs/security.md)",
                 pull.uri,
             )
-            if options.http_listen is not None and options.http_users:
+            if options.http_listen is not None and not options.http_open:
                 log.warning(
                     "--http-users without keys: any peer can name the user of a job; set up keys with `colmet enrol`"
                 )

@@ -1,9 +1,9 @@
-"""The JSON interface, a process of its own (`colmet.web`): its options, its start, and what is sent to it.
+"""Start the JSON interface, a process of its own (`colmet.web`), by its options, and send it all messages.
 
 The process is a child of the collector. With the units of the packages it is a service with a user of its own, which
 systemd starts when the collector connects to its socket. It is fed through a socket: each message as it came, behind
-its length and its sender. Nothing here waits for it: what it does not take stays in memory up to a bound, and is
-dropped beyond. The process sends back what it drops itself, a line of JSON now and then.
+its length and its sender. Nothing here waits for the process: messages that it has not read yet stay in memory up to a
+bound, and are dropped beyond. It sends back counters of what it drops itself, a line of JSON every few seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Union
+from typing import NamedTuple, Union
 
 from colmet.common.errors import ConfigError
 from colmet.common.live.summary import Heard
@@ -77,17 +77,25 @@ END_S = 5.0  # that it may take to end by itself
 GONE_S = 5.0  # and after it was killed: a disk that does not answer may hold it for ever
 LOOK_S = 0.5  # between two looks whether it is there
 MAX_LINE_BYTES = 64 << 10
+MAX_PATH_BYTES = 107  # of a Unix socket (sun_path, with its end)
+_HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _LOGGED = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL) \S+: ")
+
+
+class UnixAddress(NamedTuple):
+    """The path of a Unix socket to listen on."""
+
+    path: str
 
 
 def add_options(parser: cli.Options) -> None:
     """Declare where the JSON interface is, who may use it, and what it serves."""
     parser.add_argument(
         "--http-listen",
-        metavar="[HOST:]PORT",
-        type=listen_address,
-        help="serve jobs and nodes as JSON and as a page; at http://HOST:PORT/; a port alone: for this machine only "
-        "(default: off)",
+        metavar="[HOST:]PORT|unix:PATH",
+        type=http_address,
+        help="serve jobs and nodes as JSON and as a page; at http://HOST:PORT/; a port alone: for this machine only; "
+        "unix:PATH: for a proxy (default: off)",
     )
     parser.add_argument(
         "--http-users",
@@ -95,6 +103,14 @@ def add_options(parser: cli.Options) -> None:
         help="let in the users in this file, which `colmet access` writes; --http-listen requires this or --http-open",
     )
     parser.add_argument("--http-open", action="store_true", help="show everything to everyone, without a login")
+    parser.add_argument(
+        "--http-user-header",
+        metavar="NAME",
+        type=header_name,
+        help=cli.Rare(
+            "let in the user that the proxy names in this header, such as X-Remote-User; for --http-listen unix:PATH"
+        ),
+    )
     parser.add_argument(
         "--http-admin-group",
         metavar="NAME",
@@ -157,6 +173,33 @@ def add_options(parser: cli.Options) -> None:
     require(parser, "--http-listen", "--http-", "--gridengine", "--gridengine-")
 
 
+def http_address(text: str) -> ListenAddress | UnixAddress:
+    """Return the address that --http-listen names.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither [HOST:]PORT nor unix:PATH.
+    """
+    kind, colon, path = text.partition(":")
+    if kind != "unix" or not colon:
+        return listen_address(text)
+    if not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.200}: after unix: give an absolute path of at most {MAX_PATH_BYTES} bytes"
+        )
+    return UnixAddress(path)
+
+
+def header_name(text: str) -> str:
+    """Return the name of a header.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not one, or clients set this header themselves.
+    """
+    if not _HEADER_NAME.fullmatch(text) or text.lower() in ("authorization", "host", "x-forwarded-for"):
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: give the name of a header of its own, such as X-Remote-User")
+    return text
+
+
 def trusted_proxy(text: str) -> Proxy:
     """Return the proxy that --http-trusted-proxy names: a network, or the number of a user of this machine.
 
@@ -198,16 +241,16 @@ def service_of(options: argparse.Namespace, environment: Mapping[str, str] = os.
 
 
 def warn_of_readers(options: argparse.Namespace) -> None:
-    """Warn where others than those that --http-users names see what it keeps from them."""
-    if options.http_listen is None or options.http_users is None:
+    """Warn where users see rows of others in another way than through the interface."""
+    if options.http_listen is None or options.http_open:
         return
     prefix = getattr(options, "hdf5_filepath", None)
     paths = sorted(glob.glob(f"{glob.escape(prefix)}*.hdf5"))[-1:] if prefix else []
     for path in paths:
         if _is_for_all(path):
             log.warning(
-                "all users of this machine can read the stored files, whatever --http-users says: chmod o-r %s, and "
-                "UMask=0027 for the collector",
+                "all users of this machine can read the stored files without a login: chmod o-r %s; set UMask=0027 for "
+                "the collector",
                 path,
             )
     with contextlib.suppress(KeyError):
@@ -244,18 +287,26 @@ def _is_for_group(path: str) -> bool:
 
 
 def check(options: argparse.Namespace) -> None:
-    """See whether the JSON interface can work as the options say.
+    """Check that the JSON interface can work with these options.
 
     Raises:
         ConfigError: it cannot; the text names the option.
     """
     if options.http_listen is None:
         return
-    if bool(options.http_users) == options.http_open:
+    is_unix = isinstance(options.http_listen, UnixAddress)
+    if options.http_user_header is not None and not is_unix:
+        raise ConfigError(
+            "--http-user-header: every client of a TCP port could set this header; give --http-listen unix:PATH, which "
+            "the proxy alone can reach"
+        )
+    if sum(map(bool, (options.http_users, options.http_open, options.http_user_header))) != 1:
         raise ConfigError(
             "--http-listen: give either --http-users FILE, which `colmet access` writes, or --http-open, which shows "
-            "everything to everyone"
+            "everything to everyone, or, behind a proxy, --http-user-header NAME"
         )
+    if is_unix and options.http_tls_cert:
+        raise ConfigError("--http-tls-cert has no effect on a Unix socket; the proxy has the certificate")
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -265,11 +316,15 @@ def check(options: argparse.Namespace) -> None:
         path = getattr(options, name)
         if path is not None:
             _check_readable(f"--{name.replace('_', '-')}", path)
-    _check_tls(options.http_tls_cert, options.http_tls_key)
+    if (options.http_tls_cert is None) != (options.http_tls_key is None):
+        raise ConfigError("--http-tls-cert and --http-tls-key: give both, or none of them")
+    if options.http_tls_cert is not None:
+        check_certificate(options.http_tls_cert, options.http_tls_key)
     if options.gridengine_xml is not None and not os.path.isdir(options.gridengine_xml):
         raise ConfigError(f"--gridengine-xml {options.gridengine_xml}: not a directory")
     _check_encoding(options.gridengine_encoding)
-    resolve(options.http_listen, "--http-listen")
+    if not is_unix:
+        resolve(options.http_listen, "--http-listen")
 
 
 def _check_readable(option: str, path: str) -> None:
@@ -292,15 +347,16 @@ def _check_encoding(name: str) -> None:
         ) from err
 
 
-def _check_tls(cert: str | None, key: str | None) -> None:
-    if (cert is None) != (key is None):
-        raise ConfigError("--http-tls-cert and --http-tls-key: give both, or none of them")
-    if cert is None:
-        return
-    import ssl  # OpenSSL is some megabytes, for those alone who need it
+def check_certificate(cert: str, key: str) -> None:
+    """Check that a certificate chain and its key fit, and can be used.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    import ssl  # some megabytes of OpenSSL
 
     try:
-        # a key with a passphrase is an error here: nobody is there who could be asked for it
+        # a key with a passphrase is an error: nobody is there to type it
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as err:
         raise ConfigError(
@@ -309,12 +365,20 @@ def _check_tls(cert: str | None, key: str | None) -> None:
         ) from err
 
 
-def check_address(listen: ListenAddress) -> None:
-    """See whether the address can be bound; the process that listens there binds it for itself.
+def check_address(listen: ListenAddress | UnixAddress) -> None:
+    """Check that the address can be bound; the process that listens there binds it itself.
 
     Raises:
         ConfigError: it cannot.
     """
+    if isinstance(listen, UnixAddress):
+        directory = os.path.dirname(listen.path)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"--http-listen unix:{listen.path}: cannot write the directory {directory}; make it, for the "
+                "collector's user"
+            )
+        return
     family, address = resolve(listen, "--http-listen")
     try:
         with socket.socket(family, socket.SOCK_STREAM) as tried:

@@ -17,6 +17,7 @@ from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
 from colmet.gridengine import server, text
@@ -97,8 +98,8 @@ def configured_url(path: str) -> str:
     except ConfigError as err:
         raise ConfigError(f"{err}; {what}, or the collector's file as --config") from err
     listen = getattr(options, "http_listen", None)
-    if listen is None:
-        raise ConfigError(f"{path} has no http-listen: {what}")
+    if not isinstance(listen, ListenAddress):  # none, or a Unix socket for a proxy
+        raise ConfigError(f"{path} has no http-listen with a port: {what}")
     host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
     host = f"[{host}]" if ":" in host else host
     return f"{'https' if options.http_tls_cert else 'http'}://{host}:{listen.port}"

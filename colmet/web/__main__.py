@@ -1,4 +1,4 @@
-"""The process of the JSON interface: colmet-collector starts it, with its own command line, and feeds it.
+"""Run the process of the JSON interface, which colmet-collector starts with its own command line, and feeds.
 
 As a service (`colmet-web`) it gets the command line through the stream that feeds it.
 """
@@ -20,7 +20,7 @@ from colmet.collector.backends import NAMES
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.configuration import Configuration
-from colmet.web.feed import Feed, connected, inherited
+from colmet.web.feed import Feed, FeedError, connected, inherited
 from colmet.web.peers import Peers
 from colmet.web.queries import Queries, gridengine_of
 from colmet.web.recent_cache import RecentCache
@@ -30,18 +30,19 @@ from colmet.web.users import UserNames
 log = logging.getLogger(__name__)
 
 NICE = 10  # the collector goes first
+END_S = 8.0  # for the server's end
 
 
 def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.socket | None = None) -> None:
-    """Serve until the collector ends, or SIGTERM comes.
+    """Serve until the collector ends the feed.
 
     Args:
         options: of the collector.
-        feed_socket: where its messages come from.
-        kernel: asks the kernel for this machine's users; None where this process sees them itself.
+        feed_socket: the stream of its messages.
+        kernel: a netlink socket that sees this machine's users; None where this process sees them itself.
 
     Raises:
-        ColmetError: the options ask for what cannot be done, or nobody feeds this.
+        ColmetError: the options cannot be used, or the feed is not the collector's.
     """
     if options.http_listen is None:
         raise ConfigError("the collector's options do not name --http-listen any more")
@@ -57,26 +58,31 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     feed = Feed(feed_socket, memory.take, memory.note, memory.dropped)
     interface = Queries(memory, store, gridengine, feed.counters, UserNames())
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
-    access = Access(None if options.http_open else options.http_users, options.http_admin_group)
+    access = Access(options.http_users, options.http_admin_group, user_header=options.http_user_header)
     peers = Peers(options.http_trusted_proxy or (), kernel)
     server = WebServer(options.http_listen, interface, access, tls=tls, gridengine=gridengine is not None, peers=peers)
 
-    def read() -> None:
+    def serve_requests() -> None:
         try:
-            feed.run()
-        except ColmetError as err:
-            log.error("feed ended: %s", err)
+            server.run()
         finally:
-            server.stop()
+            with contextlib.suppress(OSError):
+                feed_socket.shutdown(socket.SHUT_RDWR)  # the process ends with its server
 
     startup.tune_garbage_collector()
-    threading.Thread(target=read, name="feed", daemon=True).start()
+    # uvicorn leaves signals alone in any thread but the main one
+    serving = threading.Thread(target=serve_requests, name="server", daemon=True)
+    serving.start()
     threading.Thread(target=interface.prepare, name="prepare", daemon=True).start()
     try:
         if gridengine is not None:
             gridengine.start()
-        server.run()  # until the feed ends
+        feed.run()
+    except FeedError as err:
+        log.error("feed ended: %s", err)
     finally:
+        server.stop()
+        serving.join(END_S)
         if gridengine is not None:
             gridengine.close()
         if store is not None:
@@ -85,8 +91,8 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m colmet.web``; the exit status."""
-    # the collector's business, which ends this process with its feed: a signal to all of a service must not end
-    # it before that, to be started again meanwhile
+    # the collector ends this process with its feed; a signal to the whole service must not end it earlier, to be
+    # started again meanwhile
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     return _serve(argv, lambda: inherited(os.environ))

@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import users
-from colmet.web.credentials import MAX_SECRET, Credential, Password, token_digest
+from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
 from colmet.web.interface import Busy
 from colmet.web.limits import Failures, Turns, network
 from colmet.web.stats import Stats
@@ -59,7 +59,11 @@ class Visitor(NamedTuple):
 
 
 class Unauthorized(Exception):
-    """Nobody who may ask: no name and password, no token, or a wrong one."""
+    """The login is missing or wrong."""
+
+
+class NotNamed(Exception):
+    """The proxy has named no user."""
 
 
 class TooMany(Exception):
@@ -88,13 +92,17 @@ class Access:
     For one event loop; nothing here waits in it but for a look at the file.
 
     Args:
-        path: of the users' file; None lets everybody see everything.
+        path: of the users' file; None lets everybody see everything, unless `user_header` is given.
         group: whose members see everybody's jobs; in the file, or of this machine.
         counts: counters.
         clock: seconds, monotonic.
         now: seconds since 1970.
         is_member: whether a user of this machine is in a group of it. May wait.
         pause: waits; its argument is in seconds.
+        user_header: the header in which a proxy names the user that it has let in.
+
+    Attributes:
+        header: that a request is let in by, in lower case.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -109,7 +117,10 @@ class Access:
         now: Callable[[], float] = time.time,
         is_member: Callable[[str, str], bool] | None = None,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        user_header: str | None = None,
     ) -> None:
+        self._user_header = user_header
+        self.header = (user_header or "authorization").lower().encode("ascii")
         self.stats = stats or Stats()
         self._path = path
         self._group = group
@@ -137,7 +148,7 @@ class Access:
     @property
     def is_open(self) -> bool:
         """Whether everybody sees everything."""
-        return self._users is None
+        return self._users is None and self._user_header is None
 
     @property
     def names(self) -> int | None:
@@ -148,13 +159,16 @@ class Access:
         """Who sends a request.
 
         Args:
-            headers: the values of its Authorization headers.
-            address: that it comes from.
+            headers: the values of its headers of the name `header`.
+            address: of its client.
 
         Raises:
-            Unauthorized: nobody who may ask.
+            Unauthorized: the login is missing or wrong.
+            NotNamed: the proxy names no user, or several.
             TooMany: to be tried again later.
         """
+        if self._user_header is not None:
+            return await self._named(headers, self._user_header)
         if self._users is None:
             return Visitor(None, True)
         self._look()
@@ -170,6 +184,15 @@ class Access:
         else:
             raise Unauthorized
         return Visitor(known.name, await self._is_admin(known))
+
+    async def _named(self, headers: Sequence[str], header: str) -> Visitor:
+        """Return the user that the proxy names; the administrators are in the group of this machine."""
+        try:
+            (value,) = headers
+            name = check_name(value.encode("latin-1").decode("utf-8"))
+        except ValueError:
+            raise NotNamed(f"the proxy does not name the user: it has to set the header {header}, once") from None
+        return Visitor(name, await self._is_admin(_CheckedLogin(name, frozenset(), 0.0)))
 
     def _by_token(self, given: str, name: str | None) -> _CheckedLogin | None:
         if self._users is None or len(given) > MAX_SECRET:

@@ -1,7 +1,7 @@
 """The routes of the JSON interface: what may be asked, and what of it who asks may see."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Optional
 
@@ -31,7 +31,7 @@ from colmet.web.interface import (
     StoreWarning,
     earliest,
 )
-from colmet.web.middleware import RequestFilter, too_many, visitor_of
+from colmet.web.middleware import CLIENT, RequestFilter, too_many, visitor_of
 from colmet.web.responses import answer, failure, pack, takes_gzip, to_json
 from colmet.web.workers import Workers
 
@@ -109,7 +109,7 @@ def build_app(
     gridengine: bool = False,
     connections: Callable[[], int] = lambda: 0,
     hosts: Optional[frozenset[str]] = None,
-    client: Callable[[str, Sequence[str]], str] = lambda key, forwarded: key,
+    client: Callable[[Mapping[str, Any]], str] = lambda scope: str((scope.get("client") or ("",))[0]),
     folder: FilePath = FOLDER,
     fresh_files: bool = False,
 ) -> FastAPI:
@@ -121,7 +121,7 @@ def build_app(
         gridengine: whether Grid Engine's hosts and jobs are told at /qhost and /qstat.
         connections: how many there are.
         hosts: what Host headers may say; None for whatever.
-        client: who a request is from, of a connection's peer and the values of X-Forwarded-For.
+        client: returns the client of a request, by its scope.
         folder: with the page's files.
         fresh_files: read them for every request: for who writes the page.
     """
@@ -465,7 +465,7 @@ class Routes:
         """What `work` says, made into bytes in the same thread: only the thread is kept from others by a large one."""
         packed = _packed(request)
         user = visitor_of(request.scope).user
-        whose = ("user", user) if user is not None else ("address", request.client.host if request.client else "")
+        whose = ("user", user) if user is not None else ("client", request.scope[CLIENT])
         words = (lambda told: told) if visitor_of(request.scope).only is None else _for_users
         return await workers.run(whose, lambda: answer(words(work()), packed))
 

@@ -1,11 +1,11 @@
-"""What every request passes first: bounds, methods, access, headers, and what happens where we fail."""
+"""Check every request first: bounds, method, login; add headers to its answer, and answer 500 for a defect."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.own_name import is_known
-from colmet.web.access import Access, TooMany, Unauthorized, Visitor
+from colmet.web.access import Access, NotNamed, TooMany, Unauthorized, Visitor
 from colmet.web.responses import HEADERS, failure
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-VISITOR = "colmet.visitor"  # where in a request's scope it is
+VISITOR, CLIENT = "colmet.visitor", "colmet.client"  # in a request's scope
 MAX_TARGET = 8192  # bytes of path and query
 MAX_HEADERS = 100
 MAX_HEADERS_BYTES = 16384
@@ -38,11 +38,11 @@ class RequestFilter:
     """An ASGI application around another one.
 
     Args:
-        app: what answers those that pass.
-        access: says who asks.
-        hosts: names that the Host header may have, beside addresses; None for whatever. An open interface that is for
-            this machine only is not to be read by any web page whose name is made to mean this machine.
-        client: who a request is from, of a connection's peer and the values of X-Forwarded-For.
+        app: answers the requests that pass.
+        access: finds out the user of a request.
+        hosts: names that the Host header may have, beside addresses; None for any name. An open interface that is for
+            this machine only must not be read by a web page whose name resolves to this machine.
+        client: returns the client of a request, by its scope.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RequestFilter:
         app: App,
         access: Access,
         hosts: frozenset[str] | None = None,
-        client: Callable[[str, Sequence[str]], str] = lambda key, forwarded: key,
+        client: Callable[[Scope], str] = lambda scope: str((scope.get("client") or ("",))[0]),
     ) -> None:
         self._app = app
         self._access = access
@@ -74,7 +74,11 @@ class RequestFilter:
                 message = {**message, "headers": [*message.get("headers", []), *_ADDED]}
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
-            await send(message)
+            try:
+                await send(message)
+            except Exception as err:  # uvicorn has ended the connection for what came after the head
+                self._stats.add("broken_connections")
+                raise ClientDisconnect from err
 
         try:
             refusal = await self._refusal(scope)
@@ -92,7 +96,7 @@ class RequestFilter:
                 await failure(500, "this is a defect of Colmet; see the collector's log", CLOSE)(scope, receive, tell)
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """Why this request is not answered; None where it is, with its visitor in the scope."""
+        """Return the refusal of a request; None where it passes, with its visitor and client in the scope."""
         headers = scope["headers"]
         if scope["http_version"] not in VERSIONS:
             return failure(400, "only HTTP/1.1 and HTTP/1.0 are spoken here", CLOSE)
@@ -112,11 +116,11 @@ class RequestFilter:
                 text = "ask by an address or by the name of this machine: an open interface answers to no other name"
                 return failure(400, text, CLOSE)
         try:
-            given = [value.decode("latin-1") for key, value in headers if key == b"authorization"]
-            peer = scope.get("client")
-            forwarded = [value.decode("latin-1") for key, value in headers if key == b"x-forwarded-for"]
-            client = self._client(peer[0], forwarded) if peer else ""
-            scope[VISITOR] = await self._access.visitor(given, client)
+            given = [value.decode("latin-1") for key, value in headers if key == self._access.header]
+            scope[CLIENT] = self._client(scope)
+            scope[VISITOR] = await self._access.visitor(given, scope[CLIENT])
+        except NotNamed as err:
+            return failure(403, str(err))
         except Unauthorized:
             response = failure(401, "give a name and a password, or a token, that this interface knows")
             response.headers["WWW-Authenticate"] = 'Basic realm="Colmet", charset="UTF-8"'
@@ -135,11 +139,11 @@ class RequestFilter:
 
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
-    """Who asks, of a request that has passed."""
+    """Return the user of a request that has passed."""
     visitor: Visitor = scope[VISITOR]
     return visitor
 
 
 def too_many(text: str, after_s: float) -> Response:
-    """An answer that asks for patience."""
+    """Return an answer 429."""
     return failure(429, text, {"Retry-After": str(max(1, math.ceil(after_s)))})

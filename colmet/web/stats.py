@@ -1,4 +1,4 @@
-"""What the JSON interface counts of itself: told by /api/v1/status to administrators."""
+"""Counters of the JSON interface, which /api/v1/status shows to administrators."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import time
 KEYS = (
     *("requests_2xx", "requests_3xx", "requests_4xx", "requests_5xx"),
     "defects",  # answers that failed by a fault of this program
-    "malformed",  # what is no HTTP, or more of it than is taken
-    "refused_connections",  # beyond the bounds
-    "slow_connections",  # ended because nothing, or not enough, came or was taken
-    "broken_connections",  # that failed in another way, such as a handshake that is none
+    "malformed",  # requests that are not HTTP
+    "refused_connections",  # requests answered 503, as there are too many connections
+    "broken_connections",  # connections that failed in another way, such as in the handshake of TLS
     "too_many",  # answers 429
     "unauthorized",  # answers 401
-    "wrong_secrets",  # names and passwords, or tokens, that are not right
-    "passwords_checked",  # the slow way
+    "wrong_secrets",  # wrong passwords and tokens
+    "passwords_checked",  # by scrypt
     "passwords_slowed",  # of these, after a pause for earlier failures
     "users_reloads",
-    "users_failures",  # the changed file cannot be used; what was read before goes on
-    "groups_failures",  # the machine did not tell in time who is in the administrators' group
+    "users_failures",  # the changed file cannot be used; its former content stays in use
+    "groups_failures",  # the members of the administrators' group were not known in time
     "certificate_reloads",
     "certificate_failures",
 )
@@ -38,12 +37,12 @@ class Stats:
         self._values = dict.fromkeys(KEYS, 0)
 
     def add(self, key: str) -> int:
-        """One more of these; how many there have been."""
+        """Count one more, and return how many there are."""
         with self._lock:
             self._values[key] += 1
             return self._values[key]
 
     def values(self) -> dict[str, int]:
-        """All of them now."""
+        """Return all counters."""
         with self._lock:
             return dict(self._values)

@@ -20,7 +20,7 @@ from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
 from colmet.web.interface import Interface, RowPage
-from colmet.web.server import WebServer, serve
+from colmet.web.server import WebServer
 
 GIB = 1 << 30
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "<b>mallory</b>", "Zoë")
@@ -415,7 +415,7 @@ def main():
     folder = {"folder": options.static, "fresh_files": True} if options.static else {}
     server = WebServer(options.listen, facts, Access(options.users), **folder)
     print(f"http://{server.addresses[0][0]}:{server.port}/")
-    serve(server)
+    server.run()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from colmet.collector import main as collector
 from colmet.collector import web_launcher
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import startup
+from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.control import ask
 from colmet.common.runtime.metrics_http import ListenAddress
 from tests.support import zmtp
@@ -56,11 +57,36 @@ def test_who_may_ask_has_to_be_said_and_once(tmp_path):
         (["--http-users", "a\0b"], "null"),
         (["--http-open", "--http-tls-cert", "/etc/hostname"], "give both"),
         (["--http-open", "--http-tls-cert", "/etc/passwd", "--http-tls-key", "/etc/passwd"], "as PEM"),
+        (["--http-open", "--http-user-header", "X-Remote-User"], "give --http-listen unix:PATH"),
         (["--http-open", "--gridengine-xml", "/nonexistent"], "--gridengine-xml /nonexistent: not a directory"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(given, said):
     assert said in refused("--http-listen", "0", *given)
+
+
+def test_a_unix_socket_is_for_a_proxy_which_has_the_certificate_and_may_name_the_user(tmp_path):
+    address = f"unix:{tmp_path}/http.sock"
+    web_launcher.check(given := options("--http-listen", address, "--http-user-header", "X-Remote-User"))
+    assert given.http_listen == web_launcher.UnixAddress(f"{tmp_path}/http.sock")
+    web_launcher.check_address(given.http_listen)
+    with pytest.raises(ConfigError, match="cannot write the directory /nonexistent"):
+        web_launcher.check_address(web_launcher.UnixAddress("/nonexistent/http.sock"))
+    certificate = ("--http-tls-cert", "/etc/passwd", "--http-tls-key", "/etc/passwd")
+    assert "the proxy has the certificate" in refused("--http-listen", address, "--http-open", *certificate)
+    assert "give either" in refused("--http-listen", address, "--http-open", "--http-user-header", "X-User")
+
+
+@pytest.mark.parametrize("text", ["unix:", "unix:http.sock", "unix:/" + "x" * 107, "unix:/a\0b", "unixx:/a"])
+def test_what_is_not_the_path_of_a_unix_socket_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        web_launcher.http_address(text)
+
+
+@pytest.mark.parametrize("text", ["", "X Remote", "Authorization", "host", "X-Forwarded-For", "X:", "é", "1"])
+def test_a_header_that_clients_set_themselves_or_that_is_none_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="such as X-Remote-User"):
+        web_launcher.header_name(text)
 
 
 def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
@@ -80,7 +106,7 @@ def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, c
     stored.touch(0o644)
     given = options("--http-listen", "0", "--http-users", f"{tmp_path}/users", "--hdf5-filepath", f"{tmp_path}/c")
     web_launcher.warn_of_readers(given)
-    assert f"can read the stored files, whatever --http-users says: chmod o-r {stored}" in caplog.text
+    assert f"can read the stored files without a login: chmod o-r {stored}" in caplog.text
     caplog.clear()
     stored.chmod(0o640)
     web_launcher.warn_of_readers(given)
@@ -116,7 +142,7 @@ def test_an_encoding_that_is_none_is_said_before_anything_starts(name):
 def test_the_file_can_say_all_of_it(tmp_path):
     path = tmp_path / "collector.toml"
     path.write_text('http-listen = "[::1]:8080"\nhttp-open = true\nhttp-memory = "64M"\ngridengine-period = 30\n')
-    read = collector.cli.configuration.Configuration(lambda: collector.build_parser([]), ["--config", str(path)]).read()
+    read = Configuration(lambda: collector.build_parser([]), ["--config", str(path)]).read()
     assert isinstance(read, argparse.Namespace) and read.http_listen == ("::1", 8080) and read.http_memory == 64 << 20
 
 

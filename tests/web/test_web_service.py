@@ -162,7 +162,8 @@ def test_the_service_can_write_nothing_and_has_no_keys():
         "ProtectSystem=strict",
     ):
         assert f"\n{line}\n" in text
-    assert not re.search(r"^(StateDirectory|ReadWritePaths|CacheDirectory|LogsDirectory|RuntimeDirectory)", text, re.M)
+    written = re.findall(r"^(?:State|Cache|Logs|Runtime)Directory=.*|^ReadWritePaths=.*", text, re.M)
+    assert written == ["RuntimeDirectory=colmet/http"], "its socket for a proxy"
     assert re.search(r"^ExecStart=/usr/bin/colmet-web$", text, re.M)
     assert '"colmet-web = ' in (PACKAGING.parent / "setup.py").read_text()
     place = re.findall(r"^ListenStream=(.+)$", (PACKAGING / "systemd/colmet-web.socket").read_text(), re.M)
