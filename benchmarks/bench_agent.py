@@ -142,7 +142,7 @@ def bench_exits() -> Figures:
 
 def kernel_us(backend: TaskstatsBackend) -> float:
     """CPU time of taking in records and forks that wait, and nothing else, per record."""
-    exits, forks = backend._exits, backend._forks
+    exits, forks = backend._source.exits, backend._source.forks
     assert exits is not None and forks is not None
     start, records = time.thread_time(), 0
     for listener in [*[listener for listener, _ in exits._sockets.values()], forks._socket]:

@@ -20,8 +20,9 @@ from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.node.backends.cgroup import CgroupBackend
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend
-from colmet.node.backends.taskstats import TaskstatsBackend, TaskstatsClient
+from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.jobs.job import Job
+from colmet.node.kernel.taskstats import TaskstatsClient
 from colmet.node.system.host import Host
 
 TASKS = 1000

@@ -469,7 +469,8 @@ def test_a_backend_that_may_not_listen_goes_on_without_and_warns_once(listen, fa
 
     for _ in range(2):
         FakeSocket.refusals = [errno.EPERM]
-        backend._listen(Client)
+        backend._source.client = Client
+        backend._listen()
     assert backend.fd == -1
     assert caplog.text.count("no exit records") == 1 and "CAP_NET_ADMIN" in caplog.text
 

@@ -232,7 +232,8 @@ def test_live_outside_of_the_first_pid_namespace_they_are_unavailable(root):
 
 
 def test_a_backend_that_is_not_told_of_forks_listens_to_ends_all_the_same_and_warns_once(monkeypatch, caplog):
-    from colmet.node.backends import taskstats
+    from colmet.node.backends.taskstats import TaskstatsBackend
+    from colmet.node.kernel import task_source
 
     class Exits:
         fd = 99
@@ -246,10 +247,11 @@ def test_a_backend_that_is_not_told_of_forks_listens_to_ends_all_the_same_and_wa
     class Client:
         inbox = None
 
-    monkeypatch.setattr(taskstats, "ExitRecords", Exits)
-    monkeypatch.setattr(taskstats, "ForkEvents", refuse)
-    backend = taskstats.TaskstatsBackend(Host())
+    monkeypatch.setattr(task_source, "ExitRecords", Exits)
+    monkeypatch.setattr(task_source, "ForkEvents", refuse)
+    backend = TaskstatsBackend(Host())
     for _ in range(2):
-        backend._listen(Client)
+        backend._source.client = Client
+        backend._listen()
     assert backend.fd == 99
     assert caplog.text.count("attributed by their parents alone: no CONFIG_PROC_EVENTS") == 1

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.node.backends.taskstats import DELAY_FIELDS, TaskstatsBackend
+from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel import netlink, taskstats
+from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, RecordLayout, TaskstatsClient, decode_answers
 from colmet.node.system import processes
 from colmet.node.system.host import Host
@@ -308,7 +309,7 @@ def test_live_what_short_processes_used_that_no_tick_saw_is_counted_as_their_cgr
 @pytest.fixture
 def delayacct(root):
     """Set kernel.task_delayacct for a test."""
-    path = Path(TaskstatsBackend.DELAYACCT)
+    path = Path(DELAYACCT)
     if not path.exists():
         cannot_run("this kernel has no kernel.task_delayacct switch")
     before = path.read_text()

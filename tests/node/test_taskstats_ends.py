@@ -18,6 +18,7 @@ from colmet.common.errors import ParseError
 from colmet.node.backends import taskstats
 from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs.job import Job
+from colmet.node.kernel.task_source import DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, Exits
 from tests.support.machine import FakeRoot
 
@@ -138,7 +139,7 @@ class Node:
         self.jobs = {}
         self.state = state
         self.forks = forks
-        fake.write(TaskstatsBackend.DELAYACCT, "1\n")
+        fake.write(DELAYACCT, "1\n")
         fake.write("/proc/sys/kernel/random/boot_id", "6f0d5b1e-2a54-4d9a-9c62-1b7c3a5f2d10\n")
         self.kernel = Kernel(fake)
         self.restart()
@@ -155,8 +156,9 @@ class Node:
             self.backend._restore(self.backend._state.load())
 
     def connect(self):
-        self.backend._client, self.backend._exits = self.kernel, Ends(self.kernel)
-        self.backend._forks = Forks(self.kernel) if self.forks else None
+        source = self.backend._source
+        source.client, source.exits = self.kernel, Ends(self.kernel)
+        source.forks = Forks(self.kernel) if self.forks else None
 
     def make(self, number):
         return Job(self.fake.host, number, cgroups=[f"/cgroup/{number}"])
@@ -469,7 +471,7 @@ def test_children_of_the_jobs_tasks_are_no_strangers(node, kernel):
 def test_where_forks_may_have_been_missed_nobody_is_taken_for_a_stranger(node, kernel):
     kernel.start(95, 90, cpu=10_000)
     node.job(1, 10, 95)
-    node.backend._forks.overflows = 1
+    node.backend._source.forks.overflows = 1
     node.notice(1)
     assert node.tick() == {1: 10_100}
     kernel.start(96, 90, cpu=10_000)
@@ -796,7 +798,7 @@ def test_counters_have_every_column_from_the_start_and_go_on_when_the_backend_is
     on = {"exit_records_on": 1, "fork_events_on": 1}
     assert dict(node.backend.counters()) == {**dict.fromkeys(columns, 0), **on}
     kernel.lost = 3
-    exits, forks = node.backend._exits, node.backend._forks
+    exits, forks = node.backend._source.exits, node.backend._source.forks
     exits.records, exits.lost, exits.overflows, forks.events, forks.overflows = 10, 2, 1, 20, 4
     kernel.end(90)
     for _ in range(4):
@@ -810,7 +812,7 @@ def test_counters_have_every_column_from_the_start_and_go_on_when_the_backend_is
     assert dict(node.backend.counters()) == {**before, "exit_records_on": 0, "fork_events_on": 0}
     kernel.lost = 0
     node.connect()
-    node.backend._exits.records = 5
+    node.backend._source.exits.records = 5
     assert dict(node.backend.counters()) == {**before, "exit_records": 15}
 
 
@@ -830,14 +832,15 @@ def test_records_of_a_look_that_failed_are_attributed_at_the_next(node, kernel):
     kernel.start(11, 10, told=True)
     kernel.end(11, cpu=7)
     strangers = node.backend._strangers
+    find = strangers.find
 
     def fail(*_):
         raise OSError(errno.EIO, "I/O error")
 
-    node.backend._strangers = fail
+    strangers.find = fail
     with pytest.raises(OSError, match="I/O error"):
         node.tick()
-    node.backend._strangers = strangers
+    strangers.find = find
     assert node.tick() == {1: 107}
 
 
@@ -860,14 +863,14 @@ def test_what_could_not_be_listened_to_is_tried_again(node, kernel, monkeypatch,
             raise OSError(errno.EMFILE, "Too many open files")
         return Ends(kernel)
 
-    monkeypatch.setattr("colmet.node.backends.taskstats.ExitRecords", listen)
-    monkeypatch.setattr("colmet.node.backends.taskstats.ForkEvents", lambda inbox: Forks(kernel))
-    monkeypatch.setattr("colmet.node.backends.taskstats.LISTEN_AGAIN_S", 0)
+    monkeypatch.setattr("colmet.node.kernel.task_source.ExitRecords", listen)
+    monkeypatch.setattr("colmet.node.kernel.task_source.ForkEvents", lambda inbox: Forks(kernel))
+    monkeypatch.setattr("colmet.node.kernel.task_source.LISTEN_AGAIN_S", 0)
     monkeypatch.setattr(Ends, "fd", 5, raising=False)
     kernel.inbox = None
     backend = node.backend
-    backend._exits = backend._forks = None
-    backend._listen(kernel)
+    backend._source.exits = backend._source.forks = None
+    backend._listen()
     node.tick()
     assert backend.counters()["exit_records_on"] == 0 and backend.fd == -1
     node.tick()
@@ -915,14 +918,14 @@ def test_what_is_estimated_is_not_more_than_the_cgroup_used_and_does_not_fall(no
     directory = ["/group"]
     node.jobs[1].directory = lambda asked: directory[0] if asked == "cpuacct" else None
     node.fake.write("/group/cpuacct.usage", "120\n")
-    node.backend._beyond[1] = 50
+    node.backend._cpu_time.beyond[1] = 50
     assert node.row()["cpu_total"] == 120, "100 were told, 50 estimated"
     node.fake.write("/group/cpuacct.usage", "130\n")
     assert node.row()["cpu_total"] == 130
     node.fake.write("/group/cpuacct.usage", "100\n")
     assert node.row()["cpu_total"] == 130, "never less than before"
     directory[0] = "/gone"
-    node.backend._beyond[1] = 500
+    node.backend._cpu_time.beyond[1] = 500
     assert node.row()["cpu_total"] == 130, "nothing has ended since it was read"
     kernel.start(11, 10, told=True)
     kernel.end(11, cpu=1)

@@ -1,0 +1,59 @@
+"""Tasks that have ended, and are still listed by their cgroup."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from colmet.node.accounting.accumulator import Ints
+
+MAX_FINISHED = 65536
+
+
+class FinishedTasks:
+    """Tasks whose final values are counted, so that they are not counted as live tasks, too.
+
+    The kernel sends the exit record first and takes the task out of its cgroup later. A task that answers after its
+    record is either the same one, still dying, or another one that was given its number.
+
+    ::
+
+        live --add()--> finished --note_dying(), while it is listed--> dying --next tick, if not listed--> forgotten
+                           |                                             |
+                           +------revive(): another task has its number--+--> live
+    """
+
+    def __init__(self) -> None:
+        self._finished: list[Ints] = []  # since the last tick
+        self._count = 0
+        self._dying: set[int] = set()  # finished before the last tick, and listed at it
+
+    def add(self, tids: Ints) -> None:
+        """Note tasks whose final values are counted. Beyond `MAX_FINISHED`, the first to end are not dying any more."""
+        self._finished.append(tids)
+        self._count += len(tids)
+        while self._count > MAX_FINISHED:
+            self._count -= len(self._finished.pop(0))
+
+    def since_last_tick(self) -> list[Ints]:
+        """Return the tasks that have finished since the last tick, in arrays."""
+        return self._finished
+
+    def all(self) -> Ints:
+        """Return the tasks that may still be listed: those that have finished, and those that are dying."""
+        return np.concatenate([*self._finished, np.fromiter(self._dying, dtype=np.int64)])
+
+    def forget(self) -> None:
+        """Forget all, at a tick; those that are still listed are noted as dying again."""
+        self._finished, self._count, self._dying = [], 0, set()
+
+    def note_dying(self, tids: Collection[int]) -> None:
+        """Note finished tasks that are still listed."""
+        self._dying.update(tids)
+
+    def revive(self, tids: Collection[int]) -> None:
+        """Forget finished tasks whose numbers other tasks have now."""
+        if tids:
+            self._finished = [finished[~np.isin(finished, list(tids))] for finished in self._finished]
+            self._dying.difference_update(tids)

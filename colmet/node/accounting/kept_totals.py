@@ -1,0 +1,103 @@
+"""The form in which totals of jobs are kept across a restart of the agent.
+
+::
+
+    length of the head, 4 bytes | head, JSON: schema, jobs, waits | arrays of 64-bit integers, job by job:
+        floor (1 row, if there is one), sums (2 rows), keys of tasks, values of tasks (a row each)
+    and at the end, job by job: the waits of its tasks that were dropped (a row each)
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from colmet.common.tables.taskstats import SCHEMA
+from colmet.node.accounting.accumulator import Ints
+from colmet.node.kernel.taskstats import FIELDS
+
+_HEAD = struct.Struct("<I")
+
+
+class KeptJob(NamedTuple):
+    """What the agent knew of a job: see `Accumulator.keep` and `restore`.
+
+    Attributes:
+        identity: of the job, see `Job.identity`.
+        sums: shape (2, fields).
+        keys: its tasks, shape (n,).
+        values: their values, shape (n, fields).
+        excess: their waits that were dropped, shape (n, waits), see `PlausibleWaits.excess`.
+        floor: totals below which counters are not to fall, shape (fields,).
+        beyond_ns: CPU time that no record counts.
+    """
+
+    identity: str
+    sums: Ints
+    keys: Ints
+    values: Ints
+    excess: Ints
+    floor: Ints | None
+    beyond_ns: int
+
+
+def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
+    """Return the bytes to keep, of jobs by their ids.
+
+    Args:
+        jobs: the jobs.
+        waits: number of columns of `KeptJob.excess`.
+    """
+    head, arrays, excess = [], [], []
+    for job_id, job in jobs.items():
+        if job.floor is not None:
+            arrays.append(job.floor)
+        arrays += [job.sums, job.keys, job.values]
+        excess.append(job.excess)
+        has_floor = job.floor is not None
+        one = {"job": job_id, "identity": job.identity, "tasks": len(job.keys), "floor": has_floor}
+        head.append({**one, "beyond": job.beyond_ns})
+    text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head, "waits": waits}).encode()
+    return b"".join([_HEAD.pack(len(text)), text, *[array.tobytes() for array in arrays + excess]])
+
+
+def unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
+    """Return the jobs that `pack` was given.
+
+    Raises:
+        ValueError: another form, or of another version of Colmet.
+    """
+    try:
+        return _unpack(data, waits)
+    except (KeyError, TypeError, OverflowError, struct.error) as err:
+        raise ValueError(f"{type(err).__name__}: {err}") from err
+
+
+def _unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
+    (length,) = _HEAD.unpack_from(data)
+    head = json.loads(data[_HEAD.size : _HEAD.size + length])
+    if head["schema"] != SCHEMA.digest.hex():
+        raise ValueError("other columns")
+    width, kept_waits, place = len(FIELDS), int(head.get("waits", 0)), _HEAD.size + length
+    if kept_waits not in (0, waits):
+        raise ValueError("other waits")
+
+    def take(rows: int, columns: int) -> Ints:
+        nonlocal place
+        array = np.frombuffer(data, "<i8", rows * columns, place).reshape(rows, columns)
+        place += array.nbytes
+        return array.astype(np.int64)
+
+    jobs = {}
+    for one in head["jobs"]:
+        floor = take(1, width)[0] if one["floor"] else None
+        sums, keys, values = take(2, width), take(one["tasks"], 1)[:, 0], take(one["tasks"], width)
+        none = np.zeros((len(keys), waits), dtype=np.int64)
+        jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, int(one["beyond"]))
+    for job_id, job in jobs.items() if kept_waits else ():
+        jobs[job_id] = job._replace(excess=take(len(job.keys), waits))
+    return jobs

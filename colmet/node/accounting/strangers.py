@@ -1,0 +1,92 @@
+"""Tasks that came to a job from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from colmet.node.accounting.accumulator import Accumulator
+from colmet.node.accounting.attribution import Attribution
+from colmet.node.accounting.finished_tasks import FinishedTasks
+from colmet.node.accounting.task_states import TaskStates
+from colmet.node.jobs.job import Job
+from colmet.node.kernel.procstat import Stat
+
+
+class Strangers:
+    """Finds the tasks that came to a job from elsewhere: what they had used by then, they used there.
+
+    ::
+
+        listed now --known as the job's------------------------------------------------> no stranger
+             |
+             +--was seen to leave another job----------------------------------------------> stranger
+             +--between two ticks, forks known: no parent among the job's tasks------------> stranger
+             +--otherwise: a child, a task under a used number, or of any time since then -> no stranger
+
+    Of a job that is seen for the first time, no task is a stranger, unless it was seen to begin.
+
+    Args:
+        owners: whose each known task is.
+        totals: the tasks that a job had before.
+        finished: tasks that have ended.
+        states: reads who the parents are.
+    """
+
+    def __init__(self, owners: Attribution, totals: Accumulator, finished: FinishedTasks, states: TaskStates) -> None:
+        self._owners = owners
+        self._totals = totals
+        self._finished = finished
+        self._states = states
+        self._seen: set[int] = set()
+        self._overflows = 0
+
+    def find(
+        self, jobs: Sequence[Job], listed: Mapping[int, Sequence[int]], overflows: int | None, tick: bool
+    ) -> dict[int, list[int]]:
+        """Return the strangers of each job that has any, ascending. Called before the owners know the listed tasks.
+
+        Args:
+            jobs: the jobs.
+            listed: the tasks of each.
+            overflows: how often forks were missed; None while they are not listened to.
+            tick: whether the tasks may have come at any time since the last tick.
+        """
+        before, self._overflows = self._overflows, overflows or 0
+        forks_are_known = overflows is not None and overflows == before
+        found: dict[int, list[int]] = {}
+        for job in jobs:
+            if job.id not in self._seen and not job.witnessed:
+                continue
+            tids = set(listed[job.id])
+            unknown = self._owners.strangers(job.id, tids)
+            known = self._known(job.id) if unknown else []
+            new = sorted(set(unknown).difference(known))
+            came = {tid for tid in new if self._owners.was_elsewhere(tid)}
+            if forks_are_known and not tick:
+                # one that does not answer counts as the job's own: nothing of it is taken off
+                came |= {
+                    tid
+                    for tid, stat in self._states.stats(job.id, new)
+                    if stat is None or (isinstance(stat, Stat) and stat.parent not in tids)
+                }
+            if came:
+                found[job.id] = sorted(came)
+        return found
+
+    def _known(self, job: int) -> list[int]:
+        tids: list[int] = np.concatenate([self._totals.last_seen(job)[0], *self._finished.since_last_tick()]).tolist()
+        return tids
+
+    def note_seen(self, job: int) -> None:
+        """Note that a job's tasks are known: who comes from now on may be a stranger."""
+        self._seen.add(job)
+
+    def keep_only(self, jobs: Collection[int]) -> None:
+        """Forget every other job."""
+        self._seen.intersection_update(jobs)
+
+    def forget(self, job: int) -> None:
+        """Forget a job."""
+        self._seen.discard(job)

@@ -1,0 +1,62 @@
+"""Whether tasks of jobs live, from /proc."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from colmet.node.jobs.job import Job
+from colmet.node.kernel.procstat import Stat, ask_stats
+from colmet.node.system.host import Host
+from colmet.node.system.processes import NoAnswer
+
+
+class TaskStates:
+    """Reads the states of tasks; a job's processes can delay the reading of that job's alone (`processes`).
+
+    Args:
+        host: the machine.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._parties: dict[int, str] = {}
+
+    def note(self, jobs: Iterable[Job]) -> None:
+        """Note whose processes those of jobs are."""
+        self._parties.update((job.id, job.party) for job in jobs)
+
+    def party(self, job: int) -> str:
+        """Return who can delay the reading of a job's processes."""
+        return self._parties.get(job) or f"job {job}"
+
+    def stats(self, job: int, tids: Sequence[int]) -> Iterable[tuple[int, Stat | NoAnswer | None]]:
+        """Return each task of a job with its stat; None for one that has ended."""
+        return zip(tids, ask_stats(self._host, [(tid, self.party(job)) for tid in tids]))
+
+    def alive(self, job: int, tids: Sequence[int], unasked: bool) -> list[int]:
+        """Return the tasks that exist and are not about to end.
+
+        A task that ends holds no lock that a reader waits for: one for which a reader waits is alive.
+
+        Args:
+            job: the job.
+            tids: its tasks.
+            unasked: whether those that could not be read count as alive, too.
+        """
+        found = []
+        for tid, stat in self.stats(job, tids):
+            if isinstance(stat, NoAnswer):
+                lives = unasked or self._host.processes.is_waited_for(tid)
+            else:
+                lives = stat is not None and not stat.is_ending
+            if lives:
+                found.append(tid)
+        return found
+
+    def keep_only(self, jobs: Collection[int]) -> None:
+        """Forget every other job."""
+        self._parties = {job: party for job, party in self._parties.items() if job in jobs}
+
+    def forget(self, job: int) -> None:
+        """Forget a job."""
+        self._parties.pop(job, None)

@@ -1,0 +1,188 @@
+"""The kernel's accounting of tasks as one source: values of live tasks, ends and forks of tasks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.schema import MISSING_INT
+from colmet.node.accounting.accumulator import Ints
+from colmet.node.kernel.forks import ForkEvents
+from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
+from colmet.node.system.host import Host
+
+log = logging.getLogger(__name__)
+
+DELAYACCT = "/proc/sys/kernel/task_delayacct"
+# The kernel fills these only for tasks that were started with kernel.task_delayacct=1, and leaves 0 otherwise.
+# cpu_count and cpu_delay_total come from the scheduler and are always right.
+DELAY_FIELDS = frozenset(
+    {
+        "blkio_count",
+        "blkio_delay_total",
+        "swapin_count",
+        "swapin_delay_total",
+        "freepages_count",
+        "freepages_delay_total",
+    }
+)
+LISTEN_AGAIN_S = 600.0
+
+
+class TaskSource:
+    """Queries live tasks, and listens to ends and forks.
+
+    ::
+
+        closed --open()--> queries --listen()--> + ends --listen()--> + forks
+           ^                  |                    |                    |
+           +-----close()------+--------------------+--------------------+
+
+    Without ends, what starts and ends between two samples is not counted; without forks, the jobs of ended tasks are
+    found by their parents alone. Each is a warning, and is tried again after `LISTEN_AGAIN_S`.
+
+    Args:
+        host: the machine.
+        warn: logs a warning once.
+        exit_buffer: bytes of the buffer for exit records of each CPU; None for the default.
+        follow_forks: whether to listen to forks.
+
+    Attributes:
+        client: queries live tasks; None while closed.
+        exits: exit records; None while they are not listened to.
+        forks: fork events; None while they are not listened to.
+    """
+
+    def __init__(
+        self, host: Host, warn: Callable[..., None], exit_buffer: int | None = None, follow_forks: bool = True
+    ) -> None:
+        self.client: TaskstatsClient | None = None
+        self.exits: ExitRecords | None = None
+        self.forks: ForkEvents | None = None
+        self._host = host
+        self._warn = warn
+        self._exit_buffer = exit_buffer
+        self._follow_forks = follow_forks
+        self._listen_at = math.inf
+        self._counted: Counter[str] = Counter()  # by sockets that were closed
+        self._delays = np.array([name in DELAY_FIELDS for name in FIELDS])
+        self._delayacct = host.keep(DELAYACCT)
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable when an exit record has come; -1 while they are not listened to."""
+        return -1 if self.exits is None else self.exits.fd
+
+    def open(self) -> None:
+        """Connect, and query one task, so that what is missing shows now.
+
+        Raises:
+            BackendUnavailable: no CAP_NET_ADMIN, or a kernel without taskstats.
+        """
+        self.close()
+        self.client = TaskstatsClient()
+        try:
+            self.client.query(np.array([os.getpid()], dtype=np.int64))
+        except PermissionError as err:
+            raise BackendUnavailable(
+                "reading taskstats needs CAP_NET_ADMIN: start colmet-node as root, or give it that capability"
+            ) from err
+        except OSError as err:
+            raise BackendUnavailable(f"the kernel does not answer for a task: {err}") from err
+
+    def is_listening_due(self) -> bool:
+        """Whether something is not listened to, and `LISTEN_AGAIN_S` have passed since the last attempt."""
+        lacks = self.exits is None or (self.forks is None and self._follow_forks)
+        return lacks and self.client is not None and time.monotonic() >= self._listen_at
+
+    def listen(self) -> None:
+        """Listen to what is not listened to yet; warn of what cannot be."""
+        assert self.client is not None  # it is open
+        self._listen_at = time.monotonic() + LISTEN_AGAIN_S
+        try:
+            if self.exits is None:
+                self.exits = ExitRecords(self._host, self.client.inbox, self._exit_buffer)
+        except (BackendUnavailable, ParseError, OSError, ValueError) as err:
+            self._warn("no exit records, what starts and ends between two samples is not counted: %s", err)
+            return
+        try:
+            if self.forks is None and self._follow_forks:
+                self.forks = ForkEvents(self.client.inbox)
+        except (BackendUnavailable, OSError) as err:
+            self._warn("no fork events, ended tasks are attributed by their parents alone: %s", err)
+
+    def query(self, tids: Ints) -> tuple[Ints, Ints]:
+        """Return the tasks among `tids` that live, and their values; delays that the kernel does not count are missing.
+
+        Args:
+            tids: ascending, each once.
+
+        Raises:
+            BackendUnavailable: it is not open.
+        """
+        if self.client is None:
+            raise BackendUnavailable("taskstats is not open")
+        found, values = self.client.query(tids)
+        self._remove_delays(values)
+        return found, values
+
+    def receive_exits(self) -> Exits | None:
+        """Return the exit records that have come; None for none."""
+        if self.exits is None:
+            return None
+        exits = self.exits.receive()
+        if not len(exits.ids):
+            return None
+        self._remove_delays(exits.values)
+        return exits
+
+    def receive_forks(self) -> Ints | None:
+        """Return the forks that have come, see `ForkEvents.receive`; None while they are not listened to.
+
+        Called after `receive_exits`, it has the forks of all tasks whose records were received there.
+        """
+        return None if self.exits is None or self.forks is None else self.forks.receive()
+
+    def counters(self) -> Counter[str]:
+        """Return what was received and lost, since the start."""
+        counts = self._counted.copy()
+        if self.client is not None:
+            counts.update(answers_lost=self.client.lost)
+        if self.exits is not None:
+            exits = self.exits
+            counts.update(exit_records=exits.records, exit_records_lost=exits.lost, exit_overflows=exits.overflows)
+        if self.forks is not None:
+            counts.update(fork_events=self.forks.events, fork_overflows=self.forks.overflows)
+        return counts
+
+    def _remove_delays(self, values: Ints) -> None:
+        if len(values) and not self._delays_are_counted():
+            values[:, self._delays] = MISSING_INT
+
+    def _delays_are_counted(self) -> bool:
+        try:
+            counted = self._delayacct.read().strip() != b"0"
+        except FileNotFoundError:  # before Linux 5.14 there was no switch: on where it is compiled in
+            return True
+        if not counted:
+            self._warn(
+                "kernel.task_delayacct is 0: the delays for block I/O, swap and reclaim are missing; "
+                "set it with: sysctl kernel.task_delayacct=1 (it counts for tasks started from then on)"
+            )
+        return counted
+
+    def close(self) -> None:
+        """Close the sockets; can be called twice."""
+        self._counted = self.counters()
+        for socket in (self.client, self.exits, self.forks):
+            if socket is not None:
+                socket.close()
+        self.client = self.exits = self.forks = None
+        self._delayacct.close()
