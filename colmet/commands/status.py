@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Union
+from collections.abc import Mapping
+from typing import Any
 
+from colmet.commands.status_checks import StatusOrError, count, duration, judge, plain
 from colmet.commands.units import size
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime import cli
+from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import add_client_options, ask, client_of
 from colmet.common.runtime.plural import counted
+from colmet.common.runtime.text_layout import columns
 
 SIDES = ("node", "collector")
-OK, WARNING, CRITICAL, UNKNOWN = range(4)
-LEVELS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 WORST = 10
 CONFIGURATION = "/etc/colmet"
-SETTLED_S = 10.0  # by when a node has reached a collector that there is
-JUST_STARTED = ("not heard of yet",)
-# What is told of in the last hour without a warning: very short jobs have no rows, and CPUs may be taken away.
-HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -67,9 +64,6 @@ exit status: 0; 1 where a daemon does not answer; 2 where the command line is wr
     )
 
 
-StatusOrError = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
-
-
 def run(options: argparse.Namespace) -> int:
     """Ask, and print; the exit status.
 
@@ -90,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         texts = []
         for daemon, answer in answers.items():
             verdict = judge(answer, options.max_age, options.max_behind)
-            texts.append([*verdict.lines(daemon), *describe(answer, verdict.level == OK, options.all)])
+            texts.append([*verdict.lines(daemon), *describe(answer, verdict.level == Level.PASS, options.all)])
         print("\n\n".join(map("\n".join, texts)))
     return int(any(isinstance(answer, ColmetError) for answer in answers.values()))
 
@@ -169,14 +163,14 @@ def _node(status: Mapping[str, Any]) -> list[str]:
                 f"{backend['cpu_s'] / ticks * 1000:.2f} ms",
             )
         )
-    lines += table(rows)
+    lines += columns(rows)
     for backend in status["backends"]:
         if backend["why"]:
             lines.append(f"  {backend['name']} is off: {backend['why']}")
         if backend["error"]:
             lines.append(f"  {backend['name']} failed last with: {backend['error']}")
     lines.append("")
-    lines += table(
+    lines += columns(
         [
             ("collector", "state", "since", "version"),
             *[
@@ -232,7 +226,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         )
         for output in status["outputs"]
     ]
-    lines += table(rows)
+    lines += columns(rows)
     lines += [f"  {output['name']} is away: {output['why']}" for output in status["outputs"] if output["why"]]
     lines.append("")
     if senders["worst"]:
@@ -251,7 +245,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
             )
             for sender in senders["worst"]
         ]
-        lines += table([heads, *told])
+        lines += columns([heads, *told])
         others = senders["count"] - len(senders["worst"])
         if others:
             lines.append(f"and {counted(others, 'others')}; --all shows them")
@@ -261,11 +255,6 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
 def _refused(counts: Mapping[str, Any]) -> str:
     """Messages that were not understood, and those of another host than their key is for."""
     return count(counts["rejects"] + counts["foreign"])
-
-
-def _shared(senders: Mapping[str, Any]) -> list[str]:
-    """Host names that several agents send under, each with the names that they are stored under."""
-    return [f"{host}: stored as {', '.join(names)}" for host, names in senders.get("shared_names", {}).items()]
 
 
 def _ago(age_s: float | None) -> str:
@@ -287,187 +276,3 @@ def _rest(status: Mapping[str, Any], is_well: bool, counters: bool) -> list[str]
     if wrong or is_well:
         lines.append(f"in the last hour: {', '.join(wrong) or 'nothing went wrong'}")
     return ["", *lines] if lines else []
-
-
-def plain(name: str) -> str:
-    """A key as words."""
-    return name.replace("_", " ")
-
-
-def count(value: int) -> str:
-    """A number with separators."""
-    return f"{value:,}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds, for people."""
-    if abs(seconds) < 90:
-        return f"{seconds:.1f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns under each other; the first to the left, what begins with a digit to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    right = [n > 0 and all(row[n][:1].isdigit() or row[n] == "-" for row in rows[1:]) for n in range(len(rows[0]))]
-    return [
-        "  ".join(
-            [cell.rjust(width) if at_right else cell.ljust(width) for cell, width, at_right in zip(row, widths, right)]
-        ).rstrip()
-        for row in rows
-    ]
-
-
-# -- the check --
-
-
-class Verdict(NamedTuple):
-    """What a check says.
-
-    Attributes:
-        found: what is wrong, with its level, the worst first.
-        well: what is said where nothing is wrong.
-        figures: name, value, unit.
-    """
-
-    found: Sequence[tuple[int, str]]
-    well: str
-    figures: Sequence[tuple[str, float, str]] = ()
-
-    @property
-    def level(self) -> int:
-        """The exit status."""
-        return max([level for level, _ in self.found], default=OK)
-
-    @property
-    def texts(self) -> list[str]:
-        """What is wrong, the worst first; what is well where nothing is."""
-        return [text for _, text in self.found] or [self.well]
-
-    def lines(self, daemon: str) -> list[str]:
-        """Return a line for each thing that is wrong, or one that says what is well."""
-        return [f"colmet-{daemon} {LEVELS[level]}: {text}" for level, text in self.found or [(OK, self.well)]]
-
-    def line(self, daemon: str) -> str:
-        """As Nagios and its like want it: text, then figures behind a bar."""
-        figures = " ".join([f"{name}={value:g}{unit}" for name, value, unit in self.figures])
-        text = "; ".join(self.texts).replace("|", "/").replace("\n", " ")
-        return f"COLMET {daemon.upper()} {LEVELS[self.level]} - {text}{' | ' * bool(figures)}{figures}"
-
-
-def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Verdict:
-    """How bad it is.
-
-    Args:
-        status: of either daemon, or why there is none.
-        max_age_s: without a sample, a word of a node, or an output.
-        max_behind_s: that rows may wait.
-    """
-    if isinstance(status, ColmetError):
-        cannot_ask = isinstance(status, ConfigError) or (isinstance(status, Unreachable) and status.why == "denied")
-        return Verdict([(UNKNOWN if cannot_ask else CRITICAL, str(status))], "")
-    if status["daemon"] == "node":
-        found, well, figures = _judge_node(status, max_age_s, max_behind_s)
-    else:
-        found, well, figures = _judge_collector(status, max_age_s, max_behind_s)
-    found += [
-        (WARNING, f"{counted(value, plain(name))} in the last hour")
-        for name, value in status.get("last_hour", {}).items()
-        if value and name not in HARMLESS
-    ]
-    found.sort(key=lambda one: -one[0])
-    return Verdict(found, well, figures)
-
-
-Found = list[tuple[int, str]]
-Figures = list[tuple[str, float, str]]
-
-
-def _judge_node(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
-    found: Found = []
-    age_s = status["last_tick_age_s"]
-    if age_s is None:
-        if status["uptime_s"] > max_age_s:
-            found.append((CRITICAL, f"no sample in the {duration(status['uptime_s'])} since the start"))
-        return found, "started, no sample yet", []
-    if age_s > max(max_age_s, 3 * status["period_s"]):
-        found.append((CRITICAL, f"no sample for {duration(age_s)}"))
-    off = [backend["name"] for backend in status["backends"] if not backend["on"]]
-    if off:
-        found.append((WARNING, f"off: {', '.join(off)}"))
-    if status["behind_s"] > max_behind_s:
-        found.append((WARNING, f"batches wait to be acknowledged for {duration(status['behind_s'])}"))
-    found += _judge_routes(status["collectors"])
-    agent = status["agent"]
-    figures: Figures = [("age", age_s, "s"), ("tick", status["tick_s"], "s"), ("jobs", agent["jobs"], "")]
-    return found, f"last sample {duration(age_s)} ago, {counted(agent['jobs'], 'jobs')}", figures
-
-
-def _judge_routes(collectors: Sequence[Mapping[str, Any]]) -> Found:
-    """What is wrong with the ways of a node to its collectors: one of several is enough."""
-    found: Found = []
-    for one in collectors:
-        settled = one["since_s"] > SETTLED_S
-        if not one["there"] and (settled or one["state"] not in JUST_STARTED):
-            found.append((WARNING, f"{one['uri']} {one['state']} for {duration(one['since_s'])}: batches are kept"))
-        elif one["there"] and one.get("mute"):
-            why = "its second port is closed, or it is of Colmet 0.6"
-            found.append((WARNING, f"{one['uri']} takes data and acknowledges nothing: {why}"))
-    return found if len(found) == len(collectors) else []
-
-
-def _judge_collector(status: Mapping[str, Any], max_age_s: float, max_behind_s: float) -> tuple[Found, str, Figures]:
-    found: Found = []
-    senders, journal = status["senders"], status["journal"]
-    if journal["why"]:
-        found.append((CRITICAL, f"journal cannot be written to: {journal['why']}"))
-    if journal["full"]:
-        found.append((CRITICAL, "nothing is received, the journal is full"))
-    for output in status["outputs"]:
-        if not output["available"]:
-            level = CRITICAL if output["away_s"] > max_age_s else WARNING
-            found.append((level, f"{output['name']} away for {duration(output['away_s'])}: {output['why']}"))
-        elif output["behind_s"] > max_behind_s:
-            found.append((WARNING, f"{output['name']} is {duration(output['behind_s'])} behind"))
-    if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
-        found.append((WARNING, f"no node has been heard in the {duration(status['uptime_s'])} since the start"))
-    if senders["silent"]:
-        names = ", ".join([sender["name"] for sender in senders["worst"] if sender["silent"]][:5])
-        level = WARNING if senders["heard"] else CRITICAL
-        known = senders["heard"] + senders["silent"]
-        found.append((level, f"{count(senders['silent'])} of {counted(known, 'nodes')} silent, such as {names}"))
-    found += [
-        (WARNING, text.format(", ".join([f"{name} ({duration(s)})" for name, s in list(named.items())[:3]])))
-        for text, named in (
-            ("clocks are ahead of this machine's: {}", senders.get("ahead", {})),
-            ("what comes is old: a clock is behind, or a node catches up: {}", _old(senders, max_behind_s)),
-        )
-        if named
-    ]
-    mute = senders.get("without_acknowledgements", 0)
-    if mute:
-        why = "the port of --zeromq-link-bind-uri is closed to them"
-        found.append((WARNING, f"{counted(mute, 'nodes')} without acknowledgements: {why}"))
-    if status.get("link_failed"):
-        found.append((WARNING, f"nothing is acknowledged, {status['link_failed']}"))
-    if not status.get("http", {}).get("running", 1):
-        found.append((WARNING, "the process of the JSON interface and the page does not run"))
-    shared = _shared(senders)
-    if shared:
-        more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""
-        found.append((WARNING, f"several agents send as {'; '.join(shared[:3])}{more}"))
-    figures: Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
-    figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
-    return found, f"{counted(senders['heard'], 'nodes')} heard", figures
-
-
-def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
-    """Of the nodes that send, what came last is older than that; the worst sender where there are too many to tell."""
-    if (senders["lag_max_s"] or 0) <= max_behind_s:
-        return {}
-    lags = {one["name"]: one["lag_s"] for one in senders["worst"] if not (one["gone"] or one["silent"])}
-    return {name: s for name, s in lags.items() if s > max_behind_s} or {"a node": senders["lag_max_s"]}

@@ -10,13 +10,14 @@ import errno
 import logging
 import os
 import sys
-import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from colmet import __version__
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime import cli
+from colmet.common.runtime.checks import good, warn
+from colmet.common.runtime.text_layout import columns, printable, wrap
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.common.tables.agent import SCHEMA as ACCOUNT
 from colmet.common.units import UNITS
@@ -33,6 +34,7 @@ from colmet.node.system.host import Host
 log = logging.getLogger(__name__)
 
 WIDTH = 100
+_INDENT = "  "
 MAX_LABEL = 24
 INTERVAL_S = 1.0  # for what tells of the time between two samples
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -98,25 +100,6 @@ def humanise(field: Field, value: Value) -> str:
     return f"{_number(value)} {unit.text}".rstrip()
 
 
-def printable(text: str) -> str:
-    """Text without what could steer a terminal, or what not every terminal can show."""
-    return text if text.isascii() and text.isprintable() else text.encode("unicode_escape").decode()
-
-
-# -- text in columns --
-
-
-def columns(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str = "  ") -> list[str]:
-    """Rows of cells as aligned lines; the columns named in `right` end alike, the others begin alike."""
-    widths = [max([len(row[n]) for row in rows]) for n in range(len(rows[0]))]
-    ends = set(right)
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(w) if n in ends else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths))]
-        lines.append((indent + "  ".join(cells)).rstrip())
-    return lines
-
-
 def _heading(table: Table, sample: Sample, label: Field | None) -> str:
     """What stands above a row's values."""
     words = [f"job {sample.job_id}"] if table.schema.scope == "job" else []
@@ -159,22 +142,9 @@ def format_table(
             used += 2 + max(map(len, cells[end]))
             end += 1
         block = [names, *cells[start:end]]
-        yield from columns(list(zip(*block)), right=range(1, len(block)))
+        yield from columns(list(zip(*block)), range(1, len(block)), _INDENT)
         yield ""
         start = end
-
-
-def _wrapped(name: str, text: str, width: int) -> list[str]:
-    """A name, and a text beside it."""
-    first = f"  {name.ljust(width)}  "
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [first.rstrip()]
 
 
 # -- the parts of the report --
@@ -184,7 +154,7 @@ def _about(host_name: str) -> Iterator[str]:
     system = os.uname()
     yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
     if os.geteuid() != 0:
-        yield from textwrap.wrap(
+        yield from wrap(
             f"Started as user {os.geteuid()}, not root: what this leaves out is said below. Started as root it "
             "measures the jobs of all users.",
             WIDTH,
@@ -201,19 +171,19 @@ def _places(source: JobSource) -> Iterator[str]:
         # of a layout, the places where it is, or one where it could be: all would only fill the page
         if state.name == NAMED or state.state != ABSENT or state.name not in here | {one.name for one in shown}:
             shown.append(state)
-    yield from columns([(one.help.partition(":")[0], printable(one.path), one.state) for one in shown])
+    yield from columns([(one.help.partition(":")[0], printable(one.path), one.state) for one in shown], (), _INDENT)
 
 
 def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
     yield ""
     yield "Jobs"
     if not jobs:
-        yield from textwrap.wrap(
+        yield from wrap(
             "none found. A job is a directory in one of these places whose name ends in _<job id>; --cpuset_rootpath "
             "and --regex_job_id say otherwise.",
             WIDTH,
-            initial_indent="  ",
-            subsequent_indent="  ",
+            _INDENT,
+            _INDENT,
         )
         return
     rows = [("job", "user", "processes", "tasks", "cgroups")]
@@ -229,7 +199,7 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
         first, *others = [printable(path) for path in job.cgroups] or [""]
         rows.append((name, printable(job.user), numbers[0], numbers[1], first))
         rows.extend([("", "", "", "", path) for path in others])
-    yield from columns(rows, right=(0, 2, 3))
+    yield from columns(rows, (0, 2, 3), _INDENT)
 
 
 def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) -> Iterator[str]:
@@ -245,14 +215,7 @@ def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) 
             text += f"; not {', '.join(one.lacks)}"
         if "memory" in one.lacks:
             text += f". For memory {one.remedy(['memory'])}"
-        yield from textwrap.wrap(
-            text,
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        yield from wrap(text, WIDTH, _INDENT, 2 * _INDENT)
 
 
 def switch_of(cls: type[InputBackend]) -> str:
@@ -263,13 +226,13 @@ def switch_of(cls: type[InputBackend]) -> str:
     return f"not asked for; {on} turns it on" if on else "not asked for"
 
 
-class _Tried:
+class _Trial:
     """A backend of this build, and whether it can measure here.
 
     Attributes:
         name: of the backend.
         runner: of the backend, None where it was not asked for.
-        text: ``on``, or ``off`` and why.
+        finding: ``on``, or ``off`` with the reason.
     """
 
     def __init__(self, cls: type[InputBackend], options: argparse.Namespace, host: Host) -> None:
@@ -277,17 +240,17 @@ class _Tried:
         self.runner: Runner | None = None
         backend = cls.from_options(options, host)
         if backend is None:
-            self.text = f"off: {switch_of(cls)}"
+            self.finding = good(f"off: {switch_of(cls)}")
             return
         self.runner = Runner(backend)
         try:
             with self.runner.meter:
                 backend.open()
         except (BackendUnavailable, CommandFailed, ParseError, OSError) as err:
-            self.text = f"off: {err}"
+            self.finding = warn(f"off: {err}")
             backend.close()
         else:
-            self.text = f"on, {backend.part}" if backend.part else "on"
+            self.finding = good(f"on, {backend.part}" if backend.part else "on")
             self.runner.is_open = True
 
     def begin_interval(self, jobs: Sequence[Job]) -> bool:
@@ -304,9 +267,9 @@ class _Tried:
             return []
         tables = self.runner.sample(jobs, time_ns)
         if self.runner.failures:
-            self.text = "on, but this sample failed: see the log"
+            self.finding = warn("on, but this sample failed: see the log")
         elif not self.runner.is_open:
-            self.text = "off: see the log"
+            self.finding = warn("off: see the log")
         return tables
 
 
@@ -329,11 +292,11 @@ def report(
     Raises:
         ConfigError: the options ask a backend for what cannot be done.
     """
-    tried: list[_Tried] = []
+    tried: list[_Trial] = []
     agent_stats = None if options.disable_agent_stats else AgentStats(host)
     try:
         for cls in classes:
-            tried.append(_Tried(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
+            tried.append(_Trial(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
         asked_for = {one.runner.backend: one for one in tried if one.runner is not None}
         in_order = [asked_for[backend] for backend in connect(list(asked_for))]
         jobs = source.scan().jobs
@@ -351,7 +314,8 @@ def report(
         lines += ["", "What is measured"]
         width = max([len(one.name) for one in tried], default=0)
         for one in tried:
-            lines += _wrapped(one.name, one.text, width)
+            first = f"{_INDENT}{one.name:{width}}{_INDENT}"
+            lines += wrap(one.finding.found, WIDTH, first, " " * len(first))
         lines += ["", "One sample; a counter is the total so far, - is a value that is missing", ""]
         named = {runner.backend.schema: runner.backend.counter_names() for runner in runners if runner.is_open}
         for table in tables:

@@ -24,10 +24,22 @@ import pytest
 from colmet import __version__
 from colmet.commands import colmet, doctor
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
-from colmet.commands.doctor.findings import Level, Unchecked, bounded, examine, fail, good, quiet, warn
-from colmet.commands.doctor.table import CHECKS, Check
+from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
 from colmet.common.runtime import control
+from colmet.common.runtime.checks import (
+    Check,
+    Level,
+    Result,
+    Unchecked,
+    as_text,
+    bounded,
+    fail,
+    good,
+    quiet,
+    run_check,
+    warn,
+)
 from colmet.common.runtime.control import Control, listen
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
@@ -38,7 +50,7 @@ from tests.support.other_user import in_child
 from tests.support.status_answers import COLLECTOR, NODE, changed
 from tests.support.waiting import free_port
 
-PASS, WARN, FAIL = Level
+PASS, WARN, FAIL, _ = Level
 FULL = "0000003fffffffff"
 V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
@@ -106,7 +118,7 @@ def machine(fake):
 
 def find(check, target):
     with quiet():
-        return examine(lambda: check(target))
+        return run_check(lambda: check(target))
 
 
 def problem(check, target):
@@ -1186,7 +1198,7 @@ def test_half_of_the_keys(machine, keys, as_root):
 
 def test_a_check_that_hangs_is_left_alone(monkeypatch):
     asleep = threading.Event()
-    (told,) = examine(lambda: asleep.wait(60) and [], 0.05)
+    (told,) = run_check(lambda: asleep.wait(60) and [], 0.05)
     asleep.set()
     assert told == warn("could not be checked: no answer within 0.05 s", "")
 
@@ -1226,7 +1238,7 @@ def test_what_a_check_has_found_before_it_hangs_or_fails_is_told(end, told):
         yield fail("found", "remedy")
         end()
 
-    assert examine(check, 0.3) == [fail("found", "remedy"), warn(told, "")]
+    assert run_check(check, 0.3) == [fail("found", "remedy"), warn(told, "")]
 
 
 def test_a_backend_that_hangs_is_told_and_the_others_go_on(machine, monkeypatch, as_root):
@@ -1253,8 +1265,8 @@ def test_a_backend_that_hangs_is_told_and_the_others_go_on(machine, monkeypatch,
 # -- the command --
 
 RESULTS = [
-    doctor.Result("node", Check("kernel", "taskstats", ("node",), kernel.check_taskstats), good("the kernel answers")),
-    doctor.Result(
+    Result("node", Check("kernel", "taskstats", ("node",), kernel.check_taskstats), good("the kernel answers")),
+    Result(
         "node",
         Check("network", "collectors", ("node",), network.check_collectors),
         fail(
@@ -1266,7 +1278,7 @@ RESULTS = [
 
 
 def test_text_is_narrow_and_plain_and_commands_stay_whole():
-    lines = list(doctor.as_text(RESULTS, only_wrong=False, width=80, colours=False))
+    lines = list(as_text(RESULTS, only_wrong=False, width=80, colours=False))
     text = "\n".join(lines)
     assert text.isascii() and "\033" not in text and r"\x1b[31mname\nof a \u202ehostile" in text
     assert any(
@@ -1277,7 +1289,7 @@ def test_text_is_narrow_and_plain_and_commands_stay_whole():
 
 
 def test_only_what_is_wrong_is_shown_and_colours_on_request():
-    text = "\n".join(doctor.as_text(RESULTS, only_wrong=True, width=80, colours=True))
+    text = "\n".join(as_text(RESULTS, only_wrong=True, width=80, colours=True))
     assert "taskstats" not in text and "\033[31mFAIL\033[0m" in text and "pass" not in text
 
 

@@ -8,10 +8,15 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.commands import status as module
-from colmet.commands.status import CRITICAL, OK, WARNING, describe, duration, judge, table
+from colmet.commands.status import describe
+from colmet.commands.status_checks import duration, judge
 from colmet.common.runtime import control
+from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.text_layout import columns
 from tests.support.status_answers import COLLECTOR, NODE, changed
+
+OK, WARNING, CRITICAL, _ = Level
 
 UNHEARD = {"collectors.0.there": False, "collectors.0.state": "not heard of yet"}
 
@@ -208,7 +213,7 @@ def test_durations_are_for_people(seconds, text):
 
 
 def test_numbers_stand_under_each_other():
-    assert table([("a", "b"), ("x", "1"), ("yy", "100")]) == ["a     b", "x     1", "yy  100"]
+    assert columns([("a", "b"), ("x", "1"), ("yy", "100")]) == ["a     b", "x     1", "yy  100"]
 
 
 # -- the command --

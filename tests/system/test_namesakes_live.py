@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from colmet.commands.report.collect import gather
-from colmet.commands.status import WARNING, judge
+from colmet.commands.status_checks import judge
 from colmet.common.errors import ColmetError
+from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import ask
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.stays import Asked
@@ -84,7 +85,7 @@ def test_a_job_that_two_agents_see_is_counted_once(tmp_path, root_directory, wir
         shared = eventually(lambda: (found := status())["senders"]["shared_names"] and found)
         assert shared["senders"]["shared_names"] == {HOST: [HOST, f"{HOST}~2"]}
         verdict = judge(shared, 60, 300)
-        assert verdict.level == WARNING and f"several agents send as {HOST}" in verdict.line("collector")
+        assert verdict.level == Level.WARN and f"several agents send as {HOST}" in verdict.line("collector")
         assert any("several agents send as" in line for line in verdict.lines("collector"))
 
         look()

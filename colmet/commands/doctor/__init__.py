@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import re
 import shutil
-import socket
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
-from colmet import __version__
-from colmet.commands.doctor.findings import Finding, Level, examine, quiet
-from colmet.commands.doctor.table import CHECKS, Check
+from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import SIDES, Target, find_sides
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.checks import Check, Result, as_json, as_text, quiet, run_checks
 from colmet.node.system.host import Host
 
 MAX_WIDTH = 120
-_INDENT, _REMEDY_INDENT = " " * 26, " " * 8
-_NAMES = {Level.PASS: "pass", Level.WARN: "WARN", Level.FAIL: "FAIL"}
-_COLOURS = {Level.PASS: "\033[32m", Level.WARN: "\033[33m", Level.FAIL: "\033[31m"}
-_PLAIN = "\033[0m"
-_SPACE = "\0"  # within a command
-
-
-class Result(NamedTuple):
-    """One finding, and whose."""
-
-    side: str
-    check: Check
-    finding: Finding
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -73,7 +54,7 @@ def add_options(parser: cli.Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examine, and print; the exit status."""
+    """Examine the daemons, print the findings and return the exit status."""
     host = Host()
     sides = [side for side in SIDES if getattr(options, side)]
     argv: list[str] | None = None
@@ -99,20 +80,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine_all(target: Target, checks: Sequence[Check] = CHECKS) -> list[Result]:
-    """All that the checks of a side find."""
+    """Return the findings of all checks of a daemon."""
     target.ask()
-    results = []
     with _in_folder_of(target):
-        for check in checks:
-            if target.side in check.sides:
-                found = examine(lambda check=check: check.function(target), check.bound_s)  # type: ignore[misc]
-                results += [Result(target.side, check, finding) for finding in found]
-    return results
+        return run_checks(checks, target.side, target)
 
 
 @contextlib.contextmanager
 def _in_folder_of(target: Target) -> Iterator[None]:
-    """Meanwhile in the working directory of the running daemon, which its relative paths begin at."""
+    """Change to the working directory of the running daemon meanwhile, which its relative paths begin at."""
     with contextlib.ExitStack() as stack:
         # another user's, be it the daemon's or that of this command: absolute paths, as the units have them, are right
         # anywhere
@@ -124,84 +100,6 @@ def _in_folder_of(target: Target) -> Iterator[None]:
                 os.chdir(f"/proc/{target.pid}/cwd")
                 stack.callback(os.fchdir, before)
         yield
-
-
-# -- what is printed --
-
-
-def as_json(results: Sequence[Result]) -> str:
-    """All findings, for programs."""
-    findings: list[dict[str, Any]] = [
-        {
-            "daemon": result.side,
-            "group": result.check.group,
-            "check": result.check.name,
-            "level": result.finding.level.name.lower(),
-            "found": result.finding.found,
-            "remedy": result.finding.remedy,
-        }
-        for result in results
-    ]
-    worst = max([result.finding.level for result in results], default=Level.PASS)
-    about = {"host": socket.gethostname(), "version": __version__, "level": worst.name.lower()}
-    return json.dumps({**about, "findings": findings}, indent=2)
-
-
-def as_text(results: Sequence[Result], only_wrong: bool, width: int, colours: bool) -> Iterator[str]:
-    """The findings for people, line by line.
-
-    Args:
-        results: of one daemon or several.
-        only_wrong: leave out what is well.
-        width: characters in a line.
-        colours: whether the terminal shows them.
-    """
-    shown = [result for result in results if not only_wrong or result.finding.level != Level.PASS]
-    side = group = ""
-    for result in shown:
-        if result.side != side:
-            side, group = result.side, ""
-            system = os.uname()
-            yield f"colmet-{side} on {printable(system.nodename)}, Linux {printable(system.release)}"
-        if result.check.group != group:
-            group = result.check.group
-            yield f"\n{group}"
-        yield from _lines(result, width, colours)
-    if results and not only_wrong:
-        levels = [result.finding.level for result in results]
-        yield ""
-        yield ", ".join([f"{levels.count(level)} {name}" for level, name in _NAMES.items()])
-
-
-def _lines(result: Result, width: int, colours: bool) -> Iterator[str]:
-    level, found, remedy = result.finding
-    name = _NAMES[level]
-    first = f"  {name}  {result.check.name:18}"
-    lines = _wrapped(printable(found), first, _INDENT, width)
-    if remedy:
-        lines += _wrapped(printable(remedy), f"{_REMEDY_INDENT}-> ", f"{_REMEDY_INDENT}   ", width)
-    if colours:
-        lines[0] = lines[0].replace(name, f"{_COLOURS[level]}{name}{_PLAIN}", 1)
-    yield from lines
-
-
-def _wrapped(text: str, first: str, indent: str, width: int) -> list[str]:
-    """Lines; a command, between grave accents, stays in one, so that it can be copied."""
-    whole = re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", _SPACE), text)
-    lines = textwrap.wrap(
-        whole,
-        max(width, len(_INDENT) + 30),
-        initial_indent=first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(_SPACE, " ") for line in lines]
-
-
-def printable(text: str) -> str:
-    """Text without what could steer a terminal."""
-    return "".join([one if one.isascii() and one.isprintable() else ascii(one)[1:-1] for one in text])
 
 
 def _width() -> int:

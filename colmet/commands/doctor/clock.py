@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from colmet.commands.doctor.findings import Finding, good, warn
 from colmet.commands.doctor.target import Target
+from colmet.common.runtime.checks import Finding, good, warn
 
 MAX_AHEAD_S = 1.0
 MAX_NAMED = 5

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from colmet import __version__
-from colmet.commands.doctor.findings import Finding, Level, Unchecked, fail, good, warn
 from colmet.commands.doctor.target import Target, arguments
+from colmet.commands.status_checks import judge
 from colmet.common.errors import ColmetError
+from colmet.common.runtime.checks import Finding, Level, Unchecked, fail, good, warn
 from colmet.node.system.host import Host
 
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
@@ -84,17 +85,15 @@ def check_health(target: Target) -> Iterator[Finding]:
     if target.status is None:
         yield _silent(target)
         return
-    from colmet.commands.status import CRITICAL, OK, judge
-
     verdict = judge(target.status, MAX_AGE_S, MAX_BEHIND_S)
-    if verdict.level == OK:
+    if verdict.level == Level.PASS:
         yield good("; ".join(verdict.texts))
         return
     found = "; ".join(verdict.texts)
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), "") or (
         f"`colmet status {target.side}` and `journalctl -u {target.program} -n 50` show more"
     )
-    yield Finding(Level.FAIL if verdict.level == CRITICAL else Level.WARN, found, remedy)
+    yield Finding(verdict.level, found, remedy)
     for backend in target.status.get("backends", ()):
         if backend["why"]:
             yield warn(f"{backend['name']} is off: {backend['why']}", "see under measured here")

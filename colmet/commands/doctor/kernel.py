@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from colmet.commands.doctor import waits
-from colmet.commands.doctor.findings import Finding, Unchecked, fail, good, severe, warn
 from colmet.commands.doctor.target import Target
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.checks import Finding, Unchecked, fail, good, severe, warn
 from colmet.common.runtime.plural import counted
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from colmet.commands.doctor.findings import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.commands.doctor.storage import missing_right
 from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.common.runtime.plural import counted
 from colmet.node.system.host import Host
 

@@ -11,9 +11,9 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.commands.doctor.findings import Finding, Late, bounded, fail, good, severe, take_warnings, warn
 from colmet.commands.doctor.target import Target
 from colmet.common.errors import BackendUnavailable, ColmetError
+from colmet.common.runtime.checks import Finding, TimedOut, bounded, fail, good, severe, take_warnings, warn
 from colmet.common.runtime.dependencies import how_to_install
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def check_backends(target: Target) -> Iterator[Finding]:
             if not mark:
                 found, _, remedy = text.partition("; ")
             yield severe(f"{backend.name}: {found.rstrip('.')}", remedy or without)
-        except Late as err:
+        except TimedOut as err:
             yield severe(f"{backend.name}: {err}", f"what it asks hangs: a device, a driver or a program; {without}")
         except (ColmetError, OSError) as err:
             yield severe(f"{backend.name}: {err}", without)

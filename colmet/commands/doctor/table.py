@@ -1,39 +1,12 @@
-"""All checks, in the order in which they are carried out."""
+"""The checks of `colmet doctor`, in the order in which they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
-
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
-from colmet.commands.doctor.findings import BOUND_S, Finding
-from colmet.commands.doctor.target import SIDES, Target
+from colmet.commands.doctor.target import SIDES
+from colmet.common.runtime.checks import Check
 
 _NODE, _COLLECTOR = SIDES[:1], SIDES[1:]
-
-
-class Check(NamedTuple):
-    """One of them.
-
-    Attributes:
-        group: what it is shown under.
-        name: of the check.
-        sides: daemons that it is for.
-        function: yields what it finds; what it needs is its first line of documentation.
-        bound_s: seconds after which it is left alone.
-    """
-
-    group: str
-    name: str
-    sides: tuple[str, ...]
-    function: Callable[[Target], Iterator[Finding]]
-    bound_s: float = BOUND_S
-
-    @property
-    def about(self) -> str:
-        """What it looks at, in a line."""
-        return (self.function.__doc__ or "").partition("\n")[0]
-
 
 CHECKS = (
     Check("libraries", "python modules", SIDES, software.check_modules),

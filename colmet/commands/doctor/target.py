@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from colmet.commands.doctor.findings import Unchecked
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
 from colmet.common.runtime.capabilities import bits
+from colmet.common.runtime.checks import Unchecked
 from colmet.common.runtime.cli import EXIT_CONFIG
 from colmet.node.system.host import Host
 

@@ -1,0 +1,309 @@
+"""Checks of a daemon and of its machine: findings, how a check runs within its time, and how findings are printed.
+
+`colmet doctor`, `colmet status` and `colmet-node --once` are views of these findings.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from colmet import __version__
+from colmet.common.errors import ColmetError
+from colmet.common.runtime.text_layout import printable, wrap
+
+BOUND_S = 10.0
+MAX_WARNINGS = 10
+NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")  # by level
+_INDENT, _REMEDY_INDENT = " " * 26, " " * 8
+
+T = TypeVar("T")
+
+
+class Level(enum.IntEnum):
+    """How bad a finding is: the exit status of `colmet doctor`, and of a plug-in of Nagios."""
+
+    PASS = 0
+    WARN = 1
+    FAIL = 2
+    UNKNOWN = 3
+
+
+_NAMES = {Level.PASS: "pass", Level.WARN: "WARN", Level.FAIL: "FAIL"}
+_COLOURS = {Level.PASS: "\033[32m", Level.WARN: "\033[33m", Level.FAIL: "\033[31m"}
+_PLAIN = "\033[0m"
+
+
+class Finding(NamedTuple):
+    """What was found.
+
+    Attributes:
+        level: how bad it is.
+        found: what is there.
+        remedy: what to do, with a command where there is one; "" where nothing is to be done.
+    """
+
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+class Check(NamedTuple):
+    """A check of a daemon.
+
+    Attributes:
+        group: heading that its findings are printed under.
+        name: of the check.
+        sides: daemons that it applies to.
+        function: yields findings about a daemon; the first line of its documentation names what it checks.
+        bound_s: seconds after which it is abandoned.
+    """
+
+    group: str
+    name: str
+    sides: tuple[str, ...]
+    function: Callable[[Any], Iterable[Finding]]
+    bound_s: float = BOUND_S
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's documentation."""
+        return (self.function.__doc__ or "").partition("\n")[0]
+
+
+class Result(NamedTuple):
+    """A finding of a check of a daemon."""
+
+    side: str
+    check: Check
+    finding: Finding
+
+
+def good(found: str) -> Finding:
+    """Return the finding that all is well."""
+    return Finding(Level.PASS, found)
+
+
+def warn(found: str, remedy: str = "") -> Finding:
+    """Return the finding that something is missing, or will be."""
+    return Finding(Level.WARN, found, remedy)
+
+
+def fail(found: str, remedy: str = "") -> Finding:
+    """Return the finding that it cannot work like this."""
+    return Finding(Level.FAIL, found, remedy)
+
+
+def severe(found: str, remedy: str) -> Finding:
+    """Return the finding that it cannot work like this; for a user other than root, that it may not."""
+    return fail(found, remedy) if os.geteuid() == 0 else warn(found, remedy)
+
+
+class Unchecked(Exception):
+    """Raised by a check that cannot be carried out; the text is the reason."""
+
+
+class TimedOut(Exception):
+    """Raised where something did not end within its time."""
+
+
+class _Warnings(logging.Handler):
+    """Keeps the warnings that threads log, by thread."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.by_thread: dict[int, list[str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kept = self.by_thread.setdefault(record.thread or 0, [])
+        if len(kept) < MAX_WARNINGS:
+            kept.append(record.getMessage())
+
+
+_WARNINGS = _Warnings()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Colmet's warnings for `take_warnings`, and log nothing to standard error meanwhile."""
+    logger = logging.getLogger("colmet")
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(_WARNINGS)
+    try:
+        yield
+    finally:
+        logger.removeHandler(_WARNINGS)
+        logger.propagate = propagated
+
+
+def take_warnings() -> list[str]:
+    """Return what this thread has logged at WARNING and above within `quiet`, since the last call."""
+    return _WARNINGS.by_thread.pop(threading.get_ident(), [])
+
+
+def bounded(function: Callable[[], T], bound_s: float) -> T:
+    """Return the result of a function that runs in a thread, which is abandoned after a time.
+
+    Raises:
+        TimedOut: it had not returned by then.
+        Exception: as the function raises.
+    """
+    given: list[T] = []
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            given.append(function())
+        except Exception as err:  # noqa: BLE001 - raised again in the caller's thread
+            raised.append(err)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(bound_s)
+    if raised:
+        raise raised[0]
+    if not given:
+        raise TimedOut(f"no answer within {bound_s:g} s")
+    return given[0]
+
+
+def run_check(function: Callable[[], Iterable[Finding]], bound_s: float = BOUND_S) -> list[Finding]:
+    """Return the findings of a check; the last one reports that it could not be carried out, or not to its end."""
+    found: list[Finding] = []
+
+    def look() -> bool:
+        take_warnings()  # of an ended thread with the same number
+        found.extend(function())  # one by one
+        found.extend([warn(text, "") for text in take_warnings()])
+        return True
+
+    try:
+        bounded(look, bound_s)
+        return found
+    except Unchecked as err:
+        problem = warn(f"could not be checked: {err}", "")
+    except ModuleNotFoundError as err:
+        problem = warn(f"could not be checked: the Python module {err.name} is missing", "see under libraries")
+    except ImportError as err:
+        problem = warn(f"could not be checked: {err}", "see under libraries")
+    except (ColmetError, OSError, TimedOut) as err:
+        what = "the rest could not be checked" if found else "could not be checked"
+        problem = warn(f"{what}: {err}", "")
+    except Exception as err:  # noqa: BLE001 - the other checks go on
+        problem = warn(f"could not be checked, a defect of colmet doctor: {type(err).__name__}: {err}", "report it")
+    return [*found, problem]
+
+
+def run_checks(checks: Iterable[Check], side: str, target: Any) -> list[Result]:
+    """Return the findings of the checks that apply to a daemon, in their order.
+
+    Args:
+        checks: of all daemons.
+        side: the daemon, "node" or "collector".
+        target: what the functions of the checks get.
+    """
+    return [
+        Result(side, check, finding)
+        for check in checks
+        if side in check.sides
+        for finding in run_check(lambda check=check: check.function(target), check.bound_s)  # type: ignore[misc]
+    ]
+
+
+# -- how findings are printed --
+
+
+def as_json(results: Sequence[Result]) -> str:
+    """Return all findings as JSON."""
+    findings: list[dict[str, Any]] = [
+        {
+            "daemon": result.side,
+            "group": result.check.group,
+            "check": result.check.name,
+            "level": result.finding.level.name.lower(),
+            "found": result.finding.found,
+            "remedy": result.finding.remedy,
+        }
+        for result in results
+    ]
+    worst = max([result.finding.level for result in results], default=Level.PASS)
+    about = {"host": socket.gethostname(), "version": __version__, "level": worst.name.lower()}
+    return json.dumps({**about, "findings": findings}, indent=2)
+
+
+def as_text(results: Sequence[Result], only_wrong: bool, width: int, colours: bool) -> Iterator[str]:
+    """Yield the findings as lines for people.
+
+    Args:
+        results: of one daemon or several.
+        only_wrong: without what is well.
+        width: characters in a line.
+        colours: whether levels are coloured.
+    """
+    shown = [result for result in results if not only_wrong or result.finding.level != Level.PASS]
+    side = group = ""
+    for result in shown:
+        if result.side != side:
+            side, group = result.side, ""
+            system = os.uname()
+            yield f"colmet-{side} on {printable(system.nodename)}, Linux {printable(system.release)}"
+        if result.check.group != group:
+            group = result.check.group
+            yield f"\n{group}"
+        yield from _lines(result, width, colours)
+    if results and not only_wrong:
+        levels = [result.finding.level for result in results]
+        yield ""
+        yield ", ".join([f"{levels.count(level)} {name}" for level, name in _NAMES.items()])
+
+
+def _lines(result: Result, width: int, colours: bool) -> Iterator[str]:
+    level, found, remedy = result.finding
+    name = _NAMES[level]
+    first = f"  {name}  {result.check.name:18}"
+    width = max(width, len(_INDENT) + 30)
+    lines = wrap(printable(found), width, first, _INDENT)
+    if remedy:
+        lines += wrap(printable(remedy), width, f"{_REMEDY_INDENT}-> ", f"{_REMEDY_INDENT}   ")
+    if colours:
+        lines[0] = lines[0].replace(name, f"{_COLOURS[level]}{name}{_PLAIN}", 1)
+    yield from lines
+
+
+class Verdict(NamedTuple):
+    """The state of a running daemon.
+
+    Attributes:
+        findings: what is wrong, the worst first; where nothing is, what is well.
+        figures: name, value, unit.
+    """
+
+    findings: Sequence[Finding]
+    figures: Sequence[tuple[str, float, str]] = ()
+
+    @property
+    def level(self) -> Level:
+        """The worst level: the exit status."""
+        return self.findings[0].level
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the findings."""
+        return [finding.found for finding in self.findings]
+
+    def lines(self, daemon: str) -> list[str]:
+        """Return a line for each finding."""
+        return [f"colmet-{daemon} {NAGIOS[level]}: {text}" for level, text, _ in self.findings]
+
+    def line(self, daemon: str) -> str:
+        """Return the line of a plug-in of Nagios: text, then figures behind a bar."""
+        figures = " ".join([f"{name}={value:g}{unit}" for name, value, unit in self.figures])
+        text = "; ".join(self.texts).replace("|", "/").replace("\n", " ")
+        return f"COLMET {daemon.upper()} {NAGIOS[self.level]} - {text}{' | ' * bool(figures)}{figures}"
