@@ -20,8 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import users
 from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
-from colmet.web.interface import Busy
-from colmet.web.limits import Failures, Turns, network
+from colmet.web.limits import Busy, Failures, Turns, network
 from colmet.web.stats import Stats
 from colmet.web.workers import Workers
 
@@ -64,18 +63,6 @@ class Unauthorized(Exception):
 
 class NotNamed(Exception):
     """The proxy has named no user."""
-
-
-class TooMany(Exception):
-    """Too much at once, or too many failures.
-
-    Attributes:
-        after_s: when to try again.
-    """
-
-    def __init__(self, text: str, after_s: float) -> None:
-        super().__init__(text)
-        self.after_s = after_s
 
 
 class _CheckedLogin(NamedTuple):
@@ -165,7 +152,7 @@ class Access:
         Raises:
             Unauthorized: the login is missing or wrong.
             NotNamed: the proxy names no user, or several.
-            TooMany: to be tried again later.
+            Busy: too many logins are being checked, or the users have changed meanwhile.
         """
         if self._user_header is not None:
             return await self._named(headers, self._user_header)
@@ -247,23 +234,20 @@ class Access:
         pair = (address, hashlib.sha256(name.encode()).digest())
         line = users_then.passwords.get(name)
         secret = users_then.nobody if line is None else line.secret
-        try:
-            async with self._turns.turn(address, name):
-                now = self._clock()
-                if self._names.wait_s(pair, now) or self._addresses.wait_s(address, now):
-                    self.stats.add("passwords_slowed")
-                    await self._pause(PAUSE_S)
-                self.stats.add("passwords_checked")
-                is_right = await self._slow.run(address, Password.is_right, secret, password)
-        except Busy:
-            raise TooMany("many names and passwords are being checked; try again", 2.0) from None
+        async with self._turns.turn(address, name):
+            now = self._clock()
+            if self._names.wait_s(pair, now) or self._addresses.wait_s(address, now):
+                self.stats.add("passwords_slowed")
+                await self._pause(PAUSE_S)
+            self.stats.add("passwords_checked")
+            is_right = await self._slow.run(address, Password.is_right, secret, password)
         if line is None or not is_right:
             now = self._clock()
             self._names.note(pair, now)
             self._addresses.note(address, now)
             self._wrong()
         if self._users is not users_then:  # the file has changed meanwhile: this may be no user any more
-            raise TooMany("the users have changed; try again", 1.0)
+            raise Busy("the users have changed; retry", 1.0)
         self._names.forget(pair)
         return line
 

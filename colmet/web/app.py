@@ -23,7 +23,6 @@ from colmet.web.interface import (
     FACILITY,
     FOLDS,
     SOURCES,
-    Busy,
     Interface,
     JobsQuery,
     NodesQuery,
@@ -31,6 +30,7 @@ from colmet.web.interface import (
     StoreWarning,
     earliest,
 )
+from colmet.web.limits import Busy
 from colmet.web.middleware import CLIENT, RequestFilter, too_many, visitor_of
 from colmet.web.responses import answer, failure, pack, takes_gzip, to_json
 from colmet.web.workers import Workers
@@ -278,8 +278,6 @@ class Routes:
             own = self._own(job, only)
             try:
                 found = self._interface.job(job, own)
-            except Busy:
-                raise
             except ColmetError as err:
                 return {
                     "job": _empty_job(job),
@@ -336,8 +334,6 @@ class Routes:
             own = self._own(job, only)
             try:
                 found = self._interface.completeness(job, _later(since, own), until, own)
-            except Busy:
-                raise
             except ColmetError as err:
                 nothing = dict.fromkeys(("share", "expected", "present"))
                 return {"job": job, **nothing, "hosts": [], "warnings": [StoreWarning(err)]}
@@ -482,8 +478,6 @@ class Routes:
             own = self._interface.own(job, only)
             if not own:
                 self._interface.seek(job)  # else what memory knows to be another's would be told apart
-        except Busy:
-            raise
         except ColmetError:  # who cannot be told to own it does not
             pass
         if not own:
@@ -499,8 +493,6 @@ class Routes:
             raise HTTPException(404, lacking)
         try:
             found = self._interface.series(query)
-        except Busy:
-            raise
         except ColmetError as err:
             return _no_series(query, [StoreWarning(err)])
         if found is None:
@@ -567,8 +559,6 @@ def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
 def _enveloped(name: str, data: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     try:
         return envelope(name, data())
-    except Busy:
-        raise
     except ColmetError as err:
         return {"success": False, "message": str(err), "data": {}}
 
@@ -621,7 +611,9 @@ async def _refused(request: Request, err: Exception) -> Response:
 
 async def _busy(request: Request, err: Exception) -> Response:
     del request
-    return too_many(str(err), 5.0)
+    if not isinstance(err, Busy):
+        raise err
+    return too_many(err)
 
 
 def _described(app: FastAPI, is_open: bool) -> dict[str, Any]:

@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.batch.qmem import Hosts, Owners
-from colmet.common.errors import ColmetError
 
 FOLDS = ("mean", "min", "max", "last")
 SOURCES = ("auto", "memory", "stored")
 FACILITY = "facility_"  # begins the names of tables of colmet-facility: of no node, and some name users
-
-
-class Busy(ColmetError):
-    """Too many ask at once for what takes time; to be asked again later."""
 
 
 class StoreWarning(str):
@@ -120,7 +115,7 @@ class Interface(ABC):
     """What is known.
 
     Methods are called by several threads at once, may wait for a disk or a database where it says so, and raise
-    `colmet.common.errors.ColmetError` where what is stored cannot be read, `Busy` where too many ask for it.
+    `colmet.common.errors.ColmetError` where the store cannot be read.
     """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Bounds on what one address can take from the others."""
+"""Bound what one client can use of what all share; beyond a bound a request is answered with 429."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
-from colmet.web.interface import Busy
+from colmet.common.errors import ColmetError
+
+
+class Busy(ColmetError):
+    """There are too many requests; answered with 429.
+
+    Attributes:
+        after_s: when to retry.
+    """
+
+    def __init__(self, text: str, after_s: float = 5.0) -> None:
+        super().__init__(text)
+        self.after_s = after_s
 
 
 class Failures:
-    """Counts failures by key; each is forgotten after a while. Bounded: the key that failed longest ago goes first.
+    """Counts failures by key for a while. Beyond the bound on keys, the one that failed longest ago is forgotten.
 
     Args:
-        most: failures within the time that are borne.
-        within_s: seconds after which they are forgotten.
-        keys: at most so many.
+        most: failures within `within_s` that do not make a caller wait.
+        within_s: seconds after which a failure is forgotten.
+        keys: the bound.
     """
 
     def __init__(self, most: int, within_s: float, keys: int = 10_000) -> None:
@@ -28,11 +40,11 @@ class Failures:
         self._times: OrderedDict[Hashable, list[float]] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return len(self._times)
 
     def note(self, key: Hashable, now: float) -> None:
-        """One more failure."""
+        """Count one more failure."""
         times = self._times.pop(key, [])
         times.append(now)
         del times[: -self._most]
@@ -41,29 +53,29 @@ class Failures:
             self._times.popitem(last=False)
 
     def wait_s(self, key: Hashable, now: float) -> float:
-        """Seconds until the next try is taken; 0 for now."""
+        """Return the seconds until the next attempt is due; 0 for now."""
         times = self._times.get(key)
         if times is None or len(times) < self._most:
             return 0.0
         return max(0.0, times[0] + self._within_s - now)
 
     def forget(self, key: Hashable) -> None:
-        """As if it had never failed."""
+        """Forget the failures of a key."""
         self._times.pop(key, None)
 
 
 class Turns:
-    """Lets one caller of each key on at a time, the next one in random order.
+    """Lets callers of a key pass one at a time, the next one at random.
 
-    First a name is drawn and then a caller of that name, so many callers of one name delay no other one for long.
+    First a name is drawn and then a caller of that name, so that many callers of one name do not delay others for long.
 
     Args:
-        most: callers that wait for the turn of a key; beyond, one of the name that has the most is refused.
+        most: callers that wait for a key; beyond, one of the name that has the most is refused.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # the callers that wait, by key and name; a key that is here has a caller that was let on
+        # the callers that wait, by key and name; a key that is here has a caller that has passed
         self._waiting: dict[Hashable, dict[Hashable, list[asyncio.Future[None]]]] = {}
 
     @asynccontextmanager
@@ -88,11 +100,11 @@ class Turns:
         if sum(map(len, names.values())) > self._most:
             longest = max(names, key=lambda one: len(names[one]))
             if not (drawn := self._draw(names, longest)).done():
-                drawn.set_exception(Busy("too many callers wait"))
+                drawn.set_exception(Busy("too many logins are being checked; retry later", 2.0))
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():  # it waited; else it was let on
+            if turn.cancelled():  # it waited; else it has passed
                 if turn in names.get(name, ()):
                     names[name].remove(turn)
                     if not names[name]:
@@ -119,7 +131,7 @@ class Turns:
 
 
 def network(address: str) -> str:
-    """What counts as one address: all that a site with IPv6 gives to one machine counts as one."""
+    """Return what counts as one address: the address itself, of IPv6 its /64, which a site gives to one machine."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

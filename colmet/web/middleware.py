@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.own_name import is_known
-from colmet.web.access import Access, NotNamed, TooMany, Unauthorized, Visitor
+from colmet.web.access import Access, NotNamed, Unauthorized, Visitor
+from colmet.web.limits import Busy
 from colmet.web.responses import HEADERS, failure
 
 log = logging.getLogger(__name__)
@@ -126,8 +127,8 @@ class RequestFilter:
             response.headers["WWW-Authenticate"] = 'Basic realm="Colmet", charset="UTF-8"'
             response.headers.append("WWW-Authenticate", 'Bearer realm="Colmet"')
             return response
-        except TooMany as err:
-            return too_many(str(err), err.after_s)
+        except Busy as err:
+            return too_many(err)
         return None
 
     def _count(self, status: int) -> None:
@@ -144,6 +145,6 @@ def visitor_of(scope: Mapping[str, Any]) -> Visitor:
     return visitor
 
 
-def too_many(text: str, after_s: float) -> Response:
-    """Return an answer 429."""
-    return failure(429, text, {"Retry-After": str(max(1, math.ceil(after_s)))})
+def too_many(err: Busy) -> Response:
+    """Return the answer 429."""
+    return failure(429, str(err), {"Retry-After": str(max(1, math.ceil(err.after_s)))})

@@ -24,7 +24,7 @@ from colmet.common.schema import Schema
 from colmet.common.tables import schemas
 from colmet.stored.capacity import ceilings
 from colmet.stored.series import NODE, Series
-from colmet.web.interface import Busy, Interface, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
+from colmet.web.interface import Interface, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
 from colmet.web.recent_cache import JobOnHost, RecentCache, RecentJob
 from colmet.web.series import (
     SeriesPart,
@@ -348,7 +348,7 @@ class Queries(Interface):
             return found
         try:
             stored = self._store.owners(job) or {}
-        except ColmetError:  # also where too many ask
+        except ColmetError:
             if found:
                 return found
             raise
@@ -397,7 +397,7 @@ class Queries(Interface):
             except ColmetError as err:
                 if not is_here:
                     raise
-                warnings.append(str(err) if isinstance(err, Busy) else StoreWarning(err))
+                warnings.append(StoreWarning(err))
         if not is_here and not stored:
             return None
         rows = self._by_host(found, chosen)
@@ -523,7 +523,7 @@ class Queries(Interface):
             except ColmetError as err:
                 if schema is None:
                     raise
-                warnings.append(str(err) if isinstance(err, Busy) else StoreWarning(err))
+                warnings.append(StoreWarning(err))
         field = None if schema is None else next((one for one in schema.fields if one.name == query.column), None)
         if (field is None and not is_stored) or (field is not None and field.dtype[0] == "S"):
             return None

@@ -1,7 +1,6 @@
-"""What has been stored, for those who ask over HTTP: few at a time, and the same question once.
+"""Read what is stored for the JSON interface: two readers at a time, and the same question once.
 
-What reads a store may take long, and costs memory. So only so many read at once, only so many wait, and whoever comes
-beyond is told to come again.
+Reading a store can take long, and needs memory. `workers` bounds the requests that wait for it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,12 +20,10 @@ from colmet.common.growth import Capacity
 from colmet.common.measures import START, columns_of
 from colmet.stored.capacity import capacities
 from colmet.stored.series import NODE, History, Series
-from colmet.web.interface import Busy, StoreWarning
+from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
 READERS = 2
-WAITING = 14  # as many as the threads that ask: one who asks for much turns nobody away
-LATE_S = 60.0
 OPEN_S = 30.0  # that a store stays open: other files come, and old ones go
 KEEP_S = 30.0  # that an answer is kept
 OWNER_S = 3600.0  # that it is kept whose a job is
@@ -36,7 +32,6 @@ TABLES_S = 60.0  # that it is kept which tables there are
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20
 GRID_S = 60.0  # times in questions are rounded to it, so that who asks again and again asks the same
 BEGAN = columns_of([START])
-BUSY = "too many ask for what is stored; ask again in some seconds"
 
 T = TypeVar("T")
 
@@ -109,15 +104,14 @@ class EmptyHistory(History):
 
 
 class StoreReader:
-    """Asks a store, from any thread.
+    """Queries a store, from any thread.
 
-    Every method raises `colmet.common.errors.ColmetError` where the store cannot be read, `Busy` where too many ask.
+    A question is answered from the cache, by the same question that is being read, or by a reader, which is waited for.
+    Every method raises `colmet.common.errors.ColmetError` where the store cannot be read.
 
     Args:
-        open_history: opens it.
-        readers: so many read at a time.
-        waiting: so many may wait.
-        late_s: for so long.
+        open_history: opens the store.
+        readers: the most that read at a time.
         monotonic: seconds.
     """
 
@@ -125,13 +119,9 @@ class StoreReader:
         self,
         open_history: Callable[[], History],
         readers: int = READERS,
-        waiting: int = WAITING,
-        late_s: float = LATE_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_history = open_history
-        self._most = readers + waiting
-        self._late_s = late_s
         self._monotonic = monotonic
         self._readers = threading.Semaphore(readers)
         self._lock = threading.Lock()
@@ -139,11 +129,11 @@ class StoreReader:
         self._kept: OrderedDict[Any, _CachedAnswer] = OrderedDict()
         self._kept_bytes = 0
         self._pending: dict[Any, Future[StoreAnswer]] = {}
-        self._asked = self._read = self._busy = self._failures = 0
+        self._asked = self._read = self._failures = 0
 
     def counters(self) -> dict[str, int]:
-        """Questions, those that took reading, those that were turned away, and those that failed."""
-        return {"asked": self._asked, "read": self._read, "busy": self._busy, "failures": self._failures}
+        """Return the number of questions, of those that were read, and of those that failed."""
+        return {"asked": self._asked, "read": self._read, "failures": self._failures}
 
     def tables(self, job: int, since: float | None = None) -> StoreAnswer:
         """The tables of a job with their columns, from about a time on."""
@@ -230,7 +220,7 @@ class StoreReader:
             history.close()
 
     def _ask(self, key: Any, work: Callable[[History], Any], keep_s: float | Callable[[Any], float]) -> StoreAnswer:
-        """What `work` finds in the store, or has found a short while ago, or is about to find for somebody else."""
+        """Return what `work` finds in the store, has found just now, or is about to find for another caller."""
         with self._lock:
             self._asked += 1
             kept = self._kept.get(key)
@@ -239,20 +229,14 @@ class StoreReader:
                 return kept.answer
             pending = self._pending.get(key)
             if pending is None:
-                if len(self._pending) >= self._most:
-                    self._busy += 1
-                    raise Busy(BUSY)
                 mine = self._pending[key] = Future()
         if pending is not None:
-            try:
-                return pending.result(self._late_s)
-            except Late as err:
-                raise self._turned_away() from err
+            return pending.result()
         try:
             answer = self._read_by(work)
         except BaseException as err:
             with self._lock:
-                self._failures += not isinstance(err, Busy)
+                self._failures += 1
                 del self._pending[key]
             mine.set_exception(err)
             raise
@@ -262,15 +246,8 @@ class StoreReader:
         mine.set_result(answer)
         return answer
 
-    def _turned_away(self) -> Busy:
-        with self._lock:
-            self._busy += 1
-        return Busy(BUSY)
-
     def _read_by(self, work: Callable[[History], Any]) -> StoreAnswer:
-        if not self._readers.acquire(timeout=self._late_s):
-            raise self._turned_away()
-        try:
+        with self._readers:
             opened, history = self._take()
             try:
                 self._read += 1
@@ -288,8 +265,6 @@ class StoreReader:
             with self._lock:
                 self._idle.append((opened, history))
             return answer
-        finally:
-            self._readers.release()
 
     def _take(self) -> tuple[float, History]:
         """A store that is open, and since when."""

@@ -1,4 +1,4 @@
-"""Threads that answer requests: few of them, few requests that wait, and none that keeps the process from ending."""
+"""Answer requests in a few threads, with a bound on those that wait: the one admission control of the interface."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from colmet.web.interface import Busy
+from colmet.web.limits import Busy
 
 T = TypeVar("T")
 
 
 class Workers:
-    """Runs functions in threads of its own.
+    """Runs functions in daemon threads of its own, which do not keep the process from ending.
+
+    A function waits in a queue, runs in a thread, and is done; `run` refuses one that would be beyond a bound.
 
     Args:
         name: of the threads.
-        threads: at most so many at a time.
-        waiting: at most so many functions wait for a thread.
-        of_one: at most so many of one who asks run or wait.
-        late_s: who asked waits no longer than that; the thread goes on.
+        threads: the most that run at a time.
+        waiting: the most that wait for a thread.
+        of_one: the most of one client that wait or run.
+        late_s: after which a client gets `Busy`; the thread goes on.
     """
 
     def __init__(self, name: str, threads: int, waiting: int, of_one: int, late_s: float) -> None:
@@ -39,19 +41,19 @@ class Workers:
 
     @property
     def pending(self) -> int:
-        """Functions that run or wait."""
+        """How many functions run or wait."""
         return self._pending
 
     async def run(self, whose: Hashable, function: Callable[..., T], *args: Any) -> T:
-        """What the function returns or raises.
+        """Return or raise what a function does, run in a thread.
 
         Args:
-            whose: who asks for it.
+            whose: its client.
             function: to be run in a thread.
             *args: of the function.
 
         Raises:
-            Busy: too many wait already, in all or of the same who asks, or it takes too long.
+            Busy: too many wait, in all or of this client, or it takes too long.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -59,7 +61,7 @@ class Workers:
         def work() -> None:
             try:
                 value = function(*args)
-            except BaseException as err:  # noqa: BLE001 - whoever waits for it is to get it
+            except BaseException as err:  # noqa: BLE001 - for the client
                 self._tell(loop, future, None, err)
             else:
                 self._tell(loop, future, value, None)
@@ -68,7 +70,7 @@ class Workers:
             if self._pending >= self._most:
                 raise Busy("too many requests at once; retry later")
             if self._of[whose] >= self._of_one:
-                raise Busy("you ask for too much at once; wait for the answers first")
+                raise Busy("too many requests of one client at once; wait for the answers first")
             self._pending += 1
             self._of[whose] += 1
             if self._started < min(self._threads, self._pending):
@@ -86,7 +88,7 @@ class Workers:
             try:
                 work()
             finally:
-                del work  # holds what was asked and answered
+                del work  # it holds the request and its answer
                 with self._lock:
                     self._pending -= 1
                     self._of[whose] -= 1

@@ -10,7 +10,7 @@ import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.web import access as access_module
-from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, TooMany, Unauthorized, Visitor
+from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, Unauthorized, Visitor
 from colmet.web.credentials import (
     Credential,
     Password,
@@ -20,8 +20,7 @@ from colmet.web.credentials import (
     parse_line,
     token_digest,
 )
-from colmet.web.interface import Busy
-from colmet.web.limits import Failures, Turns, network
+from colmet.web.limits import Busy, Failures, Turns, network
 from tests.support.waiting import Clock
 from tests.support.web_access import cheap
 from tests.support.web_client import basic, bearer
@@ -446,7 +445,7 @@ def test_one_password_is_checked_at_a_time_and_few_wait(access, monkeypatch):
 
     results = asyncio.run(attack())
     assert set(most) == {1}
-    assert sum(isinstance(one, TooMany) for one in results) == 40 - 1 - access_module.WAITING
+    assert sum(isinstance(one, Busy) for one in results) == 40 - 1 - access_module.WAITING
     assert sum(isinstance(one, Unauthorized) for one in results) == 1 + access_module.WAITING
 
 
@@ -485,7 +484,7 @@ def test_a_password_that_is_checked_while_its_user_is_removed_does_not_let_in(ac
         access._users = access._users._replace(names=0)  # as the file read again
         return await first
 
-    with pytest.raises(TooMany):
+    with pytest.raises(Busy):
         asyncio.run(race())
 
 

@@ -16,15 +16,12 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
 from colmet.web import app as app_module
 from colmet.web import models
-from colmet.web.interface import Busy, Interface, StoreWarning
-from colmet.web.queries import Queries
-from colmet.web.recent_cache import RecentCache
+from colmet.web.interface import Interface, StoreWarning
+from colmet.web.limits import Busy
 from colmet.web.responses import takes_gzip, to_json
-from colmet.web.store import EmptyHistory, StoreReader
 from colmet.web.workers import Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
-from tests.support.web_nodes import Cluster
 from tests.support.web_users import ALICE, BOB, METRIC, ROOT, got, make, refused
 
 ALICES, BOBS = FIRST, FIRST + 1  # jobs
@@ -410,17 +407,6 @@ def test_where_the_store_cannot_be_read_what_is_anothers_still_looks_like_what_i
         assert others.body == none.body.replace(b"4242", str(BOBS).encode())
 
 
-def test_where_too_many_ask_the_store_what_is_anothers_still_looks_like_what_is_not_there(users, page):
-    known = Queries(RecentCache(1 << 20, 3600), StoreReader(EmptyHistory, readers=0, waiting=0))
-    cluster = Cluster(jobs=2, start=int(time.time()) - 5)
-    known._recent.take(cluster.batches())
-    app = make(known, users, folder=page)
-    for tail in ("", f"/series?{METRIC}", "/completeness"):
-        others, none = (refused(app, f"/api/v1/jobs/{job}{tail}", 429, ALICE) for job in (1001, 4242))
-        assert others.body == none.body
-    assert got(app, "/api/v1/jobs/1000", ALICE)["job"]["user"] == "alice"
-
-
 def test_a_user_sees_the_own_jobs(app):
     assert got(app, "/api/v1/whoami", ALICE)["user"] == "alice"
     assert {row["user"] for row in got(app, "/api/v1/jobs?state=all&limit=1000", ALICE)["items"]} == {"alice"}
@@ -587,25 +573,6 @@ def test_where_the_store_cannot_be_read_memory_is_told_with_a_warning(storeless_
     told = got(app, "/api/v1/jobs/4242")
     assert told["job"]["job"] == 4242 and told["job"]["cpu"] is None and "cannot be read" in told["warnings"][0]
     assert got(app, "/api/v1/jobs/4242/completeness")["share"] is None
-
-
-def test_too_much_for_the_store_is_429(page):
-    class Full(MadeUpFacts):
-        def series(self, asked):
-            raise Busy("two others are reading")
-
-        own = series
-
-        def job(self, job, own=None):
-            raise Busy("two others are reading")
-
-        def completeness(self, job, since, until, own=None):
-            raise Busy("two others are reading")
-
-    app = make(Full(20, 40), folder=page)
-    for tail in ("", f"/series?{METRIC}", "/completeness"):
-        answer = refused(app, f"/api/v1/jobs/{ALICES}{tail}", 429)
-        assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_batch_systems_that_do_not_answer_are_told_in_the_envelope(page):

@@ -26,8 +26,9 @@ from colmet.collector.web_launcher import UnixAddress, trusted_proxy
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web import server as server_module
-from colmet.web.access import Access, TooMany, Unauthorized
+from colmet.web.access import Access, Unauthorized
 from colmet.web.credentials import Credential
+from colmet.web.limits import Busy
 from colmet.web.peers import _HEADER, NETLINK_SOCK_DIAG, Peers
 from colmet.web.server import Tls, WebServer
 from tests.support.machine import cannot_run, fork
@@ -380,7 +381,7 @@ def test_clients_of_a_proxy_do_not_lock_each_other_out(facts, root):
 
     async def visitor(given, client):
         asked.append(client)
-        raise TooMany("slow down", 1.0) if client == "6.6.6.6" else Unauthorized
+        raise Busy("slow down", 1.0) if client == "6.6.6.6" else Unauthorized
 
     access.visitor = visitor
     with running(facts, access=access, peers=Peers([os.geteuid()])) as server:

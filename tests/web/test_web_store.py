@@ -10,7 +10,7 @@ import pytest
 
 from colmet.common.errors import ColmetError
 from colmet.web import store as store_module
-from colmet.web.interface import Busy, JobsQuery, NodesQuery, earliest
+from colmet.web.interface import JobsQuery, NodesQuery, earliest
 from colmet.web.queries import NO_STORE, Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.store import EmptyHistory, StoreReader
@@ -36,39 +36,38 @@ def test_the_same_question_is_read_once_in_a_while(store, history, clock):
     for _ in range(3):
         assert store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None).value[0].host == "node-1"
         store.read(42, "cgroup_default", ["cpu_usage"], START + 8, None, None)
-    assert store.counters() == {"asked": 6, "read": 1, "busy": 0, "failures": 0}
+    assert store.counters() == {"asked": 6, "read": 1, "failures": 0}
     clock.now += store_module.KEEP_S + 1
     store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None)
     assert store.counters()["read"] == 2 and history.closed, "opened anew: there may be another file"
 
 
-def test_more_than_is_bearable_is_turned_away(history):
+def test_two_read_at_a_time_and_the_same_question_waits_with_the_first(history):
     job_rows(history)
-    inside, go_on = threading.Semaphore(0), threading.Event()
+    inside, go_on, most = threading.Semaphore(0), threading.Event(), []
     tables = history.tables
 
     def slow(*asked):
+        most.append(1)
         inside.release()
         assert go_on.wait(30)
         return tables(*asked)
 
     history.tables = slow
-    store = StoreReader(lambda: history, readers=2, waiting=1)
+    store = StoreReader(lambda: history, readers=2)
     found = []
     threads = [threading.Thread(target=lambda n=n: found.append(store.tables(n).value)) for n in (42, 43, 44, 42)]
-    for thread in threads[:3]:
+    for thread in threads:
         thread.start()
     assert inside.acquire(timeout=30) and inside.acquire(timeout=30)
-    while len(store._pending) < 3:
+    while store.counters()["asked"] < 4:
         pass
-    with pytest.raises(Busy, match="ask again"):
-        store.tables(45)
-    threads[3].start()  # the same as one of those that are read: it waits with it
+    assert len(most) == 2, "the third waits for a reader"
     go_on.set()
     for thread in threads:
         thread.join()
     assert len(found) == 4 and sum("cgroup_default" in one for one in found) == 2
-    assert store.counters()["busy"] == 1
+    assert store.counters() == {"asked": 4, "read": 3, "failures": 0}
 
 
 def test_a_store_that_cannot_be_read_is_an_error_for_all_who_ask_and_tried_again(history, clock):
