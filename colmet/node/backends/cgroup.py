@@ -358,14 +358,13 @@ class _Group:
         rest: the files that this tick has still to read.
         lost: of what a group was found to be gone.
         listed: whether the job was there at the last tick.
-        cpu_attributed: CPU time in ns that its tasks are known to have used.
-        attributed_ns: the same, as of when the group was read last.
+        attributed_ns: CPU time that its tasks were known to have used when its CPU time was read last; None where
+            nothing measures it.
         counted: the columns of memory and tasks in use that were read last.
     """
 
-    def __init__(self, job: Job, parts: Sequence[_ControllerPart], cpu_attributed: JobValue) -> None:
+    def __init__(self, job: Job, parts: Sequence[_ControllerPart]) -> None:
         self.job = job
-        self.cpu_attributed = cpu_attributed
         self.counted: frozenset[str] = frozenset()
         self._user = _user_of(job)
         self.known: Values = {}
@@ -381,39 +380,37 @@ class _Group:
         self._pending = list(parts)
         self._slow_in = self._slow_every = 1
 
-    def row(self, values: Values) -> Sample:
-        """Its row of these values, beside what its tasks are known to have used by now."""
+    def row(self, values: Values, attributed_ns: int | None) -> Sample:
+        """Return its row of these values, and of the CPU time that its tasks are known to have used by then."""
         if not self._user:
             self.job.learn_user()
             self._user = _user_of(self.job)
         row = {**self._user, **values}
         usage = row.get("cpu_usage")
-        attributed = self.cpu_attributed(self.job)
-        if usage is not None and attributed is not None:
-            row["cpu_unattributed"] = max(0, int(usage) - attributed)
+        if usage is not None and attributed_ns is not None:
+            row["cpu_unattributed"] = max(0, int(usage) - attributed_ns)
         return Sample(self.job.id, row)
 
-    def is_final(self) -> bool:
-        """Whether its tasks are known to have used no more than it had used when it was read last.
+    def is_final(self, attributed_ns: int | None) -> bool:
+        """Return whether its tasks are known to have used no more by now than it had used when it was read last.
 
         By what they were known to have used then, or by its own figure, which may be a little less than theirs: each
         is rounded by itself.
         """
-        usage, now, then = self.known.get("cpu_usage"), self.cpu_attributed(self.job), self.attributed_ns
-        if usage is None or now is None or then is None:
+        usage, then_ns = self.known.get("cpu_usage"), self.attributed_ns
+        if usage is None or attributed_ns is None or then_ns is None:
             return False
-        return bool(now <= max(then, int(usage) + _ROUNDING_NS))
+        return attributed_ns <= max(then_ns, int(usage) + _ROUNDING_NS)
 
-    def last_row(self) -> Sample:
-        """Its row of what was read last, when nothing can be read any more.
+    def last_row(self, attributed_ns: int | None) -> Sample:
+        """Return its row of what was read last, when nothing can be read any more.
 
         What was in use by then is missing, and so is what was not attributed. Its tasks' CPU time was the group's, too.
         """
         row = {**self._user, **{name: value for name, value in self.known.items() if name not in IN_USE}}
         usage = row.get("cpu_usage")
-        attributed = self.cpu_attributed(self.job)
-        if usage is not None and attributed is not None:
-            row["cpu_usage"] = max(int(usage), attributed)
+        if usage is not None and attributed_ns is not None:
+            row["cpu_usage"] = max(int(usage), attributed_ns)
         return Sample(self.job.id, row)
 
     def look(self, host: Host) -> None:
@@ -507,7 +504,7 @@ class CgroupBackend(InputBackend):
         for group in groups:
             self._finish(group)
             if group.values:
-                rows.append(self._row(group, group.values))
+                rows.append(self._row(group, group.values, group.attributed_ns))
         return rows
 
     def notice(self, job: Job) -> None:
@@ -527,9 +524,10 @@ class CgroupBackend(InputBackend):
             self._finish(group)
             group.close()
             read = "cpu_usage" in group.values
-        if read or group.is_final():
-            return self._row(group, group.known)
-        return group.last_row() if group.known else None
+        attributed_ns = self._cpu_attributed(job)
+        if read or group.is_final(attributed_ns):
+            return self._row(group, group.known, attributed_ns)
+        return group.last_row(attributed_ns) if group.known else None
 
     def use_value(self, name: str, value: JobValue) -> None:
         """Read `cpu_attributed`, the CPU time in ns that a job's tasks are known to have used."""
@@ -547,25 +545,25 @@ class CgroupBackend(InputBackend):
         """Files that could not be read, and rows in which more was attributed than there was."""
         return {"file_failures": self._failures, "overattributed": self._overattributed}
 
-    def _row(self, group: _Group, values: Values) -> Sample:
-        usage, attributed = values.get("cpu_usage"), self._cpu_attributed(group.job)
-        if usage is not None and attributed is not None and attributed > 1.01 * int(usage) + _TICKS_NS:
+    def _row(self, group: _Group, values: Values, attributed_ns: int | None) -> Sample:
+        usage = values.get("cpu_usage")
+        if usage is not None and attributed_ns is not None and attributed_ns > 1.01 * int(usage) + _TICKS_NS:
             self._overattributed += 1
             if powers_of_ten(self._overattributed):
                 log.warning(
                     "more CPU time is attributed than the cgroup used job=%d attributed_ns=%d usage_ns=%d rows=%d",
                     group.job.id,
-                    attributed,
+                    attributed_ns,
                     usage,
                     self._overattributed,
                 )
-        return group.row(values)
+        return group.row(values, attributed_ns)
 
     def _group(self, job: Job) -> _Group:
         former = self._groups.get(job)
         if former is not None and former.listed:
             return former
-        group = self._groups[job] = _Group(job, [_ControllerPart(kind) for kind in self._kinds], self._cpu_attributed)
+        group = self._groups[job] = _Group(job, [_ControllerPart(kind) for kind in self._kinds])
         if former is not None:  # it was thought to be gone
             group.known = former.known
         return group
