@@ -108,7 +108,7 @@ def test_what_a_start_refuses_the_check_refuses_in_the_same_words(daemon, line, 
     def opened(*_):
         raise AssertionError("the start goes on")
 
-    monkeypatch.setattr(link, "open_held", opened)
+    monkeypatch.setattr(link, "open_outbox", opened)
     monkeypatch.setattr(collector_main.authenticator, "Door", opened)
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)  # it is in the names of HDF5 files
     (tmp_path / "text.hdf5").write_text("no HDF5\n")
@@ -138,7 +138,7 @@ def test_what_a_start_warns_of_the_check_warns_of_in_the_same_words(daemon, line
     def opened(*_):
         raise ConfigError("the start goes on")
 
-    monkeypatch.setattr(link, "open_held", opened)
+    monkeypatch.setattr(link, "open_outbox", opened)
     monkeypatch.setattr(collector_main.authenticator, "Door", opened)
     argv = [*line.split(), *["--keep-privileges"] * (daemon == "node")]
 
