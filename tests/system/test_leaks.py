@@ -134,6 +134,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
 
 
 def test_an_agent_gives_every_descriptor_back(tmp_path):
+    gc.collect()  # what earlier tests of this process left open is closed now, not meanwhile
     before, threads = descriptors(), set(threading.enumerate())
     for _ in range(5):
         enabled = [on for cls in load(NAMES) if (on := cls.switches()[0])]
