@@ -42,7 +42,7 @@ def run(package, code, *fields):
 
 
 def test_the_lists_of_dependencies_are_read():
-    assert modules_of("colmet-node") == {"msgpack", "numpy", "zmq", "pyinotify"}
+    assert modules_of("colmet-node") == {"msgpack", "numpy", "zmq", "pyinotify", "requests"}
     assert "fastapi" in modules_of("colmet-collector", "Recommends") - modules_of("colmet-collector")
 
 
