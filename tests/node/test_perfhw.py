@@ -16,8 +16,10 @@ import pytest
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Parser
 from colmet.node.backends import perfhw
-from colmet.node.backends.perfhw import SCHEMA, PerfhwBackend, scaled
+from colmet.node.backends.perfhw import SCHEMA, PerfhwBackend
 from colmet.node.jobs.job import Job
+from colmet.node.kernel import perfcounters, perfuse
+from colmet.node.kernel.perfcounters import scaled
 from colmet.node.kernel.perfevents import NAMES_06
 from colmet.node.system import clib
 from colmet.node.system.host import Host
@@ -142,8 +144,8 @@ def made_up(fake, monkeypatch):
     fake.write("/sys/devices/system/cpu/online", "0-7\n")
     (fake.path / V1[1:]).mkdir(parents=True)
     kind = type("Counters", (MadeUp,), {"made": []})
-    monkeypatch.setattr(perfhw, "Counters", kind)
-    monkeypatch.setattr(perfhw, "Library", object)
+    monkeypatch.setattr(perfcounters, "EventCounters", kind)
+    monkeypatch.setattr(perfcounters, "PerfLibrary", object)
     fake.kind = kind
     return fake
 
@@ -226,7 +228,7 @@ def test_why_nothing_can_be_counted_comes_with_its_remedy(made_up, monkeypatch, 
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(perfhw, "Counters", refuse)
+    monkeypatch.setattr(perfcounters, "EventCounters", refuse)
     with pytest.raises(BackendUnavailable, match=says):
         opened(made_up, "page_faults")
 
@@ -572,7 +574,7 @@ def test_a_job_with_many_open_files_is_looked_through_bit_by_bit(made_up, monkey
     pids = range(7, 13)
     backend = opened(made_up, "page_faults", yields=True)
     job = new_job(made_up, pids="\n".join(map(str, pids)))
-    monkeypatch.setattr(perfhw, "_MAX_FILES", 100)
+    monkeypatch.setattr(perfuse, "_MAX_FILES", 100)
     monkeypatch.setattr(perfhw, "SLOW_TICKS", 1)
     for pid in pids:
         made_up.write(f"/proc/{pid}/comm", "papi_avail\n")
@@ -792,8 +794,8 @@ def test_live_nothing_stays_open(point, live):
 def test_live_an_unprivileged_agent_is_told_what_it_lacks(library, monkeypatch):
     if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 2:
         cannot_run("this machine lets everyone use perf")
-    loaded = perfhw.Library()
-    monkeypatch.setattr(perfhw, "Library", lambda: loaded)
+    loaded = perfcounters.PerfLibrary()
+    monkeypatch.setattr(perfcounters, "PerfLibrary", lambda: loaded)
     backend = PerfhwBackend(Host(), ["page_faults"])
     reader, writer = os.pipe()
     pid = fork()

@@ -44,6 +44,7 @@ LIBRARIES = {
         "colmet.collector.malloc",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",
+        "colmet.node.kernel.perfcounters",
         "colmet.node.backends.",
         "colmet.commands.doctor.clock",
     ),

@@ -29,7 +29,7 @@ _EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
 # What only one side takes; a package of Debian brings what its own side takes.
 _ONE_SIDED = {"pyinotify": "node", "pyasyncore": "node", "tables": "collector", "requests": "collector"}
 _LIBRARIES = (
-    ("lib_perf_hw", "LIB_PERFHW_PATH", "colmet.node.backends.perfhw", "--enable-perfhw"),
+    ("lib_perf_hw", "LIB_PERFHW_PATH", "colmet.node.kernel.perfcounters", "--enable-perfhw"),
     ("lib_rapl", "LIB_RAPL_PATH", "colmet.node.backends.rapl", "--enable-RAPL"),
 )
 

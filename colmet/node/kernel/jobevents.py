@@ -1,0 +1,215 @@
+"""The perf events of one job: which are wanted, which are open, what they have counted."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from colmet.common.schema import Value
+from colmet.node.kernel import perfcounters
+from colmet.node.kernel.perfevents import Event
+from colmet.node.kernel.perfuse import PerfUse
+from colmet.node.schedule import Every
+from colmet.node.system.host import Host
+
+_NOTHING = [0, 0, 0]
+
+
+class CountedEvent:
+    """An event that is counted, as a key of tables: there is one object for each event at a time."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+
+class EventColumn:
+    """One column with its scale.
+
+    Attributes:
+        number: of the column.
+        counter: its name.
+        scale: the name of its scale.
+        counted: the event in it.
+        job_id: the job of which it is counted; None for all.
+        every: when it has a value; None for at every sample.
+    """
+
+    __slots__ = ("counted", "counter", "every", "job_id", "number", "scale")
+
+    def __init__(self, number: int, counted: CountedEvent, job_id: int | None, every: Every | None) -> None:
+        self.number = number
+        self.counter, self.scale = f"counter_{number}", f"scale_{number}"
+        self.counted = counted
+        self.job_id = job_id
+        self.every = every
+
+
+class _OpenedEvents:
+    """Events of one job that were opened together.
+
+    Attributes:
+        counters: count them.
+        places: of those that are still wanted, in what `counters` reads.
+        descriptors: how many they have.
+    """
+
+    __slots__ = ("counters", "descriptors", "places")
+
+    def __init__(self, counters: perfcounters.EventCounters, events: Sequence[CountedEvent], descriptors: int) -> None:
+        self.counters = counters
+        self.places = {event: 3 * n for n, (event, code) in enumerate(zip(events, counters.errors)) if not code}
+        self.descriptors = descriptors
+
+
+class JobEvents:
+    """The perf events of one job.
+
+    ::
+
+        wanted, not open --open()--> counting --extend: open() on more CPUs--> counting
+              ^                        |  |
+              |                        |  +--change(): some are closed, others wanted--> counting, some not open
+              +--------release()-------+
+
+    Args:
+        host: the machine, which bounds the descriptors.
+        columns: the columns that the job has.
+
+    Attributes:
+        columns: as given, or as of the last change.
+        missing: events that are wanted and not open.
+        cpus: where they are counted.
+        refused: events that one of the CPUs does not support.
+        group: the group that was made for the job, "" where it has its own or none.
+        use: searches it for somebody who uses perf.
+        yields: whether somebody does, so that nothing is to be open.
+        is_uncounted: whether it was counted among the jobs of which nothing is counted.
+        try_at: the tick from which on opening is tried again.
+    """
+
+    def __init__(self, host: Host, columns: Sequence[EventColumn]) -> None:
+        self.columns = columns
+        self.missing = self.wanted()
+        self.cpus: frozenset[int] = frozenset()
+        self.refused: set[CountedEvent] = set()
+        self.group = ""
+        self.use = PerfUse(host)
+        self.yields = self.is_uncounted = False
+        self.try_at = 0
+        self._host = host
+        self._opened: list[_OpenedEvents] = []
+        self._before: dict[EventColumn, list[int]] = {}  # counts at the column's last value
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether events are open."""
+        return bool(self._opened)
+
+    def wanted(self) -> list[CountedEvent]:
+        """Return the events in its columns, each once."""
+        return list(dict.fromkeys(column.counted for column in self.columns))
+
+    def open(
+        self,
+        library: perfcounters.PerfLibrary,
+        directory: str,
+        events: Sequence[CountedEvent],
+        cpus: frozenset[int],
+    ) -> list[tuple[CountedEvent, int]]:
+        """Open events on some CPUs; return those that a CPU does not support, each with the errno.
+
+        Args:
+            library: opens them.
+            directory: the cgroup.
+            events: some of those wanted.
+            cpus: the CPUs.
+
+        Raises:
+            OSError: nothing can be counted; EMFILE: no descriptors are left.
+        """
+        count = len(events) * len(cpus)
+        if not self._host.reserve(count):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            group = self._host.open(directory)
+            try:
+                counters = perfcounters.EventCounters(library, group, [counted.event for counted in events], cpus)
+            finally:
+                os.close(group)
+        except BaseException:
+            self._host.release(count)
+            raise
+        self._opened.append(_OpenedEvents(counters, events, count))
+        self.cpus |= cpus
+        refused = [(counted, code) for counted, code in zip(events, counters.errors) if code]
+        self.refused.update(counted for counted, _ in refused)
+        return refused
+
+    def change(self, columns: Sequence[EventColumn]) -> None:
+        """Have other columns: close the events that are in none, and note those that are missing.
+
+        Counts of events that stay go on.
+        """
+        self.columns = columns
+        wanted = self.wanted()
+        for opened in self._opened:
+            for event in [event for event in opened.places if event not in wanted]:
+                released = opened.counters.drop(opened.places.pop(event) // 3)
+                opened.descriptors -= released
+                self._host.release(released)
+            if not opened.places:
+                opened.counters.close()
+                self._host.release(opened.descriptors)
+        self._opened = [opened for opened in self._opened if opened.places]
+        if not self._opened:
+            self.cpus = frozenset()
+        self.refused.intersection_update(wanted)
+        have = self.refused.union(*[opened.places for opened in self._opened])
+        before = {column.counted: counts for column, counts in self._before.items() if column.counted in have}
+        self._before = {column: before[column.counted] for column in columns if column.counted in before}
+        self.missing = [event for event in wanted if event not in have]
+        self.try_at = 0
+
+    def values(self, columns: Sequence[EventColumn]) -> dict[str, Value]:
+        """Return the values and scales of some columns, each since its value before.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        counts = self._read()
+        found: dict[str, Value] = {}
+        before = self._before
+        for column in columns:
+            now = counts.get(column.counted)
+            if now is not None:
+                then = before.get(column, _NOTHING)
+                before[column] = now
+                found[column.counter], found[column.scale] = perfcounters.scaled(
+                    now[0] - then[0], now[1] - then[1], now[2] - then[2]
+                )
+        return found
+
+    def _read(self) -> dict[CountedEvent, list[int]]:
+        """Return count, ns enabled and ns counted of each event, summed over what is open of it."""
+        counts: dict[CountedEvent, list[int]] = {}
+        for opened in self._opened:
+            read = opened.counters.read()
+            for counted, at in opened.places.items():
+                found = read[at : at + 3]
+                if counted in counts:
+                    found = [one + other for one, other in zip(found, counts[counted])]
+                counts[counted] = found
+        for counted in self.refused:
+            counts.pop(counted, None)
+        return counts
+
+    def release(self) -> None:
+        """Close all events; all that are wanted are missing then."""
+        for opened in self._opened:
+            opened.counters.close()
+            self._host.release(opened.descriptors)
+        self._opened, self._before, self.cpus = [], {}, frozenset()
+        self.missing = self.wanted()
