@@ -14,12 +14,12 @@ import grp
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.files import write_whole
 from colmet.web.credentials import (
     MAX_SECRET,
     Credential,
@@ -269,33 +269,17 @@ def _texts(path: str) -> tuple[list[str], os.stat_result | None]:
 
 
 def _write(path: str, texts: Sequence[str], before: os.stat_result | None) -> None:
-    """Exchange the file at once; owner, group and rights stay, and a new one is for root and the collector."""
-    target = os.path.realpath(path)
-    made = ""
+    """Replace the file; owner, group and permissions stay, and a new file is for root and the collector."""
+    mode, owner, group = 0o600, -1, -1
+    if before is not None:
+        mode = stat.S_IMODE(before.st_mode)
+        if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+            owner, group = before.st_uid, before.st_gid
+    elif os.geteuid() == 0:
+        with contextlib.suppress(KeyError):
+            mode, group = 0o640, grp.getgrnam(GROUP).gr_gid
+    content = ("\n".join(texts) + "\n").encode()
     try:
-        descriptor, made = tempfile.mkstemp(prefix=".colmet-access-", dir=os.path.dirname(target))  # mode 0600
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write("\n".join(texts) + "\n")
-            file.flush()
-            mode, owner, group = 0o600, -1, -1
-            if before is not None:
-                mode, owner, group = stat.S_IMODE(before.st_mode), before.st_uid, before.st_gid
-            elif os.geteuid() == 0:
-                with contextlib.suppress(KeyError):
-                    mode, group = 0o640, grp.getgrnam(GROUP).gr_gid
-            if before is None or (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(descriptor, owner, group)
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        os.replace(made, target)
-        made = ""
+        write_whole(os.path.realpath(path), content, mode=mode, owner=owner, group=group, shared=True)
     except OSError as err:
         raise ConfigError(f"{path}: cannot be written: {err.strerror}") from err
-    finally:
-        if made:
-            os.unlink(made)
-    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

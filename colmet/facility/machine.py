@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import re
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.files import write_whole
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.facility.deadlines import Deadlines, SourceFailed
 from colmet.facility.documents import Space, Traffic
@@ -208,16 +207,8 @@ class Network:
     def _replace(self, text: bytes) -> None:
         """Put another file in its place, so that whoever reads it finds all of it."""
         os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
-        descriptor, made = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(text)
-                os.fchmod(descriptor, 0o644)  # byte counts of a machine, which anyone there can see
-            os.replace(made, self._path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(made)
-            raise
+        # byte counts of a machine, which anyone there can see
+        write_whole(str(self._path), text, mode=0o644, durable=False, shared=True)
 
 
 def parse_mounts(text: str) -> dict[str, str]:

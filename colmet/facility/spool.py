@@ -14,7 +14,6 @@ between the endpoint's answer and the note in the file of the done has one docum
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -105,27 +104,7 @@ class DocumentMemory:
 
 
 class _Directory(PrivateDirectory):
-    """One in which files are also synced, and appended to."""
-
-    def add(self, name: str, data: bytes) -> None:
-        """Have a new file with this be there, for good, or none; OSError where that cannot be."""
-        temporary = f".{name}.new"
-        fd = self.create(temporary)
-        try:
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            self.rename(temporary, name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self.remove(temporary)
-            raise
-        with contextlib.suppress(OSError):  # not every file system can; the file is there all the same
-            os.fsync(self._fd)
+    """A private directory with files that are appended to."""
 
     def append(self, name: str) -> int:
         """A descriptor to append with to a file, made where it is not there."""
@@ -224,7 +203,7 @@ class DocumentSpool:
             name = f"{time_ns + number:020d}-{secrets.token_hex(8)}.documents"
             data = pack(lot)
             try:
-                self._directory.add(name, data)
+                self._directory.write(name, data, durable=True)
             except OSError as err:
                 self._note_failure(err)
                 break

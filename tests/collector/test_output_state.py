@@ -29,7 +29,7 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
     path = str(tmp_path / "x.json")
     state = OutputState(path, JOURNAL, 0, 0)
     state.save(1, {"a": 1})
-    (tmp_path / "x.json.new").mkdir()
+    (tmp_path / ".x.json.new").mkdir()
     with pytest.raises(OutputUnavailable, match=r"x\.json"):
         state.save(2, {"b": 2})
     assert state.position == 1 and state.notes == {"a": 1} and OutputState(path, JOURNAL, 0, 0).position == 1

@@ -169,7 +169,7 @@ def test_a_state_that_cannot_be_replaced_is_not_counted_from_again_and_again(tmp
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(machine.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(machine, "write_whole", refuse)
     monkeypatch.setattr(
         machine.os, "open", lambda name, flags, *more: refuse() if flags & os.O_WRONLY else OPEN(name, flags)
     )
@@ -210,15 +210,15 @@ def test_a_link_in_the_place_of_the_state_is_not_followed(tmp_path):
 def test_rights_are_given_to_the_state_alone_whoever_has_the_directory(tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.touch(0o600)
-    made = tempfile.mkstemp
 
-    def exchanged(**options):
-        descriptor, path = made(**options)
-        os.unlink(path)
-        os.symlink(other, path)
-        return descriptor, path
+    def exchanged(path, flags, *mode, **options):
+        descriptor = OPEN(path, flags, *mode, **options)
+        if flags & os.O_EXCL:
+            os.unlink(path)
+            os.symlink(other, path)
+        return descriptor
 
-    monkeypatch.setattr(machine.tempfile, "mkstemp", exchanged)
+    monkeypatch.setattr(os, "open", exchanged)
     Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
     assert other.stat().st_mode & 0o777 == 0o600
 

@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.journal import segments
-from colmet.collector.journal.output_state import MAX_BYTES, OutputState, parse, replace
+from colmet.collector.journal.output_state import MAX_BYTES, OutputState, parse
 from colmet.collector.journal.segments import MESSAGE, SENDERS, Damage, SegmentReader
 from colmet.collector.journal.sender_shares import SenderShares
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.runtime.directories import check_writable, make, sync_directory
+from colmet.common.runtime.files import write_whole
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoder
@@ -245,7 +246,7 @@ class Journal:
                 self.journal = _name_in(self._paths)
                 log.warning("journal: %s was missing, its segments name it: path=%s", NAME_FILE, self.directory)
             text = json.dumps({"form": FORM, "journal": self.journal})
-            replace(os.path.join(self.directory, NAME_FILE), text.encode())
+            write_whole(os.path.join(self.directory, NAME_FILE), text.encode())
         self._sizes = {path: os.path.getsize(path) for _, path in self._paths}
         numbers = [first for first, _ in self._paths]
         if self._paths:
@@ -660,7 +661,7 @@ class Journal:
             with os.scandir(os.path.dirname(path)) as entries:
                 kept = [entry.stat(follow_symlinks=False).st_size for entry in entries]
             if len(kept) < MAX_ASIDE_FILES and sum(kept) < MAX_ASIDE_BYTES:
-                replace(path, reader.content(damage, MAX_ASIDE_BYTES - sum(kept)))
+                write_whole(path, reader.content(damage, MAX_ASIDE_BYTES - sum(kept)))
             else:
                 cause = "not kept: there is much already"
         except OSError as err:

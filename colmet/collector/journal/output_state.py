@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime.directories import sync_directory
+from colmet.common.runtime.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class OutputState:
         if self._path:
             document = {"form": FORM, "journal": self.journal, "position": position, "keep_from": keep_from}
             try:
-                replace(self._path, json.dumps({**document, "notes": notes}).encode())
+                write_whole(self._path, json.dumps({**document, "notes": notes}).encode())
             except OSError as err:
                 raise OutputUnavailable(f"cannot write {self._path}: {err.strerror}") from err
         self.position, self.keep_from, self.notes = position, keep_from, notes
@@ -113,18 +113,3 @@ def parse(text: bytes) -> dict[str, Any]:
     if type(position) is not int or type(keep_from) is not int or not 0 <= keep_from <= position < 1 << 63:
         raise ValueError(f"position {position!r}, keep_from {keep_from!r}")
     return dict(document)
-
-
-def replace(path: str, content: bytes) -> None:
-    """Write a file so that there is always the former or the new one, whatever happens; OSError where it cannot be."""
-    temporary = f"{path}.new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        done = 0
-        while done < len(content):
-            done += os.write(descriptor, content[done:])
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
-    sync_directory(os.path.dirname(path))

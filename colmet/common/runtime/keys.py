@@ -18,12 +18,12 @@ import os
 import pwd
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.files import write_whole
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.wire.limits import HOST
 
@@ -257,25 +257,10 @@ def write_public(path: str, name: str, public: Sequence[str], uris: Sequence[str
 
 
 def _write(path: str, name: str, text: str, mode: int, owner: int, replace: bool) -> None:
-    temporary = ""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".")
-        with open(descriptor, "w", encoding="ascii") as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is
-            os.fchown(descriptor, owner, -1)
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        if replace:
-            os.replace(temporary, path)
-        else:
-            os.link(temporary, path)  # fails where one is there
+        write_whole(path, text.encode("ascii"), mode=mode, owner=owner, replace=replace, shared=True)
     except OSError as err:
         raise ConfigError(f"{path}: {err.strerror}; nothing was written for {name}") from err
-    finally:
-        if temporary:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
 
 
 _NO_SIGNATURE = (0, 0, 0, 0)

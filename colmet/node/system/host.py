@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
+from colmet.common.runtime.files import write_all, write_whole
 from colmet.node.system.command import Command
 from colmet.node.system.processes import Processes
 
@@ -163,26 +164,18 @@ class PrivateDirectory:
         """
         return _plain(name, max_bytes, self._fd)
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Have a file hold this, or, where that fails, what it held; whoever reads it finds the one or the other."""
-        temporary = f".{name}.new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(temporary, flags, 0o600, dir_fd=self._fd)
-        except FileExistsError:  # of a process that was killed here
-            os.unlink(temporary, dir_fd=self._fd)
-            fd = os.open(temporary, flags, 0o600, dir_fd=self._fd)
-        try:
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            finally:
-                os.close(fd)
-            self.rename(temporary, name)
-        except BaseException:
-            os.unlink(temporary, dir_fd=self._fd)
-            raise
+    def write(self, name: str, data: bytes, *, durable: bool = False) -> None:
+        """Replace a file, or create it; a reader finds the former content or the new one.
+
+        Args:
+            name: of the file.
+            data: its content.
+            durable: whether it survives a power failure; waits for the disk.
+
+        Raises:
+            OSError: it cannot be written; the former content stays.
+        """
+        write_whole(name, data, directory=self._fd, durable=durable)
 
     def create(self, name: str) -> int:
         """A descriptor to append to a new file with.
@@ -284,9 +277,7 @@ class Host:
         """
         fd = os.open(self.root + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            write_all(fd, data)
         finally:
             os.close(fd)
 

@@ -167,7 +167,7 @@ class StateFile:
         try:
             if len(payload) > self._max_bytes:
                 raise ValueError(f"{len(payload)} bytes are more than the {self._max_bytes} that it may have")
-            self._directory.replace(self._name, _pack(self._boot, payload))
+            self._directory.write(self._name, _pack(self._boot, payload))
         except (OSError, ValueError) as err:
             self.failures += 1
             if powers_of_ten(self.failures):
