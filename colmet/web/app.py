@@ -18,6 +18,7 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
 from colmet.web import models
 from colmet.web.access import Access
+from colmet.web.catalogue import measures_answer
 from colmet.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
 from colmet.web.interface import (
     FACILITY,
@@ -166,6 +167,7 @@ class Routes:
         rows: list[tuple[str, Any, Any, bool]] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
             (f"{api}/cluster", self.cluster, models.Cluster, False),
+            (f"{api}/measures", self.measures, models.Measures, False),
             (f"{api}/jobs", self.jobs, models.Jobs, False),
             (f"{api}/jobs/{{job}}", self.job, models.Job, True),
             (f"{api}/jobs/{{job}}/series", self.job_series, models.Series, True),
@@ -225,6 +227,10 @@ class Routes:
                 "waiting": {"memory": self._memory.pending, "store": self._store.pending},
             }
         )
+
+    async def measures(self, request: Request) -> Response:
+        """The measures that charts and tables are made of, with their columns, and the units of columns."""
+        return answer(measures_answer(), packed=_packed(request))
 
     async def cluster(self, request: Request) -> Response:
         """Totals of nodes and jobs; an ordinary user's: of the own jobs."""

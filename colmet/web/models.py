@@ -4,49 +4,39 @@ from typing import Any, Optional  # evaluated at run time, on Python 3.9, too
 
 from pydantic import BaseModel, Field, create_model
 
-# key -> what it is; of the rows of jobs, on one node or on all of its
+from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
+from colmet.common.measures import Measure as DeclaredMeasure
+
+
+def _description(measure: DeclaredMeasure) -> str:
+    is_rate = measure.kind == "counter" and measure.is_rate
+    return f"{measure.help} Growth per second." if is_rate else measure.help
+
+
+# Descriptions of the keys of a job's row that follow from measures, and of a node's that are none.
 _JOB_VALUES = {
     "cpu_share": "CPU cores used, as a share of those held",
     "memory_share": "memory used, as a share of the limit, on the node where it is nearest to it",
-    "wait": "tasks that wait, for whatever reason",
-    "io": "bytes read and written in a second",
-    "cpu": "CPU cores used",
-    "cpus": "CPU cores held",
-    "memory": "bytes used",
-    "memory_anon": "bytes used that are no cache",
-    "memory_peak": "bytes used at most",
-    "memory_limit": "bytes that may be used",
-    "memory_swap": "bytes swapped out",
-    "oom_kills": "processes killed for lack of memory",
-    "read": "bytes read in a second",
-    "write": "bytes written in a second",
-    "tasks": "processes and threads",
-    "wait_cpu": "tasks that wait for a CPU",
-    "wait_io": "tasks that wait for a block device",
-    "wait_swap": "tasks that wait for swapped memory",
-    "wait_reclaim": "tasks that wait for memory to become free",
-    "age": "seconds since the oldest process began",
-    "gpus": "GPUs held",
-    "gpu": "use of the GPUs, as a share",
-    "gpu_memory": "bytes of the GPUs' memory used",
-    "gpu_power": "power that the GPUs take, as the driver tells it",
+    "wait": "tasks that wait, for any reason",
+    "io": "bytes read and written per second",
+    **{key: _description(measure) for key, measure in JOB_MEASURES.items()},
 }
 _NODE_VALUES = {
     "jobs": "jobs on it",
-    "cpus": "CPUs that it has",
+    "cpus": _description(NODE_MEASURES["cpus"]),
     "cpu": "use of its CPUs, as a share",
     "iowait": "share of the time in which a CPU waits for a block device",
     "steal": "share of the time that another virtual machine had",
-    "load": "of one minute",
+    "load": _description(NODE_MEASURES["load"]),
     "memory": "bytes used",
-    "memory_total": "bytes that there are",
+    "memory_total": _description(NODE_MEASURES["memtotal"]),
     "memory_share": "memory used, as a share",
     "swap": "bytes of swap used",
-    "io": "bytes read and written in a second",
-    "read": "bytes read in a second",
-    "write": "bytes written in a second",
-    "seen_age": "seconds since it was heard last",
-    "lag": "seconds from the making of its latest message to its arrival",
+    "io": "bytes read and written per second",
+    "read": _description(NODE_MEASURES["read"]),
+    "write": _description(NODE_MEASURES["write"]),
+    "seen_age": "seconds since the last message of it",
+    "lag": "age of its latest message when it came, in seconds",
 }
 
 
@@ -108,6 +98,50 @@ class Cluster(BaseModel):
     messages: MessageCounts
     kept_s: Optional[float] = Field(..., description="seconds that memory reaches back")
     warnings: list[str]
+
+
+class MeasureSource(BaseModel):
+    """A column that has a measure."""
+
+    table: str
+    column: str
+    origin: str = Field(..., description="cgroup, tasks or processes, where the sources count different things")
+
+
+class DescribedMeasure(BaseModel):
+    """A quantity that people read; the first of its columns that has values counts."""
+
+    label: str
+    help: str
+    scope: str = Field(..., description="job or node")
+    kind: str = Field(..., description="counter or gauge")
+    unit: str = Field(..., description="as stored in the first column")
+    rate: bool = Field(..., description="whether charts show the growth per second")
+    hosts: str = Field(..., description="how hosts are folded: sum, mean, max; all: a sum, missing where one is")
+    time: str = Field(..., description="how samples are folded: total, mean, max, last")
+    sources: list[MeasureSource]
+
+
+class MeasureTerm(BaseModel):
+    """A part of a sum."""
+
+    measure: str
+    sign: int
+
+
+class UnitFormat(BaseModel):
+    """How to show the numbers of a unit."""
+
+    factor: float = Field(..., description="to bytes, seconds, watts, shares of one")
+    family: str = Field(..., description="such as size, flow, duration, share")
+
+
+class Measures(BaseModel):
+    """The measures, by key; sums of some; the units of columns and of their growth."""
+
+    measures: dict[str, DescribedMeasure]
+    sums: dict[str, list[MeasureTerm]]
+    units: dict[str, UnitFormat]
 
 
 class _JobRow(BaseModel):
@@ -320,7 +354,25 @@ class Status(BaseModel):
 
 
 MODELS = (
-    *(Error, Whoami, NodeCounts, JobCounts, MessageCounts, Cluster, JobRow, JobNodeRow, NodeRow, Jobs, Nodes, Column),
+    *(
+        Error,
+        Whoami,
+        MeasureSource,
+        DescribedMeasure,
+        MeasureTerm,
+        UnitFormat,
+        Measures,
+        NodeCounts,
+        JobCounts,
+        MessageCounts,
+        Cluster,
+        JobRow,
+        JobNodeRow,
+        NodeRow,
+        Jobs,
+        Nodes,
+        Column,
+    ),
     *(Job, Node, OneSeries, Series, Gap, HostCompleteness, Completeness, QmemJobOnHost, QmemHost, QmemRequestedJob),
     *(QmemOwner, Qhost, Qstat, Status),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.measures import MEASURES
+from colmet.web.catalogue import measures_answer
 
 STATIC = Path(__file__).resolve().parents[2] / "colmet/web/static"
 VENDOR = STATIC / "vendor/uplot"
@@ -57,17 +57,12 @@ def test_a_script_imports_only_files_that_there_are(path):
     assert [name for name in IMPORT.findall(path.read_text()) if not (STATIC / name).is_file()] == []
 
 
-@pytest.mark.parametrize(
-    "measure", [MEASURES[key] for key in ("memory", "memory_anon", "tasks")], ids=lambda measure: measure.key
-)
-def test_the_page_draws_a_measure_of_the_sources_that_others_read(measure):
-    text = (STATIC / "job.js").read_text()
-    shown = []
-    for name, columns in re.findall(r"\.\.\.(cgroup|processes)\(([^)]*)\)", text):
-        table = "cgroup_default" if name == "cgroup" else "jobprocstats_default"
-        shown += [(table, column) for column in re.findall(r'"(\w+)"', columns)]
-    at = shown.index(measure.places[0])
-    assert shown[at : at + len(measure.places)] == measure.places
+@pytest.mark.parametrize("name", ["job.js", "node.js"])
+def test_the_page_draws_measures_that_the_collector_declares(name):
+    drawn = re.findall(r'\b(line|sum)\("[^"]*", "(\w+)"', (STATIC / name).read_text())
+    declared = measures_answer()
+    assert len(drawn) > 10
+    assert [key for how, key in drawn if key not in declared["measures" if how == "line" else "sums"]] == []
 
 
 def test_every_script_is_used():

@@ -61,6 +61,7 @@ def local_app(facts, page):
 ROUTES = [
     "/api/v1/whoami",
     "/api/v1/cluster",
+    "/api/v1/measures",
     "/api/v1/jobs",
     f"/api/v1/jobs/{ALICES}",
     f"/api/v1/jobs/{ALICES}/series?{METRIC}",
@@ -72,6 +73,17 @@ ROUTES = [
     "/qhost",
     "/qstat",
 ]
+
+
+def test_measures_come_with_their_columns_and_units(open_app):
+    told = got(open_app, "/api/v1/measures")
+    memory = told["measures"]["memory"]
+    assert (memory["rate"], memory["hosts"], memory["unit"]) == (False, "sum", "bytes")
+    assert memory["sources"][0] == {"table": "cgroup_default", "column": "memory_current", "origin": "cgroup"}
+    assert told["measures"]["cpu_used"]["rate"] and not told["measures"]["oom_kills"]["rate"]
+    assert {"measure": "node_memory_shmem", "sign": 1} in told["sums"]["node_memory_used"]
+    assert told["units"]["kbytes/s"] == {"factor": 1024, "family": "flow"}
+    assert told["units"]["percent"] == {"factor": 0.01, "family": "share"}
 
 
 def pattern_of(path):

@@ -3,7 +3,8 @@
 import { Failure, ask, now } from "./api.js";
 import { JOB_NODE_COLUMNS, encoded, jobFacts, nodeAddress } from "./columns.js";
 import { Facts, Warnings, el, keep, mark, say } from "./dom.js";
-import { Panels, line } from "./panels.js";
+import { line, load } from "./measures.js";
+import { Panels } from "./panels.js";
 import { Table } from "./table.js";
 import { count, iso, lasting, sentence, share, when } from "./units.js";
 
@@ -11,37 +12,20 @@ const ENDED_S = 60; // between two questions about a job of which nothing came f
 const WHOLE_S = 120; // between two about what is missing
 const MOST_GAPS = 200;
 
-const cgroup = (...columns) => columns.map((column) => ["cgroup_default", column]);
-const tasks = (...columns) => columns.map((column) => ["taskstats_default", column]);
-// where no cgroup of the job has it; colmet/common/measures.py says the same
-const processes = (...columns) => columns.map((column) => ["jobprocstats_default", column, "of its processes"]);
-const gpus = (column) => [["nvidiastats_default", column]];
-const rate = { rate: true };
-
-const CHARTS = [
-  ["CPU cores", [
-    line("used", [...cgroup("cpu_usage"), ...tasks("cpu_total", "cpu_run_virtual_total", "cpu_run_real_total")], rate),
-    line("held", cgroup("cpus_allocated")),
-  ]],
-  ["Memory", [
-    line("used", [...cgroup("memory_current"), ...processes("memory_used", "VmRSS")]),
-    line("without files", [...cgroup("memory_anon"), ...processes("RssAnon")]),
-    line("limit", cgroup("memory_limit")),
-  ]],
-  ["Storage", [
-    line("read", [...cgroup("io_read_bytes"), ...tasks("read_bytes"), ["jobprocstats_default", "read_bytes"]], rate),
-    line("written", [...cgroup("io_write_bytes"), ...tasks("write_bytes"), ["jobprocstats_default", "write_bytes"]], rate),
-  ]],
+const charts = () => [
+  ["CPU cores", [line("used", "cpu_used"), line("held", "cpus")]],
+  ["Memory", [line("used", "memory"), line("without files", "memory_anon"), line("limit", "memory_limit")]],
+  ["Storage", [line("read", "io_read"), line("written", "io_write")]],
   ["Waiting tasks", [
-    line("for a CPU", tasks("cpu_delay_total"), rate),
-    line("for storage", tasks("blkio_delay_total"), rate),
-    line("for swap", tasks("swapin_delay_total"), rate),
-    line("for free memory", tasks("freepages_delay_total"), rate),
+    line("for a CPU", "wait_cpu"),
+    line("for storage", "wait_io"),
+    line("for swap", "wait_swap"),
+    line("for free memory", "wait_reclaim"),
   ]],
-  ["GPU use", [line("mean", gpus("utilization-gpu"), { mean: true })]],
-  ["GPU memory", [line("used", gpus("memory-used")), line("all", gpus("memory-total"))]],
-  ["GPU power", [line("power", gpus("power"))]],
-  ["Tasks", [line("tasks", [...cgroup("pids_current"), ...processes("tasks")])]],
+  ["GPU use", [line("mean", "gpu_use")]],
+  ["GPU memory", [line("used", "gpu_memory"), line("all", "gpu_memory_total")]],
+  ["GPU power", [line("power", "gpu_power")]],
+  ["Tasks", [line("tasks", "tasks")]],
 ];
 
 export class Job {
@@ -96,8 +80,9 @@ export class Job {
     this.rows = nodes;
     this.nodes.hidden = !nodes.length;
     this.#list();
+    await load(signal);
     if (this.panels === null) {
-      this.panels = new Panels(this.path, CHARTS, this.context, job.running ? "3600" : "all");
+      this.panels = new Panels(this.path, charts(), this.context, job.running ? "3600" : "all");
       this.below.append(this.panels.element);
     }
     this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN);

@@ -3,33 +3,25 @@
 import { ask } from "./api.js";
 import { JOB_COLUMNS, encoded, nodeFacts } from "./columns.js";
 import { Facts, Warnings, el, say } from "./dom.js";
-import { Panels, line, sum } from "./panels.js";
+import { line, load, sum } from "./measures.js";
+import { Panels } from "./panels.js";
 import { Table } from "./table.js";
 
-const proc = (column) => [["procstats_default", column]];
-const rate = { rate: true };
-const term = (column, sign) => ["procstats_default", `meminfo_${column}`, sign];
-
-const CHARTS = [
-  ["CPU cores", [
-    line("user", proc("stat_cpu_user"), rate),
-    line("system", proc("stat_cpu_system"), rate),
-    line("idle", proc("stat_cpu_idle"), rate),
-    line("waiting for storage", proc("stat_cpu_iowait"), rate),
-    line("low priority", proc("stat_cpu_nice"), rate),
-    line("hypervisor", proc("stat_cpu_steal"), rate),
-  ]],
-  ["Memory", [
-    // what can be given back is not in use; shared memory, which cannot, is counted among the cached
-    sum("used", [term("memtotal", 1), term("memfree", -1), term("buffers", -1), term("cached", -1), term("sreclaimable", -1), term("shmem", 1)]),
-    line("all", proc("meminfo_memtotal")),
-    sum("swap used", [term("swaptotal", 1), term("swapfree", -1)]),
-  ]],
-  ["Storage", [line("read", proc("vmstat_pgpgin"), rate), line("written", proc("vmstat_pgpgout"), rate)]],
-  ["Load", [line("1 minute", proc("loadavg_1min")), line("15 minutes", proc("loadavg_15min"))]],
-  ["InfiniBand", [line("received", [["infinibandstats_default", "portRcvData"]], rate), line("sent", [["infinibandstats_default", "portXmitData"]], rate)]],
-  ["Power", [line("node", ["current_power", "average_power_consumption"].map((column) => ["ipmipowerstats_default", column]))]],
-  ["Temperature", [line("mean", [["temperatures_default", "temperature"]], { mean: true, apart: true })]],
+const charts = () => [
+  ["CPU cores", 
+    line("user", "node_cpu_user"),
+    line("system", "node_cpu_system"),
+    line("idle", "node_cpu_idle"),
+    line("waiting for storage", "node_cpu_iowait"),
+    line("low priority", "node_cpu_nice"),
+    line("hypervisor", "node_cpu_steal"),
+  ],
+  ["Memory", [sum("used", "node_memory_used"), line("all", "node_memory_memtotal"), sum("swap used", "node_swap_used")]],
+  ["Storage", [line("read", "node_read"), line("written", "node_write")]],
+  ["Load", [line("1 minute", "node_load"), line("15 minutes", "node_load_15")]],
+  ["InfiniBand", [line("received", "network_received"), line("sent", "network_sent")]],
+  ["Power", [line("node", "power")]],
+  ["Temperature", [line("mean", "temperature", { apart: true })]],
 ];
 const COLUMNS = JOB_COLUMNS.filter((one) => !["nodes", "on", "last"].includes(one.key));
 
@@ -45,18 +37,19 @@ export class Host {
     this.rows = [];
     this.table = new Table("Jobs on the node", COLUMNS, (row) => row.job, { sort: "cpu", reverse: false }, () => this.#list());
     this.none = el("p", { class: "soft", text: "No job to show here.", hidden: true });
-    this.panels = new Panels(this.path, CHARTS, context, "3600");
+    this.panels = null;
+    this.below = el("div");
     this.element = el("div", {},
       el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Cluster" })),
       el("h1", { text: `Node ${this.title}`, tabindex: "-1" }),
       this.about, this.warnings.element, this.facts.element,
       el("section", { "aria-labelledby": "jobs-title" },
         el("div", { class: "tools" }, el("h2", { id: "jobs-title", text: "Jobs on it" })), this.none, this.table.element),
-      this.panels.element);
+      this.below);
   }
 
   close() {
-    this.panels.close();
+    this.panels?.close();
   }
 
   #list() {
@@ -72,6 +65,11 @@ export class Host {
     this.none.hidden = jobs.length > 0;
     this.table.element.hidden = !jobs.length;
     this.#list();
+    await load(signal);
+    if (this.panels === null) {
+      this.panels = new Panels(this.path, charts(), this.context, "3600");
+      this.below.append(this.panels.element);
+    }
     this.panels.refresh(signal, tables, [], null);
   }
 }

@@ -13,18 +13,14 @@ const MOST_VALUES = 24000; // of an answer about many nodes
 const LEAST_S = 10; // between two rounds
 const MOST_S = 120;
 const AFTER_FAILURE_S = 30;
-const MEANS = ["percent", "celsius", "mhz"]; // of several nodes nobody wants the sum of these
+const MEANS = ["percent", "celsius", "mhz"]; // units of which a sum over nodes means nothing
 const CHOSEN = "one";
-
-/** A line that is the first of these columns that has a value: [table, column, what to say of it], ... */
-export const line = (name, sources, more = {}) => ({ name, sources, rate: false, mean: false, ...more });
-/** A line that is made of several columns: [table, column, sign], ... */
-export const sum = (name, terms) => ({ name, terms, rate: false, mean: false });
 
 export class Panels {
   /**
    * @param {string} path of the job or the node in the interface
-   * @param {Array} charts [title, [line, ...]]
+   * @param {Array} charts [title, [line, ...]]: a line has a name, `rate`, `mean`, and [table, column, what to say of it] as
+   *   `sources`, of which the first with a value counts, or [table, column, sign] as `terms` of a sum
    * @param {Object} context of the view
    * @param {string} range that is shown where none was chosen
    */

@@ -93,28 +93,33 @@ export function iso(seconds) {
   return new Date(1000 * seconds).toISOString();
 }
 
-/** What values of a unit of the interface are: by what they are multiplied, how they are told, and the least that an axis shows. */
+const known = (text) => (value) => (value == null ? NONE : text(value));
+// family -> how a value is written, the base of its axis, the least that the axis shows
+const FAMILIES = {
+  size: [size, 1024],
+  flow: [flow, 1024],
+  share: [share, 10],
+  duration: [lasting, 10],
+  cores: [cores, 10, 0.1],
+  power: [known((value) => `${number(value)} W`), 10],
+  temperature: [known((value) => `${number(value)} °C`), 10],
+  frequency: [known((value) => `${number(value)}Hz`), 10],
+  date: [(value) => when(value), 10],
+};
+let units = {};
+
+/** Keep the units of the interface: their factors and families, by name. */
+export function declare(declared) {
+  units = declared;
+}
+
+/** Return the factor of a unit's values, the function that writes them, and the base and the least value of an axis. */
 export function quantity(unit) {
-  const known = {
-    bytes: [1, size, 1024],
-    kbytes: [1024, size, 1024],
-    mbytes: [1 << 20, size, 1024],
-    "bytes/s": [1, flow, 1024],
-    "kbytes/s": [1024, flow, 1024],
-    "mbytes/s": [1 << 20, flow, 1024],
-    percent: [0.01, share, 10],
-    nsec: [1e-9, lasting, 10],
-    usec: [1e-6, lasting, 10],
-    jiffies: [1e-2, lasting, 10],
-    sec: [1, lasting, 10],
-    "seconds/s": [1, cores, 10, 0.1],
-    watts: [1, (value) => (value == null ? NONE : `${number(value)} W`), 10],
-    "ujoules/s": [1e-6, (value) => (value == null ? NONE : `${number(value)} W`), 10],
-    celsius: [1, (value) => (value == null ? NONE : `${number(value)} °C`), 10],
-    mhz: [1e6, (value) => (value == null ? NONE : `${number(value)}Hz`), 10],
-    ts_date: [1, (value) => when(value), 10],
-  }[unit];
-  if (known) return { factor: known[0], text: known[1], base: known[2], least: known[3] ?? 0 };
+  const { factor, family } = units[unit] ?? {};
+  if (Object.hasOwn(FAMILIES, family ?? "")) {
+    const [text, base, least] = FAMILIES[family];
+    return { factor, text, base, least: least ?? 0 };
+  }
   const suffix = String(unit ?? "").endsWith("/s") ? " /s" : "";
-  return { factor: 1, text: (value) => (value == null ? NONE : number(value) + suffix), base: 10, least: 0 };
+  return { factor: 1, text: known((value) => number(value) + suffix), base: 10, least: 0 };
 }

@@ -1,0 +1,33 @@
+// The measures and units that the collector declares: asked for once.
+
+import { ask } from "./api.js";
+import { declare } from "./units.js";
+
+const ORIGINS = { processes: "of its processes" }; // that a legend names
+let declared = null;
+
+/**
+ * Ask for the measures, the first time.
+ * @throws {Failure} there is no answer
+ */
+export async function load(signal) {
+  if (declared !== null) return;
+  const answer = await ask("api/v1/measures", {}, signal);
+  declare(answer.units);
+  declared = answer;
+}
+
+const sourcesOf = (key) => declared.measures[key].sources;
+
+/** A line of a measure: the first of its columns that has a value. */
+export function line(name, key, more = {}) {
+  const { rate, hosts } = declared.measures[key];
+  const sources = sourcesOf(key).map(({ table, column, origin }) => [table, column, ORIGINS[origin] ?? ""]);
+  return { name, sources, rate, mean: hosts === "mean", ...more };
+}
+
+/** A line that adds and subtracts measures. */
+export function sum(name, key) {
+  const terms = declared.sums[key].map(({ measure, sign }) => [sourcesOf(measure)[0].table, sourcesOf(measure)[0].column, sign]);
+  return { name, terms, rate: false, mean: false };
+}
