@@ -24,9 +24,10 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, logs
 from colmet.common.runtime.configuration import check_effects
 from colmet.common.runtime.readable import readable
+from colmet.common.runtime.secretfile import read_safe_line
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
-from colmet.facility import collector_output, debugfiles, machine, obfuscation, options, secretfile, sender
+from colmet.facility import collector_output, debugfiles, machine, obfuscation, options, sender
 from colmet.facility.collect import ENDED_S, Facility, Host, Notebooks
 from colmet.facility.collector_output import CollectorOutput
 from colmet.facility.deadlines import Deadlines
@@ -93,7 +94,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         set_up_logging(program, parsed.loglevel)
         check_effects(parser, parsed)
         if parsed.make_key is not None:
-            secretfile.make_key(parsed.make_key)
+            obfuscation.make_key(parsed.make_key)
             return 0
         with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
             return _run(program, parsed, service, signals)
@@ -284,14 +285,14 @@ def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
     if parsed.key_file is not None:
         if parsed.salt or parsed.salt_file is not None:
             raise ConfigError("--key-file excludes --salt and --salt-file: give one of them")
-        return obfuscation.keyed(secretfile.read_key(parsed.key_file, "--key-file"))
+        return obfuscation.keyed(obfuscation.read_key("--key-file", parsed.key_file))
     if not parsed.obfuscate_users:
         if parsed.salt or parsed.salt_file is not None:
             log.warning("users' names are sent unchanged: a salt has no effect without -o")
         return obfuscation.plain
     salt: str = parsed.salt
     if parsed.salt_file is not None:
-        salt = secretfile.read_line(parsed.salt_file, "--salt-file")
+        salt = read_safe_line("--salt-file", parsed.salt_file)
     elif salt:
         _warn_of_ps(program, "-z", "--salt-file")
     elif not program.is_alias:
@@ -332,7 +333,7 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
             log.log(level, "documents are sent without a token: give --token-file, or --token '' if none is needed")
         renew = None
         if parsed.token is None and parsed.token_file is not None:
-            renew = functools.partial(secretfile.read_line, parsed.token_file, "--token-file")
+            renew = functools.partial(read_safe_line, "--token-file", parsed.token_file)
         documents = sender.from_options(parsed, url, token, stopping, renew) if url else None
     except BaseException:
         if collector is not None:
@@ -346,7 +347,7 @@ def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
     if parsed.token is not None:
         return str(parsed.token) or None
     if parsed.token_file is not None:
-        return secretfile.read_line(parsed.token_file, "--token-file")
+        return read_safe_line("--token-file", parsed.token_file)
     return inherited or None
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Callable
+
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import secretfile
 
 KEY_BYTES = 32  # that a key has at least
 _DIGITS, _KEYED_DIGITS = 8, 16
@@ -38,6 +42,29 @@ def keyed(key: bytes) -> Obscure:
         return hmac.new(key, _bytes(name), hashlib.sha256).hexdigest()[:_KEYED_DIGITS]
 
     return obscure
+
+
+def read_key(option: str, path: str) -> bytes:
+    """Return the key that a file holds: all of its bytes.
+
+    Raises:
+        ConfigError: it cannot be read, others can read it, or it is too short.
+    """
+    key = secretfile.read(option, path)
+    if len(key) < KEY_BYTES:
+        raise ConfigError(
+            f"{option} {path}: has {len(key)} bytes, a key has at least {KEY_BYTES}; colmet-facility --make-key FILE "
+            "makes one"
+        )
+    return key
+
+
+def make_key(path: str) -> None:
+    """Write a new key to a file that does not exist yet, for its owner alone; ConfigError where that cannot be."""
+    try:
+        secretfile.create("--make-key", path, os.urandom(KEY_BYTES).hex().encode() + b"\n")
+    except FileExistsError as err:
+        raise ConfigError(f"--make-key {path}: it is there already; with another key all names change") from err
 
 
 def plain(name: str) -> str:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from colmet.batch.model import BatchJob, Queue
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.facility import debugfiles, documents, obfuscation, secretfile
+from colmet.common.runtime import secretfile
+from colmet.facility import debugfiles, documents, obfuscation
 from colmet.facility.documents import Group, Space, Traffic
 
 
@@ -126,25 +127,25 @@ def secret(path, content, mode=0o600):
 
 
 def test_a_line_of_a_secret_file_is_without_its_newline(tmp_path):
-    assert secretfile.read_line(secret(tmp_path / "token", b"abc def\n"), "--token-file") == "abc def"
-    assert secretfile.read_line(secret(tmp_path / "bare", b"abc", 0o440), "--token-file") == "abc"
+    assert secretfile.read_safe_line("--token-file", secret(tmp_path / "token", b"abc def\n")) == "abc def"
+    assert secretfile.read_safe_line("--token-file", secret(tmp_path / "bare", b"abc", 0o440)) == "abc"
 
 
 @pytest.mark.parametrize(
     ("content", "mode", "why"),
     [
-        (b"abc\n", 0o644, r"others can read .* \(mode 0644\); chmod 600"),
-        (b"abc\ndef\n", 0o600, "one line of text"),
-        (b"", 0o600, "one line of text"),
-        (b"\n", 0o600, "one line of text"),
-        (b"a\x1bb\n", 0o600, "one line of text"),
+        (b"abc\n", 0o644, r"others can read it \(mode 0644\); chmod 600"),
+        (b"abc\ndef\n", 0o600, "not one line"),
+        (b"", 0o600, "not one line"),
+        (b"\n", 0o600, "not one line"),
+        (b"a\x1bb\n", 0o600, "control characters"),
         (b"\xff\n", 0o600, "not text in UTF-8"),
         (b"x" * 5000, 0o600, "larger than the 4096 bytes"),
     ],
 )
 def test_a_secret_file_that_cannot_be_used_is_told_of(tmp_path, content, mode, why):
-    with pytest.raises(ConfigError, match=f"^--token-file: .*{why}"):
-        secretfile.read_line(secret(tmp_path / "token", content, mode), "--token-file")
+    with pytest.raises(ConfigError, match=f"^--token-file .*{why}"):
+        secretfile.read_safe_line("--token-file", secret(tmp_path / "token", content, mode))
 
 
 def test_what_is_no_file_holds_no_secret(tmp_path):
@@ -153,18 +154,18 @@ def test_what_is_no_file_holds_no_secret(tmp_path):
         (tmp_path / "none", "No such file"),
         ("a\0b", "null (byte|character)"),
     ):
-        with pytest.raises(ConfigError, match=f"(?i)--salt-file: .*{why}"):
-            secretfile.read(str(path), "--salt-file")
+        with pytest.raises(ConfigError, match=f"(?i)--salt-file .*{why}"):
+            secretfile.read("--salt-file", str(path))
 
 
 def test_a_key_that_was_made_can_be_read(tmp_path):
     path = tmp_path / "key"
-    secretfile.make_key(str(path))
+    obfuscation.make_key(str(path))
     assert path.stat().st_mode & 0o777 == 0o600
-    key = secretfile.read_key(str(path), "--key-file")
+    key = obfuscation.read_key("--key-file", str(path))
     assert key == path.read_bytes() and len(set(key)) > 8
     with pytest.raises(ConfigError, match="is there already; with another key all names change"):
-        secretfile.make_key(str(path))
+        obfuscation.make_key(str(path))
     assert path.read_bytes() == key
 
 
@@ -174,17 +175,17 @@ def test_a_key_that_could_not_be_written_is_not_in_the_way(tmp_path, monkeypatch
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        with pytest.raises(ConfigError, match=r"--make-key: .*: No space left on device"):
-            secretfile.make_key(str(tmp_path / "key"))
+        with pytest.raises(ConfigError, match=r"--make-key .*: No space left on device"):
+            obfuscation.make_key(str(tmp_path / "key"))
     assert os.listdir(tmp_path) == []
-    secretfile.make_key(str(tmp_path / "key"))
-    assert secretfile.read_key(str(tmp_path / "key"), "--key-file")
+    obfuscation.make_key(str(tmp_path / "key"))
+    assert obfuscation.read_key("--key-file", str(tmp_path / "key"))
 
 
 def test_a_key_can_be_any_bytes_but_few(tmp_path):
-    assert secretfile.read_key(secret(tmp_path / "key", b"\n" * 32), "--key-file") == b"\n" * 32
+    assert obfuscation.read_key("--key-file", secret(tmp_path / "key", b"\n" * 32)) == b"\n" * 32
     with pytest.raises(ConfigError, match="has 31 bytes, a key has at least 32"):
-        secretfile.read_key(secret(tmp_path / "short", b"k" * 31), "--key-file")
+        obfuscation.read_key("--key-file", secret(tmp_path / "short", b"k" * 31))
 
 
 # -- -d --
