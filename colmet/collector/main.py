@@ -80,7 +80,19 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     )
     parser.older = OPTIONS_06
     startup.add_common_options(parser)
-    receiving = parser.add_argument_group("what is received")
+    _add_receiving(parser.add_argument_group("what is received"))
+    _add_journal(parser.add_argument_group("journal of what is received"))
+    for output in outputs:
+        output.add_options(parser.add_argument_group(f"output: {output.name}"))
+    _add_writing(parser.add_argument_group("all outputs"))
+    web_launcher.add_options(parser.add_argument_group("JSON interface and page"))
+    daemon = parser.add_argument_group("how colmet-collector runs")
+    control.add_options(daemon, "collector")
+    metrics_http.add_options(daemon)
+    return parser
+
+
+def _add_receiving(receiving: cli.Options) -> None:
     receiving.add_argument(
         "--zeromq-bind-uri",
         metavar="URI",
@@ -98,7 +110,9 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     startup.add_queue_options(receiving)
     authenticator.add_options(receiving)
     rate_limit.add_options(receiving)
-    journal = parser.add_argument_group("journal of what is received")
+
+
+def _add_journal(journal: cli.Options) -> None:
     journal.add_argument(
         "--journal-dir",
         metavar="DIR",
@@ -117,9 +131,9 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
         action="store_true",
         help="print what the journal holds, and exit; with the position of each output; status 1: it is damaged",
     )
-    for output in outputs:
-        output.add_options(parser.add_argument_group(f"output: {output.name}"))
-    writing = parser.add_argument_group("all outputs")
+
+
+def _add_writing(writing: cli.Options) -> None:
     writing.add_argument(
         "-s",
         "--sample-period",
@@ -135,11 +149,6 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
         default=100,
         help="write rows when N of them wait (default: %(default)s)",
     )
-    web_launcher.add_options(parser.add_argument_group("JSON interface and page"))
-    daemon = parser.add_argument_group("how colmet-collector runs")
-    control.add_options(daemon, "collector")
-    metrics_http.add_options(daemon)
-    return parser
 
 
 class Collector:
@@ -459,102 +468,213 @@ def run(
         return check_journal(
             _journal_dir(options, [one for cls in classes if (one := cls.from_options(options)) is not None])
         )
-    outputs, directory, keys, control_keys, page_service = build(options, classes)
-    if not outputs:
-        log.warning(
-            "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
-        )
-    if options.http_listen is not None and not page_service:  # a service may still hold it from the run before
-        web_launcher.check_address(options.http_listen)
-    limit = startup.raise_open_file_limit()
-    if limit < 4096:
-        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
+    parts = build(options, classes)
+    check_start(options, parts)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
-        pair, known = keys or (None, None)
-        entrance = stack.enter_context(contextlib.closing(authenticator.Door(pair, known, listeners)))
-        pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, entrance)))
-        limits = rate_limit.from_options(options)
-        novelty = Novelty(options.max_new_tables)
-        receiver = Receiver(limits, novelty)
-        server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, entrance, directory)
-        listeners.close()
-        link, fanout = None, Fanout()
-        on_disk = stack.enter_context(contextlib.closing(DurableBatches()))
-        if server is not None:
-            stack.callback(server.close)
-            link = CollectorLink(server, receiver, on_disk, bool(directory), fanout.answered)
-            pull.wake_on(server.socket)
-            pull.wake_on(on_disk.fd)
-            if link_port is not None:
-                stack.callback(link_port.claims.close)
-                pull.wake_on(link_port.claims.fd)
+        reception = open_reception(options, parts, listeners, stack)
         signals = stack.enter_context(Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-        journal = Journal(directory, options.journal_size, on_disk.put if link is not None else lambda records: None)
-        stack.callback(journal.close)
-        limits.store_in(journal.admits)
-        workers = open_workers(outputs, journal, options)
-        unstarted = stack.enter_context(contextlib.ExitStack())  # from the start on each worker closes its own
-        for output in outputs:
-            unstarted.callback(output.close)
-        settings.add(changes(journal, workers, limits, novelty))
+        storage = open_storage(options, parts, reception, stack)
+        settings.add(changes(storage.journal, storage.workers, reception.limits, reception.novelty))
         startup.tune_garbage_collector()
         tame_malloc()
-        log.info(
-            "listening uri=%s link=%s outputs=%s journal=%s",
-            pull.uri,
-            server.uri if server is not None else "(none)",
-            ",".join([output.name for output in outputs]),
-            directory or "(memory)",
-        )
-        if not entrance.locked:
-            log.warning(
-                "keys are off: any host that reaches %s can send data of any host, in clear text; set up keys with "
-                "`colmet enrol` (docs/security.md)",
-                pull.uri,
-            )
-            if options.http_listen is not None and not options.http_open:
-                log.warning(
-                    "--http-users without keys: any peer can name the user of a job; set up keys with `colmet enrol`"
-                )
+        log_start(options, parts, reception)
         asked = stack.enter_context(contextlib.closing(control.Control({})))
         # ends before what asks it: nobody waits for the main thread then
         with control.Errands() as errands:
-            latest = Latest() if options.metrics_jobs else None
-            parts = {
-                "connections": entrance.counters,
-                "control": asked.counters,
-                "configuration": settings.counters,
-                "limited": limits.counters,
-            }
             interface = None
             if options.http_listen is not None:
-                interface = WebLauncher(settings.argv, receiver.heard, service=page_service)
+                interface = WebLauncher(settings.argv, reception.receiver.heard, service=parts.page_service)
                 stack.callback(interface.close)
-            collector = Collector(
-                *(pull, journal, workers, errands, service, latest, settings.reload, receiver, link, link_port),
-                parts=parts,
-                interface=interface,
-            )
-            if server is None and options.zeromq_link_bind_uri != "":
-                collector.health.link_failed = NO_LINK
-            asked.handlers["status"] = collector.health.status
-            asked.handlers["top"] = collector.health.top.answer
-            asked.handlers["configure"] = handler(fanout, link, errands)
-            control.listen(options.control_socket, "collector", asked, control_keys)
+            collector = make_collector(options, reception, storage, settings, errands, service, asked, interface)
+            control.listen(options.control_socket, "collector", asked, parts.control_keys)
             if options.metrics_listen:
                 page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
             if interface is not None:
                 interface.start()
-            unstarted.pop_all()
+            storage.unstarted.pop_all()
             ended = collector.run(signals)
         if not ended:  # what Python does at its end, such as closing files, would be done under a thread that works
-            journal.close()
+            storage.journal.close()
             logging.shutdown()
             os._exit(0)
     return 0
+
+
+def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
+    """Check the machine before anything is opened, and warn of what will be missing.
+
+    Raises:
+        ConfigError: another program has the address of the JSON interface.
+    """
+    if not parts.outputs:
+        log.warning(
+            "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
+        )
+    if options.http_listen is not None and not parts.page_service:  # a service may still hold it from the run before
+        web_launcher.check_address(options.http_listen)
+    limit = startup.raise_open_file_limit()
+    if limit < 4096:
+        log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
+
+
+class Reception(NamedTuple):
+    """What receives the samples of nodes, opened.
+
+    Attributes:
+        door: which connections are accepted.
+        pull: the socket of the data.
+        receiver: decodes messages, and knows their senders.
+        limits: rate limits.
+        novelty: limits of new tables.
+        on_disk: batches that the journal has written, for the link.
+        fanout: requests to nodes.
+        link: acknowledges what is on disk; None where its port cannot be had.
+        link_port: of the link, where another collector may claim it.
+        link_uri: of the link; "" without.
+    """
+
+    door: authenticator.Door
+    pull: Pull
+    receiver: Receiver
+    limits: rate_limit.RateLimit
+    novelty: Novelty
+    on_disk: DurableBatches
+    fanout: Fanout
+    link: CollectorLink | None
+    link_port: LinkPort | None
+    link_uri: str
+
+
+def open_reception(
+    options: argparse.Namespace, parts: CollectorParts, listeners: Listeners, stack: contextlib.ExitStack
+) -> Reception:
+    """Bind the sockets that nodes send to, and make what reads them.
+
+    Args:
+        options: of the command line.
+        parts: with the keys.
+        listeners: sockets that the service manager has bound.
+        stack: closes what is opened.
+    """
+    pair, known = parts.keys or (None, None)
+    door = stack.enter_context(contextlib.closing(authenticator.Door(pair, known, listeners)))
+    pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, door)))
+    limits, novelty, fanout = rate_limit.from_options(options), Novelty(options.max_new_tables), Fanout()
+    receiver = Receiver(limits, novelty)
+    server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, door, parts.journal_dir)
+    listeners.close()
+    link, on_disk = None, stack.enter_context(contextlib.closing(DurableBatches()))
+    if server is not None:
+        stack.callback(server.close)
+        link = CollectorLink(server, receiver, on_disk, bool(parts.journal_dir), fanout.answered)
+        pull.wake_on(server.socket)
+        pull.wake_on(on_disk.fd)
+        if link_port is not None:
+            stack.callback(link_port.claims.close)
+            pull.wake_on(link_port.claims.fd)
+    uri = server.uri if server is not None else ""
+    return Reception(door, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
+
+
+class Storage(NamedTuple):
+    """What stores the samples, opened.
+
+    Attributes:
+        journal: of what is received.
+        workers: of the outputs.
+        unstarted: closes the outputs until the workers start, each of which then closes its own.
+    """
+
+    journal: Journal
+    workers: list[OutputWorker]
+    unstarted: contextlib.ExitStack
+
+
+def open_storage(
+    options: argparse.Namespace, parts: CollectorParts, reception: Reception, stack: contextlib.ExitStack
+) -> Storage:
+    """Open the journal and the outputs.
+
+    Args:
+        options: of the command line.
+        parts: with the outputs.
+        reception: with the link, which acknowledges what the journal has written.
+        stack: closes what is opened.
+
+    Raises:
+        ConfigError: one of them cannot be opened.
+    """
+    on_disk = reception.on_disk.put if reception.link is not None else lambda records: None
+    journal = Journal(parts.journal_dir, options.journal_size, on_disk)
+    stack.callback(journal.close)
+    reception.limits.store_in(journal.admits)
+    workers = open_workers(parts.outputs, journal, options)
+    unstarted = stack.enter_context(contextlib.ExitStack())
+    for output in parts.outputs:
+        unstarted.callback(output.close)
+    return Storage(journal, workers, unstarted)
+
+
+def make_collector(
+    options: argparse.Namespace,
+    reception: Reception,
+    storage: Storage,
+    settings: Settings,
+    errands: control.Errands,
+    service: Service,
+    asked: control.Control,
+    interface: WebLauncher | None,
+) -> Collector:
+    """Return the collector of these parts, and let it answer the requests of the control socket."""
+    collector = Collector(
+        reception.pull,
+        storage.journal,
+        storage.workers,
+        errands,
+        service,
+        latest=Latest() if options.metrics_jobs else None,
+        reload=settings.reload,
+        receiver=reception.receiver,
+        link=reception.link,
+        link_port=reception.link_port,
+        parts={
+            "connections": reception.door.counters,
+            "control": asked.counters,
+            "configuration": settings.counters,
+            "limited": reception.limits.counters,
+        },
+        interface=interface,
+    )
+    if reception.link is None and options.zeromq_link_bind_uri != "":
+        collector.health.link_failed = NO_LINK
+    asked.handlers["status"] = collector.health.status
+    asked.handlers["top"] = collector.health.top.answer
+    asked.handlers["configure"] = handler(reception.fanout, reception.link, errands)
+    return collector
+
+
+def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Reception) -> None:
+    """Log what the collector listens on and writes to, and warn where keys are off."""
+    uri = reception.pull.uri
+    log.info(
+        "listening uri=%s link=%s outputs=%s journal=%s",
+        uri,
+        reception.link_uri or "(none)",
+        ",".join([output.name for output in parts.outputs]),
+        parts.journal_dir or "(memory)",
+    )
+    if reception.door.locked:
+        return
+    log.warning(
+        "keys are off: any host that reaches %s can send data of any host, in clear text; set up keys with "
+        "`colmet enrol` (docs/security.md)",
+        uri,
+    )
+    if options.http_listen is not None and not options.http_open:
+        log.warning("--http-users without keys: any peer can name the user of a job; set up keys with `colmet enrol`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -77,38 +77,8 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     link.add_options(sending)
     startup.add_queue_options(sending)
     curve.add_options(parser.add_argument_group("keys"))
-    jobs = parser.add_argument_group("jobs")
-    jobs.add_argument(
-        "--cpuset_rootpath",
-        "--cpuset-rootpath",
-        metavar="PATH",
-        action="append",
-        help="look for jobs only in this directory, which has one cgroup a job; of cgroup v1 or v2; repeatable "
-        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
-    )
-    jobs.add_argument(
-        "--regex_job_id",
-        "--regex-job-id",
-        metavar="RE",
-        action="append",
-        help="take the job id from the name of its directory, as the first group of this expression; repeatable: the "
-        f"first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
-    )
-    unit = parser.add_argument_group("tasks to measure together, as job 0")
-    unit.add_argument(
-        "-c",
-        "--cgroup",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="all tasks of this cgroup and of those inside it",
-    )
-    unit.add_argument(
-        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
-    )
-    unit.add_argument(
-        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="this one thread"
-    )
+    _add_jobs(parser.add_argument_group("jobs"))
+    _add_unit(parser.add_argument_group("tasks to measure together, as job 0"))
     group = parser.add_argument_group("what is measured")
     group.add_argument(
         "-s",
@@ -131,6 +101,42 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     placement.add_options(daemon)
     privileges.add_options(daemon)
     return parser
+
+
+def _add_jobs(jobs: cli.Options) -> None:
+    jobs.add_argument(
+        "--cpuset_rootpath",
+        "--cpuset-rootpath",
+        metavar="PATH",
+        action="append",
+        help="look for jobs only in this directory, which has one cgroup a job; of cgroup v1 or v2; repeatable "
+        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
+    )
+    jobs.add_argument(
+        "--regex_job_id",
+        "--regex-job-id",
+        metavar="RE",
+        action="append",
+        help="take the job id from the name of its directory, as the first group of this expression; repeatable: the "
+        f"first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+    )
+
+
+def _add_unit(unit: cli.Options) -> None:
+    unit.add_argument(
+        "-c",
+        "--cgroup",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="all tasks of this cgroup and of those inside it",
+    )
+    unit.add_argument(
+        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
+    )
+    unit.add_argument(
+        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="this one thread"
+    )
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
@@ -164,7 +170,7 @@ def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
     return JobSource(host, roots, patterns, find_unit(options, host))
 
 
-class Parts(NamedTuple):
+class NodeParts(NamedTuple):
     """What a node is made of, before anything is opened.
 
     Attributes:
@@ -180,7 +186,7 @@ class Parts(NamedTuple):
     control_keys: Keys | None
 
 
-def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> Parts:
+def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
     """Make of the options all that can be made without opening a socket or writing a file.
 
     A start refuses here what it refuses, but for addresses that are in use: --check-config does no more than this.
@@ -197,7 +203,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
         check_uri(options.enable_rust_configuration, rust_configuration.OPTION)
-    return Parts(find_jobs(options, host), backends, security, control_keys)
+    return NodeParts(find_jobs(options, host), backends, security, control_keys)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
@@ -271,83 +277,138 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         return run_once(options, classes, host)
     if not wait_for_collector(options, settings, service):
         return 0
-    source, backends, security, control_keys = build(options, classes, host)
+    parts = build(options, classes, host)
     if not options.keep_privileges:
-        privileges.drop(name for backend in backends for name in backend.capabilities)
+        privileges.drop(name for backend in parts.backends for name in backend.capabilities)
     place = placement.Placement(host, options.nice, not options.no_affinity)
-    if security is None:
+    if parts.security is None:
         log.warning("%s", curve.OFF)
-    host_name, times = socket.gethostname(), Times()
     with contextlib.ExitStack() as stack:
-        outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
-        uplinks = link.open_uplinks(options, host_name, times, security)
-        for uplink in uplinks:
-            stack.callback(uplink.close)
-        queue = SendQueue(v1.encode, outbox)
         asked = control.Control({})
-        remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
-        sender = link.NodeLink(
-            host_name,
-            outbox,
-            uplinks,
-            take=queue.take,
-            wake_fd=queue.fd,
-            window=options.zeromq_hwm,
-            rate=options.spool_rate,
-            times=times,
-            requests=Requests(remote.answer),
-        )
-        stack.callback(end_sending, sender, queue)
+        sending = open_sending(options, host, parts.security, asked, stack)
         stack.callback(service.close)
         place.lower_priority()  # that of ZeroMQ's threads, too
-        schedule = Schedule(options.sample_period)
-        parts = {
-            "spool": queue.counters,
-            "link": sender.counters,
+        counters = {
+            "spool": sending.queue.counters,
+            "link": sending.link.counters,
             "control": asked.counters,
             "configuration": settings.counters,
-            "remote": remote.counters,
+            "remote": sending.remote.counters,
         }
-        rust = None
-        if options.enable_rust_configuration:
-            rust = rust_configuration.RustPort(options.enable_rust_configuration, asked)
-            stack.callback(rust.close)
-            parts["rust_configuration"] = rust.counters
-        health = NodeHealth(parts, uplinks, Latest() if options.metrics_jobs else None)
-        agent = Agent(
-            host_name,
-            source,
-            backends,
-            queue,
-            schedule,
-            placement=place,
-            agent_stats=None
-            if options.disable_agent_stats
-            else agent_stats.AgentStats(host, options.agent_stats_period),
-            mapping=mapping.CounterNames.from_options(options.mapping_dir, host),
-            health=health,
-            completeness=open_completeness(options, queue, uplinks),
-        )
+        rust = open_rust_port(options, asked, stack)
+        if rust is not None:
+            counters["rust_configuration"] = rust.counters
+        health = NodeHealth(counters, sending.uplinks, Latest() if options.metrics_jobs else None)
+        agent = make_agent(options, host, parts, sending, place, health)
         stack.callback(agent.close)
         if options.metrics_listen:
             stack.callback(metrics_http.MetricsServer(options.metrics_listen, health.families, health.pause).close)
         stack.callback(asked.close)
         stack.callback(host.stop_commands)
         startup.tune_garbage_collector()
-        settings.add({**agent.changes(), "spool_rate": at_once(sender.pace)})
-        wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        with Signals(wanted) as signals:
+        settings.add({**agent.changes(), "spool_rate": at_once(sending.link.pace)})
+        with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
             with control.Errands() as errands:
                 asked.handlers["status"] = health.status
                 asked.handlers["top"] = health.top.answer
                 asked.handlers["configure"] = live_config.handler(settings, errands)
-                control.listen(options.control_socket, "node", asked, control_keys)
+                control.listen(options.control_socket, "node", asked, parts.control_keys)
                 if rust is not None:
                     rust.start()
-                sender.start()
+                sending.link.start()
                 agent.run(signals, errands, service, settings.reload)
             stack.close()  # here: a second signal, as timeout(1) sends, is not to end it before all is sent
     return 0
+
+
+class Sending(NamedTuple):
+    """What sends a node's samples, opened.
+
+    Attributes:
+        host_name: that they are sent under.
+        queue: takes the batches of the agent.
+        uplinks: connections to the collectors.
+        link: its thread writes and sends the batches.
+        remote: answers the collectors' requests.
+    """
+
+    host_name: str
+    queue: SendQueue
+    uplinks: list[Uplink]
+    link: link.NodeLink
+    remote: live_config.Remote
+
+
+def open_sending(
+    options: argparse.Namespace,
+    host: Host,
+    security: curve.Client | None,
+    asked: control.Control,
+    stack: contextlib.ExitStack,
+) -> Sending:
+    """Open the outbox and the connections to the collectors.
+
+    Args:
+        options: of the command line.
+        host: the machine.
+        security: the node's keys; None without.
+        asked: answers requests of clients of this machine; those of collectors are passed to it.
+        stack: closes what is opened, after the last batches are sent.
+    """
+    host_name, times = socket.gethostname(), Times()
+    outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
+    uplinks = link.open_uplinks(options, host_name, times, security)
+    for uplink in uplinks:
+        stack.callback(uplink.close)
+    queue = SendQueue(v1.encode, outbox)
+    remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
+    sender = link.NodeLink(
+        host_name,
+        outbox,
+        uplinks,
+        take=queue.take,
+        wake_fd=queue.fd,
+        window=options.zeromq_hwm,
+        rate=options.spool_rate,
+        times=times,
+        requests=Requests(remote.answer),
+    )
+    stack.callback(end_sending, sender, queue)
+    return Sending(host_name, queue, uplinks, sender, remote)
+
+
+def open_rust_port(
+    options: argparse.Namespace, asked: control.Control, stack: contextlib.ExitStack
+) -> rust_configuration.RustPort | None:
+    """Open the port for the Rust node's senders of configurations; None where none is configured."""
+    if not options.enable_rust_configuration:
+        return None
+    port = rust_configuration.RustPort(options.enable_rust_configuration, asked)
+    stack.callback(port.close)
+    return port
+
+
+def make_agent(
+    options: argparse.Namespace,
+    host: Host,
+    parts: NodeParts,
+    sending: Sending,
+    place: placement.Placement,
+    health: NodeHealth,
+) -> Agent:
+    """Return the agent that measures with these parts."""
+    return Agent(
+        sending.host_name,
+        parts.source,
+        parts.backends,
+        sending.queue,
+        Schedule(options.sample_period),
+        placement=place,
+        agent_stats=None if options.disable_agent_stats else agent_stats.AgentStats(host, options.agent_stats_period),
+        mapping=mapping.CounterNames.from_options(options.mapping_dir, host),
+        health=health,
+        completeness=open_completeness(options, sending.queue, sending.uplinks),
+    )
 
 
 def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
