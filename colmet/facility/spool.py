@@ -1,15 +1,19 @@
-"""Documents on disk until the endpoint has taken them.
+"""Documents on disk until the endpoint has accepted them.
 
 In one directory, which only its owner can read, as documents hold names of users:
 
     TIME-RANDOM.documents  some documents in order, a line each: CRC-32 as 8 hex digits, a blank, the document as JSON
-    TIME-RANDOM.done       numbers of those in it that need not be sent any more, 4 bytes each, little-endian
+    TIME-RANDOM.done       numbers of the documents that need not be sent any more, 4 bytes each, little-endian
     refused.jsonl          the latest documents that the endpoint refused, with time and reason; and refused.jsonl.old
     lock                   locked by the run that sends
 
-TIME has 20 digits, ns since the epoch. A file of documents appears whole or not at all: it is written under another
-name, synced and renamed, so any number of runs may add to the directory while one of them sends. Whatever kills a run
-between the endpoint's answer and the note in the file of the done has one document sent twice.
+TIME has 20 digits, ns since the epoch. A file of documents appears whole or not at all, so any number of runs may add
+to the directory while one of them sends. A run that is killed between the endpoint's answer and the note in the .done
+file has one document sent twice.
+
+This is not a log of records (`common.record_log`): many short runs add to it without a lock, so no file is ever
+appended to, none has a torn end, and an administrator can read the lines. Rows for a collector are kept in such a log
+(`node.delivery.spool`).
 """
 
 from __future__ import annotations

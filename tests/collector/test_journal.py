@@ -215,7 +215,7 @@ def test_what_a_killed_one_may_not_have_synced_is_synced_before_it_counts(rig, m
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\0" * 5000, os.urandom(5000), segments.RECORD_MAGIC * 100],
+    [b"\0" * 5000, os.urandom(5000), segments.FORM.magic * 100],
     ids=["zeros", "random", "magic"],
 )
 def test_garbage_at_the_end_is_cut(rig, garbage):
@@ -292,10 +292,10 @@ def test_damage_all_over_fills_neither_disk_nor_log(rig, monkeypatch, caplog):
     path = journal._paths[-1][1]
     rig.close()
     content = bytearray(Path(path).read_bytes())
-    parts = content.split(segments.RECORD_MAGIC)  # header, account, records
+    parts = content.split(segments.FORM.magic)  # header, account, records
     for n in range(3, len(parts) - 1, 2):
         parts[n][-1] ^= 0xFF
-    Path(path).write_bytes(segments.RECORD_MAGIC.join(parts))
+    Path(path).write_bytes(segments.FORM.magic.join(parts))
     journal = rig.open()
     assert len(everything(journal)[0]) == 21 and journal.damages == 19
     assert caplog.text.count("bytes skipped") == 2, "the 1st and the 10th"
@@ -397,7 +397,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(rig, monkeypatch, caplog):
     write = os.write
 
     def half(fd, content):
-        if full.is_set() and fd == journal._segment:
+        if full.is_set() and fd == journal._writer._descriptor:
             if len(content) > 40:
                 return write(fd, content[:40])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

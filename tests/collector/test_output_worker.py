@@ -381,7 +381,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_stops_nothing(tmp_path, monkeypa
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
     there = Fake()
     running = Running(tmp_path / "j", there, start=False)
-    monkeypatch.setattr("colmet.collector.journal.segments.READ_BYTES", 1000)
+    monkeypatch.setattr("colmet.common.record_log.READ_BYTES", 1000)
     monkeypatch.setattr(os, "pread", pread_in_parts)
     for worker in running.workers:
         worker.start()

@@ -7,14 +7,15 @@ import tracemalloc
 import pytest
 
 from colmet.collector.journal import segments
-from colmet.collector.journal.segments import MESSAGE, SENDERS, Damage, SegmentReader, SegmentRecord
+from colmet.collector.journal.segments import MESSAGE, SENDERS, SegmentReader
+from colmet.common.record_log import Damage, LogRecord, seal
 
 JOURNAL = "0123456789abcdef"
 SEED = segments.seed_of(JOURNAL)
 
 
 def record(number, content, kind=MESSAGE):
-    return segments.pack_record(SEED, number, kind, 1000 + number, content) + content
+    return segments.FORM.header(SEED, number, 1000 + number, content, kind) + content
 
 
 def segment(tmp_path, *parts, first=7):
@@ -32,14 +33,14 @@ def read(path, journal=JOURNAL):
 
 
 def numbers(found):
-    return [one.number for one in found if isinstance(one, SegmentRecord)]
+    return [one.number for one in found if isinstance(one, LogRecord)]
 
 
 def test_what_was_written_is_read(tmp_path):
     contents = [b"", b"x", bytes(range(256)) * 9000, b"last"]
     path = segment(tmp_path, record(7, b"{}", SENDERS), *[record(7 + n, content) for n, content in enumerate(contents)])
     found, rest = read(path)
-    assert [(one.number, one.kind, one.received_ns, one.content) for one in found] == [
+    assert [(one.number, one.kind, one.time_ns, one.content) for one in found] == [
         (7, SENDERS, 1007, b"{}"),
         *[(7 + n, MESSAGE, 1007 + n, content) for n, content in enumerate(contents)],
     ]
@@ -134,7 +135,7 @@ def test_a_damaged_header_costs_no_record(tmp_path):
 
 def test_a_message_that_looks_like_records_is_not_taken_for_some(tmp_path):
     """Whoever sends it does not know the journal's name."""
-    forged = segments.pack_record(segments.seed_of("f" * 16), 8, MESSAGE, 1, b"forged") + b"forged"
+    forged = segments.FORM.header(segments.seed_of("f" * 16), 8, 1, b"forged", MESSAGE) + b"forged"
     damaged = bytearray(record(7, forged * 3))
     damaged[6] ^= 1  # its header no longer leads behind it
     found, _ = read(segment(tmp_path, bytes(damaged), record(9, b"real")))
@@ -143,8 +144,9 @@ def test_a_message_that_looks_like_records_is_not_taken_for_some(tmp_path):
 
 def test_a_record_that_claims_to_be_larger_than_the_file_costs_no_memory(tmp_path):
     path = tmp_path / segments.segment_name(1)
-    header = segments._RECORD.pack(segments.RECORD_MAGIC, MESSAGE, segments.MAX_RECORD_BYTES, 1, 5, 0)
-    header += segments._CRC.pack(segments.crc32(header, segments.seed_of("0123456789abcdef")))
+    form = segments.FORM
+    header = form.fields.pack(form.magic, MESSAGE, form.max_bytes, 1, 5, 0)
+    header = seal(header, segments.seed_of("0123456789abcdef"))
     path.write_bytes(segments.pack_segment("0123456789abcdef", 1, 5) + header + b"x" * 100)
     tracemalloc.start()
     reader = SegmentReader(str(path))

@@ -7,6 +7,7 @@ import os
 from zlib import crc32
 
 from colmet.collector.journal import segments
+from colmet.common.record_log import CRC, Damage
 
 JOURNAL = "0123456789abcdef"
 SEED = segments.seed_of(JOURNAL)
@@ -14,7 +15,7 @@ SEED = segments.seed_of(JOURNAL)
 
 def packed(number, content, kind=segments.MESSAGE):
     """A record."""
-    return segments.pack_record(SEED, number, kind, 5, content) + content
+    return segments.FORM.header(SEED, number, 5, content, kind) + content
 
 
 RECORDS = packed(1, b'{"node-1": {"1": [0, 3, [[1, 2]]]}}', segments.SENDERS) + packed(2, b"message") + packed(3, b"")
@@ -31,17 +32,17 @@ def sealed(data):
     header = segments._SEGMENT.size
     if len(data) >= segments.SEGMENT_HEADER_BYTES:
         data[: len(segments.SEGMENT_MAGIC)] = segments.SEGMENT_MAGIC
-        data[header : header + 4] = segments._CRC.pack(crc32(data[:header]))
+        data[header : header + 4] = CRC.pack(crc32(data[:header]))
     seed = int.from_bytes(data[8:12], "little")
-    at = data.find(segments.RECORD_MAGIC)
-    while 0 <= at <= len(data) - segments.RECORD_HEADER_BYTES:
-        magic, kind, size, number, received_ns, _ = segments._RECORD.unpack_from(data, at)
-        start = at + segments.RECORD_HEADER_BYTES
+    at = data.find(segments.FORM.magic)
+    while 0 <= at <= len(data) - segments.FORM.header_bytes:
+        magic, kind, size, number, received_ns, _ = segments.FORM.fields.unpack_from(data, at)
+        start = at + segments.FORM.header_bytes
         checksum = crc32(data[start : start + size], seed)
-        segments._RECORD.pack_into(data, at, magic, kind, size, number, received_ns, checksum)
-        end = at + segments._RECORD.size
-        data[end : end + 4] = segments._CRC.pack(crc32(data[at:end], seed))
-        at = data.find(segments.RECORD_MAGIC, at + (start - at + size if start + size <= len(data) else 1))
+        segments.FORM.fields.pack_into(data, at, magic, kind, size, number, received_ns, checksum)
+        end = at + segments.FORM.fields.size
+        data[end : end + 4] = CRC.pack(crc32(data[at:end], seed))
+        at = data.find(segments.FORM.magic, at + (start - at + size if start + size <= len(data) else 1))
     return bytes(data)
 
 
@@ -66,11 +67,11 @@ def one(data: bytes) -> None:
             seed = segments.seed_of(reader.header.journal if reader.header else "0")
             for part in reader.read():
                 assert part.offset == at
-                if isinstance(part, segments.Damage):
+                if isinstance(part, Damage):
                     assert part.size > 0
                     at += part.size
                     continue
-                header = segments.pack_record(seed, part.number, part.kind, part.received_ns, part.content)
+                header = segments.FORM.header(seed, part.number, part.time_ns, part.content, part.kind)
                 assert data[at : at + len(header) + len(part.content)] == header + part.content
                 at += len(header) + len(part.content)
             assert at == reader.offset <= max(len(data), at)

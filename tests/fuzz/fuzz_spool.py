@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from colmet.common.record_log import CRC, Damage, LogReader, seal
 from colmet.node.delivery import spool
 
 SEED = 0x0123456789ABCDEF
 HEAD = spool.pack_head(SEED, 1_700_000_000, "node-1")
-RECORDS = b"".join([spool.pack_record(SEED, seq, 5, b"message" * seq) for seq in range(3)])
+RECORDS = b"".join(
+    [spool.FORM.header(SEED & 0xFFFFFFFF, seq, 5, b"message" * seq) + b"message" * seq for seq in range(3)]
+)
 SEEDS = [b"\0" + HEAD + RECORDS, b"\1" + HEAD + RECORDS, b"\1" + HEAD + RECORDS[:30] + RECORDS]
 
 
@@ -20,16 +23,16 @@ def sealed(data):
     data[: len(spool.MAGIC)] = spool.MAGIC
     _, seed, _, length = spool._SEGMENT.unpack_from(data)
     end = spool._SEGMENT.size + length
-    data[end : end + 4] = spool._CRC.pack(crc32(data[:end]))
-    at = data.find(spool.RECORD_MAGIC, end)
-    while 0 <= at <= len(data) - spool.RECORD_BYTES:
-        magic, size, seq, time_ns, _ = spool._RECORD.unpack_from(data, at)
-        start = at + spool.RECORD_BYTES
+    data[end : end + 4] = CRC.pack(crc32(data[:end]))
+    at = data.find(spool.FORM.magic, end)
+    while 0 <= at <= len(data) - spool.FORM.header_bytes:
+        magic, size, seq, time_ns, _ = spool.FORM.fields.unpack_from(data, at)
+        start = at + spool.FORM.header_bytes
         checksum = crc32(data[start : start + size], seed & 0xFFFFFFFF)
-        spool._RECORD.pack_into(data, at, magic, size, seq, time_ns, checksum)
-        behind = at + spool._RECORD.size
-        data[behind : behind + 4] = spool._CRC.pack(crc32(data[at:behind], seed & 0xFFFFFFFF))
-        at = data.find(spool.RECORD_MAGIC, start + size if start + size <= len(data) else at + 1)
+        spool.FORM.fields.pack_into(data, at, magic, size, seq, time_ns, checksum)
+        behind = at + spool.FORM.fields.size
+        data[behind : behind + 4] = CRC.pack(crc32(data[at:behind], seed & 0xFFFFFFFF))
+        at = data.find(spool.FORM.magic, start + size if start + size <= len(data) else at + 1)
     return bytes(data)
 
 
@@ -42,14 +45,17 @@ def one(data: bytes) -> None:
     seed, epoch, host, start = head
     assert isinstance(host, str) and 0 <= epoch < 1 << 64
     at = start
-    for part in spool.find_records(data, seed, start):
-        if isinstance(part, spool.Lost):
-            assert part.start == at < part.end
-            at = part.end
+    reader = LogReader.of_bytes(spool.FORM, seed, data, start, checks_content=False)
+    for part in reader.read():
+        assert part.offset == at
+        if isinstance(part, Damage):
+            assert part.size > 0
+            at += part.size
             continue
-        # the checksum of the message is looked at when it is read
-        fields = (part.end - part.start, part.seq, part.time_ns, part.checksum)
-        header = spool._RECORD.pack(spool.RECORD_MAGIC, *fields)
-        assert data[at : part.start] == header + spool._CRC.pack(crc32(header, seed & 0xFFFFFFFF))
-        at = part.end
-    assert at == max(len(data), start)
+        # the checksum of the message is checked when it is read
+        checksum = spool.FORM.fields.unpack_from(data, at)[-1]
+        fields = spool.FORM.fields.pack(spool.FORM.magic, len(part.content), part.number, part.time_ns, checksum)
+        packed = seal(fields, seed) + part.content
+        assert data[at : at + len(packed)] == packed
+        at += len(packed)
+    assert at == reader.offset <= max(len(data), at)

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
+from colmet.common.record_log import LogReader
 from colmet.node.delivery.link import NodeLink
 from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.spool import EncodedBatch, Lost, Spool, find_records, pack_record
+from colmet.node.delivery.spool import FORM, EncodedBatch, Spool
 from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.system.host import Host, PrivateDirectory
 from tests.support.node_link import FakePush
@@ -120,11 +121,12 @@ def test_damage_is_passed_over_counted_and_what_is_around_it_is_read(spool, capl
 
 
 def test_records_in_a_message_are_no_records():
-    inner = pack_record(1, 7, NOW, b"inner")
-    data = pack_record(2, 8, NOW, b"before" + inner + b"behind")
-    assert [record.seq for record in find_records(data, 2, 0)] == [8]
+    inner = FORM.header(1, 7, NOW, b"inner") + b"inner"
+    content = b"before" + inner + b"behind"
+    data = FORM.header(2, 8, NOW, content) + content
+    assert [record.number for record in LogReader.of_bytes(FORM, 2, data, 0).read()] == [8]
     broken = b"?" + data[1:]
-    assert all(isinstance(one, Lost) for one in find_records(broken, 2, 0))
+    assert list(LogReader.of_bytes(FORM, 2, broken, 0).read()) == []
 
 
 def test_segments_of_another_host_and_other_files_are_left_alone(spool, caplog):

@@ -8,8 +8,9 @@ import time
 
 from colmet.collector.journal import segments
 from colmet.collector.journal.journal import NAME_FILE, read_name, read_positions
-from colmet.collector.journal.segments import MESSAGE, Damage, SegmentReader
+from colmet.collector.journal.segments import MESSAGE, SegmentReader
 from colmet.common.errors import ConfigError, WireError
+from colmet.common.record_log import Damage, LogRecord
 from colmet.common.wire import Decoder
 
 NS = 1_000_000_000
@@ -81,11 +82,11 @@ class _SegmentReport:
         finally:
             reader.close()
 
-    def _count(self, record: segments.SegmentRecord, decoder: Decoder) -> None:
+    def _count(self, record: LogRecord, decoder: Decoder) -> None:
         if not self.records:
-            self._first, self._first_ns = record.number, record.received_ns
+            self._first, self._first_ns = record.number, record.time_ns
         self.records += 1
-        self.after, self._last_ns = record.number + 1, record.received_ns
+        self.after, self._last_ns = record.number + 1, record.time_ns
         try:
             self.rows += sum([batch.row_count for batch in decoder.decode(record.content).batches])
         except WireError:

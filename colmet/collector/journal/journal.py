@@ -23,9 +23,10 @@ from typing import NamedTuple
 from colmet.collector.backend import JournalRecord
 from colmet.collector.journal import segments
 from colmet.collector.journal.output_state import MAX_BYTES, OutputState, parse
-from colmet.collector.journal.segments import MESSAGE, SENDERS, Damage, SegmentReader
+from colmet.collector.journal.segments import MESSAGE, SENDERS, SegmentReader
 from colmet.collector.journal.sender_shares import SenderShares
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
+from colmet.common.record_log import Damage, LogRecord, LogWriter
 from colmet.common.runtime.directories import check_writable, make, sync_directory
 from colmet.common.runtime.files import write_whole
 from colmet.common.runtime.logs import powers_of_ten
@@ -189,8 +190,7 @@ class Journal:
         self._durable = durable
         self._states: list[OutputState] = []
         self._lock = -1
-        self._segment = -1
-        self._segment_size = 0
+        self._writer: LogWriter | None = None
         self._since_senders = 0
         self._senders_from = 0  # first record of a segment whose account, with what came since, tells all that has come
         self._pending: list[_PendingRecord] = []
@@ -437,23 +437,22 @@ class Journal:
         return []
 
     def _write(self, group: Sequence[_PendingRecord]) -> None:
-        begins = group[0].kind == SENDERS or self._segment < 0
         parts: list[bytes] = []
         records: list[JournalRecord] = []
         sizes: list[int] = []
         number = self._next
         for kind, received_ns, content, batches, size in group:
-            parts.append(segments.pack_record(self._seed, number, kind, received_ns, content))
+            parts.append(segments.FORM.header(self._seed, number, received_ns, content, kind))
             parts.append(content)
             if kind == MESSAGE:
                 records.append(JournalRecord(number, received_ns, batches))
                 sizes.append(size)
                 number += 1
         packed = b"".join(parts)
-        if begins:
+        if self._writer is None or group[0].kind == SENDERS:
             self._begin_segment(packed)
         else:
-            self._extend_segment(packed)
+            self._extend_segment(self._writer, packed)
         self._next = number
         with self.changed:
             self.pending_bytes -= sum([len(entry.content) + entry.size_bytes for entry in group])
@@ -472,51 +471,51 @@ class Journal:
         It appears under its name with all of them: it may take the place of one that has nothing but an account, which
         is not to be lost.
         """
-        if self._segment >= 0:
-            os.close(self._segment)
-            self._segment = -1
+        self._end_segment()
         path = os.path.join(self.directory, segments.segment_name(self._next))
         new = os.path.join(self.directory, NEW_FILE)
         content = segments.pack_segment(self.journal, self._next, time.time_ns()) + packed
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        writer = LogWriter(descriptor)
         try:
-            _write_all(descriptor, content)
-            os.fdatasync(descriptor)
+            writer.append(content, durable=True)
             os.rename(new, path)
             sync_directory(self.directory)
         except OSError:
-            os.close(descriptor)
+            writer.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
             raise
-        self._segment, self._segment_size = descriptor, len(content)
+        self._writer = writer
         if not self._paths or self._paths[-1][1] != path:
             self._paths = [*self._paths, (self._next, path)]
         self._sizes[path] = len(content)
 
-    def _extend_segment(self, packed: bytes) -> None:
-        """Append records to the segment; one whose disk may be ill is left."""
+    def _extend_segment(self, writer: LogWriter, packed: bytes) -> None:
+        """Append records to the segment; after a failure of the disk itself, the next ones go to another segment."""
         try:
-            _write_all(self._segment, packed)
-            os.fdatasync(self._segment)
+            writer.append(packed, durable=True)
         except OSError as err:
-            self._take_back(err)
+            self._take_back(writer, err)
             raise
-        self._segment_size += len(packed)
-        self._sizes[self._paths[-1][1]] = self._segment_size
+        self._sizes[self._paths[-1][1]] = writer.size
 
-    def _take_back(self, err: OSError) -> None:
-        """Cut off what a failed write left; go on with another segment where the disk itself may be ill."""
+    def _take_back(self, writer: LogWriter, err: OSError) -> None:
+        """Cut off what a failed write left; end the segment where the disk itself may have failed."""
         try:
-            os.ftruncate(self._segment, self._segment_size)
+            writer.cut()
             # another segment without a record would be the same file
             if err.errno in (errno.ENOSPC, errno.EDQUOT) or self._paths[-1][0] == self._next:
                 return
         except OSError as worse:
             log.warning("journal: cannot cut off a failed write: path=%s cause=%s", self._paths[-1][1], worse.strerror)
         # after a failed fsync nobody knows what is on disk, so the same bytes are written elsewhere
-        os.close(self._segment)
-        self._segment = -1
+        self._end_segment()
+
+    def _end_segment(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _failed(self, err: OSError) -> None:
         self.failures += 1
@@ -594,9 +593,7 @@ class Journal:
     def close(self) -> None:
         """Finish, and give everything back; also twice."""
         self.finish()
-        if self._segment >= 0:
-            os.close(self._segment)
-            self._segment = -1
+        self._end_segment()
         self._unlock()
 
     def counters(self) -> dict[str, int]:
@@ -740,7 +737,7 @@ class Cursor:
                     position = found.number + 1  # after a failed write, one may be in two segments
                     try:
                         batches = self._decoder.decode(found.content).batches
-                        records.append(JournalRecord(found.number, found.received_ns, batches))
+                        records.append(JournalRecord(found.number, found.time_ns, batches))
                     except WireError as err:  # of another version of Colmet
                         self._journal.refuse(found.number, err)
                     if position >= limit or (size >= most_bytes and records):
@@ -844,7 +841,7 @@ def _after(path: str, journal: str) -> tuple[int, int, int]:
     try:
         after = 0
         for record in reader.read():
-            if isinstance(record, segments.SegmentRecord) and record.kind == MESSAGE:
+            if isinstance(record, LogRecord) and record.kind == MESSAGE:
                 after = record.number + 1
         return after, reader.offset, reader.size() - reader.offset
     finally:
@@ -855,14 +852,7 @@ def _senders_of(path: str, journal: str) -> bytes:
     """The account that a segment begins with; empty where it has none."""
     reader = SegmentReader(path, journal)
     try:
-        first = next((found for found in reader.read() if isinstance(found, segments.SegmentRecord)), None)
+        first = next((found for found in reader.read() if isinstance(found, LogRecord)), None)
         return first.content if first is not None and first.kind == SENDERS else b""
     finally:
         reader.close()
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    done = 0
-    view = memoryview(content)
-    while done < len(content):
-        done += os.write(descriptor, view[done:])

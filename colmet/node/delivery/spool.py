@@ -1,47 +1,40 @@
-r"""The files of the spool: batches on disk until they are acknowledged.
+"""The spool: batches on disk until they are acknowledged.
 
-They are there for the death of the process, whatever it is: each batch is one write, and none is synced. Little-endian:
+It is there for the death of the process, whatever it is: each batch is one write, and none is synced. Little-endian:
 
     segment  8s "ColmetS1", Q number made at random, Q epoch, B bytes of the host's name, the name, I CRC-32 of these
-    record   4s "\xc7SR\n", I bytes, Q number of the batch, Q its time (ns since the epoch), I checksum of the bytes,
-             I checksum of the fields before; then the bytes: the message as it is sent
 
-A checksum is a CRC-32 that starts with the segment's random number, so that nothing that a job can name looks like a
-record. A record whose checksums do not hold is passed over: the next one is found by its first four bytes and its
-checksums. A segment has batches of one epoch, and is written to by the process that created it alone.
+Then come records (`common.record_log`): the message of each is a batch as it is sent. The seed is made at random for
+each segment. A segment has batches of one epoch, and is written by the process that created it alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import os
 import re
 import secrets
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from zlib import crc32
 
 from colmet.common.ranges import Ranges
+from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
 
 MAGIC = b"ColmetS1"
-RECORD_MAGIC = b"\xc7SR\n"
 _SEGMENT = struct.Struct("<8sQQB")
-_RECORD = struct.Struct("<4sIQQI")
-_CRC = struct.Struct("<I")
-RECORD_BYTES = _RECORD.size + _CRC.size
 NAME = re.compile(r"(\d{20})-(\d{20})\.spool", re.ASCII)
 LOCK = "lock"
 MAX_MESSAGE_BYTES = 8 << 20
 SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 20, 16 << 20
+MAX_FILE_BYTES = MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES
+FORM = RecordForm(b"\xc7SR\n", has_kind=False, max_bytes=MAX_FILE_BYTES)
 MAX_SEGMENTS = 2000  # a node that is started again and again makes small ones
 RETRY_S = 2.0
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors that are none of the file
@@ -63,73 +56,21 @@ class EncodedBatch(NamedTuple):
     message: bytes
 
 
-class SpoolRecord(NamedTuple):
-    """Where a record is; `start` and `end` are those of its message."""
-
-    seq: int
-    time_ns: int
-    start: int
-    end: int
-    checksum: int
-
-
-class Lost(NamedTuple):
-    """Bytes of a segment that are no record; at its end they may never have been written."""
-
-    start: int
-    end: int
-
-
 def pack_head(seed: int, epoch: int, host: str) -> bytes:
-    """What a segment begins with."""
+    """Return the head of a segment."""
     name = host.encode()
-    packed = _SEGMENT.pack(MAGIC, seed, epoch, len(name)) + name
-    return packed + _CRC.pack(crc32(packed))
+    return seal(_SEGMENT.pack(MAGIC, seed, epoch, len(name)) + name)
 
 
 def read_head(data: bytes) -> tuple[int, int, str, int] | None:
-    """Seed, epoch, host and where the first record starts; None where a segment does not begin so."""
+    """Return seed, epoch, host and where the first record starts; None where the head is damaged."""
     if len(data) < _SEGMENT.size:
         return None
     magic, seed, epoch, length = _SEGMENT.unpack_from(data)
     end = _SEGMENT.size + length
-    if magic != MAGIC or len(data) < end + _CRC.size or _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
+    if magic != MAGIC or not is_sealed(data, end):
         return None
-    return seed, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + _CRC.size
-
-
-def pack_record(seed: int, seq: int, time_ns: int, message: bytes) -> bytes:
-    """A record with this message."""
-    packed = _RECORD.pack(RECORD_MAGIC, len(message), seq, time_ns, crc32(message, seed & 0xFFFFFFFF))
-    return b"".join((packed, _CRC.pack(crc32(packed, seed & 0xFFFFFFFF)), message))
-
-
-def _record_at(data: bytes, at: int, seed: int) -> SpoolRecord | None:
-    if len(data) < at + RECORD_BYTES or not data.startswith(RECORD_MAGIC, at):
-        return None
-    _, size, seq, time_ns, checksum = _RECORD.unpack_from(data, at)
-    expected = crc32(data[at : at + _RECORD.size], seed & 0xFFFFFFFF)
-    start = at + RECORD_BYTES
-    if _CRC.unpack_from(data, at + _RECORD.size)[0] != expected or start + size > len(data):
-        return None
-    return SpoolRecord(seq, time_ns, start, start + size, checksum)
-
-
-def find_records(data: bytes, seed: int, start: int) -> Iterator[SpoolRecord | Lost]:
-    """The records of a segment, by their own checksums alone, and what is between them."""
-    at = start
-    while at < len(data):
-        record = _record_at(data, at, seed)
-        if record is None:
-            following = data.find(RECORD_MAGIC, at + 1)
-            while following >= 0 and _record_at(data, following, seed) is None:
-                following = data.find(RECORD_MAGIC, following + 1)
-            end = following if following >= 0 else len(data)
-            yield Lost(at, end)
-            at = end
-        else:
-            yield record
-            at = record.end
+    return seed & 0xFFFFFFFF, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + CRC.size
 
 
 class _Segment:
@@ -191,7 +132,7 @@ class Spool:
         self._segments: list[_Segment] = []  # ascending by epoch and first number
         self._head = b""
         self._seed = 0
-        self._fd = -1  # of the last segment, while it is written to
+        self._writer: LogWriter | None = None  # of the last segment, while it is written to
         self._failing = False
         self._retry_at = monotonic()
         self._loaded: tuple[str, int] = ("", 0)  # name and size of the segment whose messages these are
@@ -223,7 +164,7 @@ class Spool:
         foreign = count = 0
         for name in sorted(filter(NAME.fullmatch, self._directory.names())):
             try:
-                data = self._directory.read(name, MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES)
+                data = self._directory.read(name, MAX_FILE_BYTES)
             except OSError as err:
                 self._note_damage(name, 0, err.strerror or str(err))
                 continue
@@ -234,13 +175,14 @@ class Spool:
             epoch, first = [int(digits) for digits in name[: -len(".spool")].split("-")]
             segment = _Segment(name, epoch, first, len(data))
             if head is not None:
-                for record in find_records(data, head[0], head[3]):
-                    if isinstance(record, SpoolRecord):
-                        segment.note(record.seq, record.time_ns)
-                    elif record.end == len(data):
-                        self.torn_bytes += record.end - record.start
+                # the content is checked when it is read, so that a damaged batch is counted with its number
+                reader = LogReader.of_bytes(FORM, head[0], data, head[3], checks_content=False)
+                for found_one in reader.read():
+                    if isinstance(found_one, Damage):
+                        self._note_damage(name, found_one.offset, f"{found_one.size} bytes are no batch")
                     else:
-                        self._note_damage(name, record.start, f"{record.end - record.start} bytes are no batch")
+                        segment.note(found_one.number, found_one.time_ns)
+                self.torn_bytes += max(0, len(data) - reader.offset)
             elif len(data) < len(pack_head(0, 0, self._host)):
                 self.torn_bytes += len(data)
             else:
@@ -282,7 +224,7 @@ class Spool:
     def _load(self, segment: _Segment) -> None:
         self._messages = {}
         try:
-            data = self._directory.read(segment.name, MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES)
+            data = self._directory.read(segment.name, MAX_FILE_BYTES)
         except OSError as err:
             self.unread += 1
             if powers_of_ten(self.unread):
@@ -295,11 +237,9 @@ class Spool:
         if head is None:
             return
         seed, _, _, start = head
-        for record in find_records(data, seed, start):
-            if isinstance(record, SpoolRecord) and record.seq in segment.numbers:
-                message = data[record.start : record.end]
-                if crc32(message, seed & 0xFFFFFFFF) == record.checksum:
-                    self._messages[segment.epoch, record.seq] = message
+        for record in LogReader.of_bytes(FORM, seed, data, start).read():
+            if isinstance(record, LogRecord) and record.number in segment.numbers:
+                self._messages[segment.epoch, record.number] = record.content
 
     def _note_damage(self, name: str, offset: int, why: str) -> None:
         self.damaged += 1
@@ -339,54 +279,54 @@ class Spool:
         self._retry_at = self._monotonic()
 
     def _append(self, item: EncodedBatch) -> None:
-        size = RECORD_BYTES + len(item.message)
-        if self._fd < 0 or (self._segments[-1].numbers.count and self._segments[-1].size + size > self._segment_bytes):
-            self._begin(item.seq)
+        size = FORM.header_bytes + len(item.message)
+        writer = self._writer
+        if writer is None or (self._segments[-1].numbers.count and writer.size + size > self._segment_bytes):
+            writer = self._begin(item.seq)
         segment = self._segments[-1]
-        packed = pack_record(self._seed, item.seq, item.time_ns, item.message)
         try:
-            if os.write(self._fd, packed) < len(packed):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            writer.append(FORM.header(self._seed, item.seq, item.time_ns, item.message) + item.message)
         except OSError:
-            self._cut(segment)
+            try:
+                writer.cut()
+            except OSError:
+                self.end_segment()
             raise
-        segment.size += size
+        segment.size = writer.size
         segment.note(item.seq, item.time_ns)
 
-    def _begin(self, first: int) -> None:
+    def _begin(self, first: int) -> LogWriter:
         self.end_segment()
-        self._seed = secrets.randbits(63)
-        self._head = pack_head(self._seed, self._epoch, self._host)
+        seed = secrets.randbits(63)
+        self._seed, self._head = seed & 0xFFFFFFFF, pack_head(seed, self._epoch, self._host)
         name = f"{self._epoch:020d}-{first:020d}.spool"
         try:
-            fd = self._directory.create(name)
+            descriptor = self._directory.create(name)
         except FileExistsError:  # of a write that failed here
             self._directory.remove(name)
-            fd = self._directory.create(name)
+            descriptor = self._directory.create(name)
+        writer = LogWriter(descriptor)
         try:
-            if os.write(fd, self._head) < len(self._head):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            writer.append(self._head)
         except OSError:
-            os.close(fd)
+            writer.close()
             self._unlink(name)
             raise
-        self._fd = fd
-        self._segments.append(_Segment(name, self._epoch, first, len(self._head)))
-
-    def _cut(self, segment: _Segment) -> None:
-        """Take back what a write has left that failed; where that fails too, go on with another segment."""
-        try:
-            os.ftruncate(self._fd, segment.size)
-        except OSError:
-            self.end_segment()
+        self._writer = writer
+        self._segments.append(_Segment(name, self._epoch, first, writer.size))
+        return writer
 
     def end_segment(self) -> None:
-        """Write no more to the last segment."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """End the last segment; one without a batch is removed."""
+        if self._writer is not None:
+            self._end_writing()
             if not self._segments[-1].numbers.count:
                 self._unlink(self._segments.pop().name)
+
+    def _end_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def remove(self, epoch: int, first: int, last: int) -> None:
         """These batches need not be kept any more."""
@@ -395,22 +335,22 @@ class Spool:
             if segment.epoch == epoch and segment.first <= last and segment.numbers.remove(first, last):
                 if segment.numbers.count:
                     continue
-                if self._fd >= 0 and segment is self._segments[-1]:
-                    self._empty(segment)
+                if self._writer is not None and segment is self._segments[-1]:
+                    self._empty(segment, self._writer)
                 else:
                     done.append(segment)
         for segment in done:
             self._segments.remove(segment)
             self._unlink(segment.name)
 
-    def _empty(self, segment: _Segment) -> None:
-        """All of the segment that is written to is done: what was never flushed to the disk then never is."""
+    def _empty(self, segment: _Segment, writer: LogWriter) -> None:
+        """Empty the segment that is being written: what the kernel has not written to disk yet never will be."""
         try:
-            os.ftruncate(self._fd, len(self._head))
+            writer.cut(len(self._head))
         except OSError as err:
             log.warning("spool: cannot be emptied file=%s: %s", segment.name, err.strerror)
             return
-        segment.size = len(self._head)
+        segment.size = writer.size
         self._loaded = ("", 0)
 
     def beyond(self) -> list[tuple[int, int, int, int, int, str]]:
@@ -426,9 +366,8 @@ class Spool:
             cause = "age" if segment.until_ns < oldest_ns else "size"
             if (cause == "size" and size <= self._max_bytes and count <= MAX_SEGMENTS) or not segment.numbers.count:
                 break
-            if self._fd >= 0 and segment is self._segments[-1]:
-                os.close(self._fd)
-                self._fd = -1
+            if segment is self._segments[-1]:
+                self._end_writing()
             numbers = segment.numbers
             found.append((segment.epoch, numbers.first, numbers.last, segment.since_ns, segment.until_ns, cause))
             size -= segment.size
@@ -454,8 +393,5 @@ class Spool:
 
     def close(self) -> None:
         """Give the directory back; also twice. The last segment stays, as its name keeps the next epoch above this."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
+        self._end_writing()
         self._directory.close()

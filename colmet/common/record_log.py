@@ -1,0 +1,229 @@
+r"""A log of records in a file: checksums let a reader find every whole record, whatever happened to the rest.
+
+Little-endian; the fields in brackets are in some logs only:
+
+    record  4s magic, [B kind], I bytes, Q number, Q time (ns since the epoch), I checksum of the content,
+            I checksum of the fields before; then the content
+
+A checksum is a CRC-32 that starts with the log's seed, a random number, so no sender and no job can make content that
+looks like records. A record with a wrong checksum is skipped: the next one is found by its magic and its checksums.
+
+The collector's journal and the spool of node and facility are such logs. Each has its magic, and a head in its files.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+from zlib import crc32
+
+from colmet.common.runtime.files import write_all
+
+CRC = struct.Struct("<I")
+READ_BYTES = 1 << 20
+
+
+class LogRecord(NamedTuple):
+    """A record of a log.
+
+    Attributes:
+        number: of the record.
+        kind: 0 in logs without kinds.
+        time_ns: since the epoch.
+        content: its bytes.
+        offset: of its start in the file.
+    """
+
+    number: int
+    kind: int
+    time_ns: int
+    content: bytes
+    offset: int
+
+
+class Damage(NamedTuple):
+    """Bytes of a log that are no record."""
+
+    offset: int
+    size: int
+
+
+def seal(packed: bytes, seed: int = 0) -> bytes:
+    """Return bytes with their checksum behind them."""
+    return packed + CRC.pack(crc32(packed, seed))
+
+
+def is_sealed(data: bytes, size: int, seed: int = 0) -> bool:
+    """Return whether data begins with so many bytes and their checksum."""
+    return len(data) >= size + CRC.size and CRC.unpack_from(data, size)[0] == crc32(data[:size], seed)
+
+
+class RecordForm:
+    """The form of a log's records.
+
+    Args:
+        magic: the first four bytes of a record.
+        has_kind: whether records have a kind.
+        max_bytes: of a content.
+    """
+
+    def __init__(self, magic: bytes, has_kind: bool, max_bytes: int) -> None:
+        self.magic = magic
+        self.max_bytes = max_bytes
+        self.has_kind = has_kind
+        self.fields = struct.Struct("<4sBIQQI" if has_kind else "<4sIQQI")
+        self.header_bytes = self.fields.size + CRC.size
+
+    def header(self, seed: int, number: int, time_ns: int, content: bytes, kind: int = 0) -> bytes:
+        """Return the header of a record with this content."""
+        kinds = (kind,) if self.has_kind else ()
+        return seal(self.fields.pack(self.magic, *kinds, len(content), number, time_ns, crc32(content, seed)), seed)
+
+
+class LogReader:
+    """Reads the records of a log, from an offset on.
+
+    Args:
+        form: of its records.
+        seed: of its checksums.
+        read: returns bytes of the file from an offset on, fewer at its end.
+        size: returns the bytes of the file.
+        offset: where the first record starts.
+        checks_content: whether a record with a damaged content is damage; otherwise it is returned as it is.
+
+    Attributes:
+        offset: where the next record starts.
+    """
+
+    def __init__(
+        self,
+        form: RecordForm,
+        seed: int,
+        read: Callable[[int, int], bytes],
+        size: Callable[[], int],
+        offset: int = 0,
+        checks_content: bool = True,
+    ) -> None:
+        self.offset = offset
+        self.size = size
+        self._form = form
+        self._seed = seed
+        self._read = read
+        self._checks_content = checks_content
+        self._buffer = b""
+        self._start = 0  # of the buffer, in the file
+
+    @classmethod
+    def of_bytes(cls, form: RecordForm, seed: int, data: bytes, offset: int, checks_content: bool = True) -> LogReader:
+        """Return a reader of a file that is in memory."""
+        return cls(form, seed, lambda at, size: data[at : at + size], lambda: len(data), offset, checks_content)
+
+    def _get(self, offset: int, size: int) -> bytes:
+        start = offset - self._start
+        if start < 0 or start + size > len(self._buffer):
+            # again from the file, always: it may have grown
+            self._buffer, self._start, start = self._bytes(offset, max(size, READ_BYTES)), offset, 0
+        return self._buffer[start : start + size]
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        size = min(size, self.size() - offset)  # memory for the size in a damaged record must not be allocated
+        return self._read(offset, size) if size > 0 else b""
+
+    def _at(self, offset: int) -> LogRecord | None:
+        """Return the whole record that starts there; None where there is none."""
+        form = self._form
+        packed = self._get(offset, form.header_bytes)
+        if not packed.startswith(form.magic) or not is_sealed(packed, form.fields.size, self._seed):
+            return None
+        _, *kinds, size, number, time_ns, checksum = form.fields.unpack_from(packed)
+        if size > form.max_bytes:
+            return None
+        content = self._get(offset + form.header_bytes, size)
+        if len(content) < size or (self._checks_content and crc32(content, self._seed) != checksum):
+            return None
+        return LogRecord(number, kinds[0] if kinds else 0, time_ns, content, offset)
+
+    def _search(self, offset: int) -> int | None:
+        """Return where the next whole record starts, at `offset` or behind it."""
+        magic = self._form.magic
+        while True:
+            window = self._bytes(offset, READ_BYTES)
+            found = window.find(magic)
+            while found >= 0:
+                if self._at(offset + found) is not None:
+                    return offset + found
+                found = window.find(magic, found + 1)
+            if len(window) < READ_BYTES:
+                return None
+            offset += len(window) - len(magic) + 1
+
+    def read(self) -> Iterator[LogRecord | Damage]:
+        """Yield the records from `offset` on, and the damage between them; `offset` moves along.
+
+        At the end of the file it stops, and may be called again when there is more. What is behind the last whole
+        record is not damage: it may be a record that is being written.
+        """
+        while True:
+            record = self._at(self.offset)
+            if record is None:
+                found = self._search(self.offset + 1)
+                if found is None:
+                    return
+                self._buffer = b""
+                record = self._at(self.offset)  # it may have been written meanwhile, as the one behind it was
+                if record is None:
+                    start, self.offset = self.offset, found
+                    yield Damage(start, found - start)
+                    continue
+            self.offset += self._form.header_bytes + len(record.content)
+            yield record
+
+    def content(self, damage: Damage, max_bytes: int) -> bytes:
+        """Return the bytes of a damage, at most `max_bytes`."""
+        return self._bytes(damage.offset, min(damage.size, max_bytes))
+
+
+class LogWriter:
+    """Appends records to one file of a log.
+
+    Args:
+        descriptor: of an empty file, open to append; the writer closes it.
+
+    Attributes:
+        size: bytes of the file up to the last whole record.
+        is_open: whether more may be appended.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.is_open = True
+        self.size = 0
+
+    def append(self, packed: bytes, durable: bool = False) -> None:
+        """Append bytes; `durable`: they survive a power failure.
+
+        Raises:
+            OSError: they cannot be written; `cut` removes what was.
+        """
+        write_all(self._descriptor, packed)
+        if durable:
+            os.fdatasync(self._descriptor)
+        self.size += len(packed)
+
+    def cut(self, size: int | None = None) -> None:
+        """Remove what a failed write left, or all behind `size` bytes.
+
+        Raises:
+            OSError: it cannot be removed: append no more, as a reader would stop at it.
+        """
+        size = self.size if size is None else size
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def close(self) -> None:
+        """Close the file; also twice."""
+        if self.is_open:
+            self.is_open = False
+            os.close(self._descriptor)
