@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from colmet.common.measures import MEASURES, Measure
 from colmet.common.runtime.startup import load
 from colmet.common.schema import Schema
 from colmet.common.tables import facility
@@ -38,6 +39,15 @@ A *counter* only grows, over the life of a job or from the start of the agent; a
 over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in
 HDF5, and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. A row's values of tasks
 are summed over the job where nothing else is said.
+"""
+MEASURES_HEAD = """\
+What people read of jobs and nodes. `colmet top`, the report, `colmet plot`, the page and the dashboards read a measure
+from the first of its columns that has values. `colmet plot` draws those of jobs by their names, and
+`/api/v1/measures` serves all. The unit is that of charts; a counter is read as its growth per second, or over a whole
+job as its *total*. *all* is a sum that is missing where one host's value is.
+
+In Prometheus a column of a job is `colmet_job_TABLE_COLUMN`, without `_default` and with `_total` for counters:
+`cgroup.cpu_usage` is `colmet_job_cgroup_cpu_usage_total`.
 """
 _SCOPES = {"job": "one row a job", "node": "of the node"}
 _FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the job's tasks."}
@@ -73,6 +83,27 @@ def _table(schema: Schema, about: str) -> Iterator[str]:
         yield f"| `{field.name}` | {unit} | {field.kind} | {_cell(text.strip())} | {_cell(source.rstrip('.'))} |"
 
 
+def _measures() -> Iterator[str]:
+    """Return the section of measures: what people read, and from which columns."""
+    yield ""
+    yield "## Measures"
+    yield ""
+    yield MEASURES_HEAD
+    yield "| measure | of | meaning | unit | over time | over hosts | columns, the first with a value counts |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for measure in MEASURES.values():
+        unit = measure.unit.per_second("CPU time" in measure.help) if _is_rate(measure) else measure.unit
+        columns = ", ".join([f"`{table.removesuffix('_default')}.{column}`" for table, column in measure.places])
+        yield (
+            f"| `{measure.key}` | {measure.scope} | {_cell(measure.help)} | {unit.symbol} | {measure.time} | "
+            f"{measure.hosts} | {columns} |"
+        )
+
+
+def _is_rate(measure: Measure) -> bool:
+    return measure.kind == "counter" and measure.is_rate
+
+
 def page(backends: Sequence[type[InputBackend]]) -> str:
     """The whole page."""
     lines = [HEAD]
@@ -106,7 +137,7 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
     on = "`colmet-facility --zeromq-uri`"
     for schema in facility.SCHEMAS:
         add(schema, "", on, "Of `colmet-facility`, one row for each thing that its labels name, at each run.")
-    return "\n".join([*lines, *index, *tables]) + "\n"
+    return "\n".join([*lines, *index, *_measures(), *tables]) + "\n"
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from colmet.common.measures import CPU_USED, TASKS
 from colmet.common.runtime.prometheus_text import named
 from colmet.common.wire import colmet06
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Dashboard, Line, Panel, Query
@@ -168,7 +169,7 @@ class _Prometheus:
 
     def variables(self, dashboard: str) -> Iterator[Object]:
         """What can be chosen, beside the data source."""
-        known = metric("taskstats_default", "cpu_total")
+        known = metric(*CPU_USED.of(TASKS)[0][:2])
         if dashboard == "job":
             yield _choice("job", "Job", self, f"label_values({known}, job)")
             yield _choice("host", "Node", self, f'label_values({known}{{job="$job"}}, host)', several=".+")

@@ -6,8 +6,9 @@ A name that no schema declares is an error here, and units follow from the schem
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from colmet.common.measures import Measure, Source
 from colmet.common.schema import Field, Schema
 from colmet.common.tables import schemas
 from colmet.common.units import UNITS
@@ -105,6 +106,12 @@ class Line(NamedTuple):
     def meaning(self) -> str:
         """What the column is, a sentence or two."""
         return self.field.help.partition("Source: ")[0].strip()
+
+
+def of(what: Measure | Source, *more: Any, **named: Any) -> Line:
+    """Return a line of a measure's best column, or of another one; `Line` has the other arguments."""
+    source = what.best if isinstance(what, Measure) else what
+    return Line(source.table, source.column, *more, **named)
 
 
 class Query(NamedTuple):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.common.measures import MEMORY
+from colmet.common import measures as m
+from colmet.common.measures import Measure, Source
 from colmet.common.runtime.prometheus_text import in_base_unit, named
 from colmet.common.tables import schemas as _schemas
-from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, TOTAL, Dashboard, Line, Panel, Query, Section
+from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, TOTAL, Dashboard, Line, Panel, Query, Section, of
 
 _STATES = ("user", "nice", "system", "iowait", "irq", "softirq", "steal")
-_WAITS = {
-    "waiting for a CPU": "cpu_delay_total",
-    "block I/O": "blkio_delay_total",
-    "swap": "swapin_delay_total",
-    "memory reclaim": "freepages_delay_total",
-}
+_WAITS = (m.WAIT_CPU, m.WAIT_IO, m.WAIT_SWAP, m.WAIT_RECLAIM)
 _TIME_TEXT = (
     "Of the time in which tasks ran or wanted to: what they ran, and what they waited for. Waits for I/O, swap and"
     " reclaim are counted where kernel.task_delayacct is 1."
@@ -32,8 +28,8 @@ _SCRAPES = "Growth in a step of the picture, or in four scrapes where that is lo
 def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]:
     """What is known of jobs, split by these; `grown` says over which time increases are."""
 
-    def line(table: str, column: str, text: str = "", **more: object) -> Line:
-        return Line(table, column, f"{text} {label}".strip(), by, **more)  # type: ignore[arg-type]
+    def line(what: Measure | Source, text: str = "", **more: object) -> Line:
+        return of(what, f"{text} {label}".strip(), by, **more)
 
     gpus, gpu = (*by, "uuid"), f"{label} {{uuid}}"
     return [
@@ -43,8 +39,8 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 Panel(
                     "CPU cores used, and allocated",
                     [
-                        line("cgroup_default", "cpu_usage", "used"),
-                        line("cgroup_default", "cpus_allocated", "allocated", frame=True),
+                        line(m.CPU_USED, "used"),
+                        line(m.CPUS, "allocated", frame=True),
                     ],
                     "Areas are added up; the dashed line at the top is what was allocated.",
                     "stack",
@@ -52,8 +48,8 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 Panel(
                     "Where the time went",
                     [
-                        line("taskstats_default", "cpu_total", "running", noun="tasks"),
-                        *[line("taskstats_default", column, text, noun="tasks") for text, column in _WAITS.items()],
+                        line(m.CPU_USED.of(m.TASKS)[0], "running", noun="tasks"),
+                        *[line(wait, wait.label, noun="tasks") for wait in _WAITS],
                     ],
                     _TIME_TEXT,
                     "share",
@@ -61,21 +57,21 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 Panel(
                     "CPU time in the kernel, and kept back by a quota",
                     [
-                        line("cgroup_default", "cpu_system", "kernel"),
-                        line("cgroup_default", "throttled_time", "throttled"),
+                        line(m.CPU_SYSTEM, "kernel"),
+                        line(m.CPU_THROTTLED, "throttled"),
                     ],
                 ),
                 Panel(
                     "Pressure: time in which some task waited",
                     [
-                        line("cgroup_default", "cpu_pressure_some", "CPU", noun="s/s"),
-                        line("cgroup_default", "memory_pressure_some", "memory", noun="s/s"),
-                        line("cgroup_default", "io_pressure_some", "I/O", noun="s/s"),
+                        line(m.PRESSURE["cpu_some"], "CPU", noun="s/s"),
+                        line(m.PRESSURE["memory_some"], "memory", noun="s/s"),
+                        line(m.PRESSURE["io_some"], "I/O", noun="s/s"),
                     ],
                     "1 s/s: all of the time. Nodes with cgroup v2 tell it.",
                 ),
-                Panel("Tasks", [line("cgroup_default", "pids_current")], kind="stack"),
-                Panel("Tasks, by its processes", [line("jobprocstats_default", "tasks")], _OF_PROCESSES, "stack"),
+                Panel("Tasks", [line(m.TASKS_NOW)], kind="stack"),
+                Panel("Tasks, by its processes", [line(m.TASKS_NOW.of(m.PROCESSES)[0])], _OF_PROCESSES, "stack"),
             ],
         ),
         Section(
@@ -84,8 +80,8 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 Panel(
                     "Memory, and its limit",
                     [
-                        line("cgroup_default", "memory_current", "used"),
-                        line("cgroup_default", "memory_limit", "limit", frame=True),
+                        line(m.MEMORY, "used"),
+                        line(m.MEMORY_LIMIT, "limit", frame=True),
                     ],
                     "Areas are added up; the dashed line at the top is the limit, where there is one.",
                     "stack",
@@ -93,31 +89,31 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 Panel(
                     "Memory of its processes",
                     [
-                        line("jobprocstats_default", "memory_used", "used"),
-                        line("jobprocstats_default", "RssAnon", "anonymous"),
+                        line(m.MEMORY.of(m.PROCESSES)[0], "used"),
+                        line(m.MEMORY_ANON.of(m.PROCESSES)[0], "anonymous"),
                     ],
                     _OF_PROCESSES,
                 ),
                 Panel(
                     "Memory by kind",
                     [
-                        line("cgroup_default", "memory_anon", "anonymous"),
-                        line("cgroup_default", "memory_file", "files"),
-                        line("cgroup_default", "memory_kernel", "kernel"),
-                        line("cgroup_default", "memory_swap", "in swap"),
+                        line(m.MEMORY_ANON, "anonymous"),
+                        line(m.MEMORY_FILE, "files"),
+                        line(m.MEMORY_KERNEL, "kernel"),
+                        line(m.MEMORY_SWAP, "in swap"),
                     ],
                     kind="stack",
                 ),
                 Panel(
                     "Page faults with I/O",
-                    [line("cgroup_default", "memory_pgmajfault")],
+                    [line(m.MAJOR_FAULTS)],
                     "Many of them: memory is short, or a program starts.",
                 ),
                 Panel(
                     "Limit reached, and processes killed",
                     [
-                        line("cgroup_default", "memory_limit_hits", "limit reached", how=INCREASE),
-                        line("cgroup_default", "memory_oom_kills", "killed", how=INCREASE),
+                        line(m.MEMORY_LIMIT_HITS, "limit reached", how=INCREASE),
+                        line(m.OOM_KILLS, "killed", how=INCREASE),
                     ],
                     grown,
                 ),
@@ -129,31 +125,31 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 Panel(
                     "Bytes to and from storage",
                     [
-                        line("taskstats_default", "read_bytes", "read"),
-                        line("taskstats_default", "write_bytes", "written"),
+                        line(m.CHARGED_READ, "read"),
+                        line(m.CHARGED_WRITE, "written"),
                     ],
                     "As the kernel charges them to tasks: what the page cache had is not in it.",
                 ),
                 Panel(
                     "Bytes that programs read and wrote",
                     [
-                        line("taskstats_default", "read_char", "read"),
-                        line("taskstats_default", "write_char", "written"),
+                        line(m.CALLS_READ, "read"),
+                        line(m.CALLS_WRITE, "written"),
                     ],
                     "What the page cache had, pipes and network file systems are in it.",
                 ),
                 Panel(
                     "Bytes on block devices",
                     [
-                        line("cgroup_default", "io_read_bytes", "read"),
-                        line("cgroup_default", "io_write_bytes", "written"),
+                        line(m.IO_READ, "read"),
+                        line(m.IO_WRITE, "written"),
                     ],
                 ),
                 Panel(
                     "Read and write calls",
                     [
-                        line("taskstats_default", "read_syscalls", "read"),
-                        line("taskstats_default", "write_syscalls", "written"),
+                        line(m.READ_CALLS.sources[1], "read"),
+                        line(m.WRITE_CALLS.sources[1], "written"),
                     ],
                 ),
             ],
@@ -163,16 +159,16 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
             [
                 Panel(
                     "GPUs held, and idle",
-                    [line("nvidiastats_default", "gpus", "held"), line("nvidiastats_default", "gpus_idle", "idle")],
+                    [line(m.JOB_GPU_COUNT, "held"), line(m.JOB_GPU_IDLE, "idle")],
                     "Idle: no process of the job runs there.",
                 ),
                 Panel(
                     "How busy GPUs are",
-                    [Line("nvidiajobs_default", "utilization_sm", gpu, gpus)],
+                    [of(m.GPU_OF_JOB_USE, gpu, gpus)],
                     "Share of the time in which the job's own processes computed there.",
                 ),
-                Panel("Memory on GPUs", [Line("nvidiajobs_default", "memory_used", gpu, gpus)], kind="stack"),
-                Panel("Power of its GPUs", [line("nvidiastats_default", "power")], kind="stack"),
+                Panel("Memory on GPUs", [of(m.GPU_OF_JOB_MEMORY, gpu, gpus)], kind="stack"),
+                Panel("Power of its GPUs", [line(m.JOB_GPU_POWER)], kind="stack"),
             ],
         ),
         Section(
@@ -180,7 +176,7 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
             [
                 Panel(
                     "Perf events, a sample",
-                    [line("perfhwstats_default", f"counter_{n}", f"{n}") for n in range(1, 6)],
+                    [line(Source("perfhwstats_default", f"counter_{n}"), f"{n}") for n in range(1, 6)],
                     "Which events they are, mapping_default says: --perfhw-list names them in this order.",
                 )
             ],
@@ -228,15 +224,15 @@ def _network(ports: bool) -> list[Panel]:
             Panel(
                 "InfiniBand",
                 [
-                    Line("infinibandstats_default", "portXmitData", "sent {host}"),
-                    Line("infinibandstats_default", "portRcvData", "received {host}"),
+                    of(m.NETWORK_SENT, "sent {host}"),
+                    of(m.NETWORK_RECEIVED, "received {host}"),
                 ],
             ),
             Panel(
                 "Lustre",
                 [
-                    Line("lustrestats_default", "lustre_bytes_read", "read {host}"),
-                    Line("lustrestats_default", "lustre_bytes_write", "written {host}"),
+                    of(m.LUSTRE_READ, "read {host}"),
+                    of(m.LUSTRE_WRITE, "written {host}"),
                 ],
             ),
         ]
@@ -277,10 +273,10 @@ def _network(ports: bool) -> list[Panel]:
 
 def _power() -> list[Panel]:
     return [
-        Panel("Power of the nodes", [Line("ipmipowerstats_default", "average_power_consumption")], kind="stack"),
+        Panel("Power of the nodes", [of(m.NODE_MEAN_POWER)], kind="stack"),
         Panel(
             "Power of processors and memory",
-            [Line("raplzones_default", "power", "{zone} {host}", _ZONES)],
+            [of(m.ZONE_POWER, "{zone} {host}", _ZONES)],
             "A package's zone holds that of its cores.",
         ),
     ]
@@ -301,7 +297,7 @@ STORED = (
                     Panel("Jobs", [Line("cgroup_default", "job_id", "jobs", (), DISTINCT)], kind="number"),
                     Panel(
                         "Power of all nodes",
-                        [Line("ipmipowerstats_default", "average_power_consumption", "power", (), TOTAL)],
+                        [of(m.NODE_MEAN_POWER, "power", (), TOTAL)],
                         "The mean of the nodes that tell it, times their number.",
                         "number",
                     ),
@@ -314,22 +310,22 @@ STORED = (
                     Panel("Jobs", [Line("cgroup_default", "job_id", "jobs", (), DISTINCT)]),
                     Panel(
                         "Power of all nodes",
-                        [Line("ipmipowerstats_default", "average_power_consumption", "power", (), TOTAL)],
+                        [of(m.NODE_MEAN_POWER, "power", (), TOTAL)],
                         "The mean of the nodes that tell it, times their number.",
                     ),
                     Panel(
                         "Load of all nodes",
-                        [Line("procstats_default", "loadavg_1min", "runnable or blocked tasks", (), TOTAL)],
+                        [of(m.NODE_LOAD, "runnable or blocked tasks", (), TOTAL)],
                         "The mean of the nodes, times their number.",
                     ),
                     Panel(
                         "Free memory of all nodes",
-                        [Line("procstats_default", "meminfo_memfree", "free", (), TOTAL)],
+                        [of(m.NODE_MEMORY["memfree"], "free", (), TOTAL)],
                         "The mean of the nodes, times their number.",
                     ),
                     Panel(
                         "Jobs that compute most: CPU cores used",
-                        [Line("cgroup_default", "cpu_usage", "job {job} {host}", ("job", "host"), top=10)],
+                        [of(m.CPU_USED, "job {job} {host}", ("job", "host"), top=10)],
                         "The ten jobs with the most CPU time on one node.",
                         "stack",
                     ),
@@ -341,11 +337,11 @@ STORED = (
                     Panel(
                         "Jobs",
                         [
-                            Line("cgroup_default", "cpu_usage", "CPU time on its busiest node", ("job",), LARGEST),
+                            of(m.CPU_USED, "CPU time on its busiest node", ("job",), LARGEST),
                             Line("cgroup_default", "hostname", "nodes", ("job",), DISTINCT),
-                            Line("cgroup_default", "cpus_allocated", "CPUs of a node", ("job",), LARGEST),
-                            Line("cgroup_default", "memory_peak", "memory peak on a node", ("job",), LARGEST),
-                            Line("cgroup_default", "memory_oom_kills", "processes killed", ("job",), LARGEST),
+                            of(m.CPUS, "CPUs of a node", ("job",), LARGEST),
+                            of(m.MEMORY_PEAK, "memory peak on a node", ("job",), LARGEST),
+                            of(m.OOM_KILLS, "processes killed", ("job",), LARGEST),
                         ],
                         "The hundred with the most CPU time on one node.",
                         "table",
@@ -354,9 +350,9 @@ STORED = (
                         "Nodes",
                         [
                             Line("procstats_default", "timestamp", "heard of", ("host",), LARGEST),
-                            Line("procstats_default", "uptime_total", "up", ("host",), LARGEST),
-                            Line("procstats_default", "loadavg_1min", "highest load", ("host",), LARGEST),
-                            Line("procstats_default", "meminfo_memtotal", "memory", ("host",), LARGEST),
+                            of(m.NODE_UPTIME, "up", ("host",), LARGEST),
+                            of(m.NODE_LOAD, "highest load", ("host",), LARGEST),
+                            of(m.NODE_MEMORY["memtotal"], "memory", ("host",), LARGEST),
                         ],
                         "A hundred of them, those that were heard of last first.",
                         "table",
@@ -410,31 +406,31 @@ STORED = (
                 [
                     Panel(
                         "CPU cores busy",
-                        [Line("procstats_default", f"stat_cpu_{state}", f"{state} {{host}}") for state in _STATES],
+                        [of(m.NODE_CPU[state], f"{state} {{host}}") for state in _STATES],
                         kind="stack",
                     ),
                     Panel(
                         "Load",
                         [
-                            Line("procstats_default", "loadavg_1min", "1 minute {host}"),
-                            Line("procstats_default", "stat_procs_blocked", "waiting for I/O {host}"),
+                            of(m.NODE_LOAD, "1 minute {host}"),
+                            of(m.NODE_BLOCKED, "waiting for I/O {host}"),
                         ],
                     ),
                     Panel(
                         "Memory",
                         [
-                            Line("procstats_default", "meminfo_anonpages", "programs {host}"),
-                            Line("procstats_default", "meminfo_cached", "files {host}"),
-                            Line("procstats_default", "meminfo_slab", "kernel {host}"),
-                            Line("procstats_default", "meminfo_memtotal", "all {host}", frame=True),
+                            of(m.NODE_MEMORY["anonpages"], "programs {host}"),
+                            of(m.NODE_MEMORY["cached"], "files {host}"),
+                            of(m.NODE_MEMORY["slab"], "kernel {host}"),
+                            of(m.NODE_MEMORY["memtotal"], "all {host}", frame=True),
                         ],
                         kind="stack",
                     ),
                     Panel(
                         "Paging",
                         [
-                            Line("procstats_default", "vmstat_pgpgin", "read {host}"),
-                            Line("procstats_default", "vmstat_pgpgout", "written {host}"),
+                            of(m.NODE_READ, "read {host}"),
+                            of(m.NODE_WRITE, "written {host}"),
                         ],
                         "All that goes to and from block devices.",
                     ),
@@ -453,27 +449,21 @@ STORED = (
                     *_power(),
                     Panel(
                         "Temperatures",
-                        [Line("temperatures_default", "temperature", "{sensor} {host}", ("host", "sensor"))],
+                        [of(m.TEMPERATURE, "{sensor} {host}", ("host", "sensor"))],
                     ),
                 ],
             ),
             Section(
                 "GPUs",
                 [
-                    Panel(
-                        "How busy", [Line("nvidiagpus_default", "utilization_gpu", "{uuid} {host}", ("host", "uuid"))]
-                    ),
+                    Panel("How busy", [of(m.GPU_USE, "{uuid} {host}", ("host", "uuid"))]),
                     Panel(
                         "Memory",
-                        [Line("nvidiagpus_default", "memory_used", "{uuid} {host}", ("host", "uuid"))],
+                        [of(m.GPU_MEMORY, "{uuid} {host}", ("host", "uuid"))],
                         kind="stack",
                     ),
-                    Panel(
-                        "Power", [Line("nvidiagpus_default", "power", "{uuid} {host}", ("host", "uuid"))], kind="stack"
-                    ),
-                    Panel(
-                        "Temperature", [Line("nvidiagpus_default", "temperature", "{uuid} {host}", ("host", "uuid"))]
-                    ),
+                    Panel("Power", [of(m.GPU_POWER, "{uuid} {host}", ("host", "uuid"))], kind="stack"),
+                    Panel("Temperature", [of(m.GPU_TEMPERATURE, "{uuid} {host}", ("host", "uuid"))]),
                 ],
             ),
             Section("Network and file systems", _network(ports=True)),
@@ -482,17 +472,17 @@ STORED = (
                 [
                     Panel(
                         "CPU cores used",
-                        [Line("cgroup_default", "cpu_usage", "job {job} {host}", ("host", "job"))],
+                        [of(m.CPU_USED, "job {job} {host}", ("host", "job"))],
                         kind="stack",
                     ),
                     Panel(
                         "Memory",
-                        [Line("cgroup_default", "memory_current", "job {job} {host}", ("host", "job"))],
+                        [of(m.MEMORY, "job {job} {host}", ("host", "job"))],
                         kind="stack",
                     ),
                     Panel(
                         "Memory of their processes",
-                        [Line("jobprocstats_default", "memory_used", "job {job} {host}", ("host", "job"))],
+                        [of(m.MEMORY.of(m.PROCESSES)[0], "job {job} {host}", ("host", "job"))],
                         _OF_PROCESSES,
                         "stack",
                     ),
@@ -546,8 +536,8 @@ def metric(table: str, column: str) -> str:
     return named("colmet_job", table.removesuffix("_default"), column, kind=line.field.kind)
 
 
-_CPU = metric("cgroup_default", "cpu_usage")
-_MEMORY = " or on (host, job) ".join([metric(*place) for place in MEMORY.places[:2]])
+_CPU = metric(*m.CPU_USED.places[0])
+_MEMORY = " or on (host, job) ".join([metric(*place) for place in m.MEMORY.places[:2]])
 
 
 def _rate(name: str) -> str:
@@ -705,25 +695,25 @@ SCRAPED = (
                 [
                     Panel(
                         "CPU cores used",
-                        [Line("cgroup_default", "cpu_usage", "job {job} {host}", ("host", "job"))],
+                        [of(m.CPU_USED, "job {job} {host}", ("host", "job"))],
                         kind="stack",
                     ),
                     Panel(
                         "Memory",
-                        [Line("cgroup_default", "memory_current", "job {job} {host}", ("host", "job"))],
+                        [of(m.MEMORY, "job {job} {host}", ("host", "job"))],
                         kind="stack",
                     ),
                     Panel(
                         "Memory of their processes",
-                        [Line("jobprocstats_default", "memory_used", "job {job} {host}", ("host", "job"))],
+                        [of(m.MEMORY.of(m.PROCESSES)[0], "job {job} {host}", ("host", "job"))],
                         _OF_PROCESSES,
                         "stack",
                     ),
                     Panel(
                         "Bytes to and from storage",
                         [
-                            Line("taskstats_default", "read_bytes", "read by job {job} {host}", ("host", "job")),
-                            Line("taskstats_default", "write_bytes", "written by job {job} {host}", ("host", "job")),
+                            of(m.CHARGED_READ, "read by job {job} {host}", ("host", "job")),
+                            of(m.CHARGED_WRITE, "written by job {job} {host}", ("host", "job")),
                         ],
                     ),
                     Panel("Jobs", [Query(f"max by (host) ({agent('jobs')}{_OF_HOST})", "{host}")]),
