@@ -6,11 +6,11 @@ The messages are those of the control socket, and have the same handler.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 
 from colmet.common.runtime import cli, control
+from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport import Pull
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer
 from colmet.node.live_config import Remote
@@ -62,8 +62,8 @@ class RustPort:
             log.warning(
                 "any host that reaches this port can change the sample period and the perf events uri=%s", self.uri
             )
-        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._pull.wake_on(self._wake)
+        self._wakeup = Wakeup()
+        self._pull.wake_on(self._wakeup.fd)
         self._thread = threading.Thread(target=self._run, name="rust-port", daemon=True)
 
     def start(self) -> None:
@@ -88,10 +88,9 @@ class RustPort:
         if self._ended.is_set():
             return
         self._ended.set()
-        os.write(self._write_wake, b"\0")
+        self._wakeup.wake()
         if self._thread.ident is not None:
             self._thread.join(2 * control.ERRAND_S)
         if not self._thread.is_alive():  # else nothing that it uses can be taken from it
             self._pull.close()
-            os.close(self._wake)
-            os.close(self._write_wake)
+            self._wakeup.close()

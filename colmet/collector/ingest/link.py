@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -19,6 +17,7 @@ from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import WireError
 from colmet.common.live.namesakes import base_of, is_namesake
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.schema import Batch
 from colmet.common.transport import Called, LinkServer
 from colmet.common.wire import link as wire
@@ -42,7 +41,8 @@ class DurableBatches:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._keys: list[Key] = []
-        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
 
     def put(self, records: Iterable[JournalRecord]) -> None:
         """These are on disk."""
@@ -56,21 +56,18 @@ class DurableBatches:
             was_empty = not self._keys
             self._keys += keys
         if was_empty and keys:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._wake_fd, b"x")
+            self._wakeup.wake()
 
     def take(self) -> list[Key]:
         """What was put since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
+        self._wakeup.clear()
         with self._lock:
             keys, self._keys = self._keys, []
         return keys
 
     def close(self) -> None:
         """Give the descriptors back."""
-        os.close(self.fd)
-        os.close(self._wake_fd)
+        self._wakeup.close()
 
 
 class Caller(NamedTuple):

@@ -24,6 +24,7 @@ from colmet.commands.top.view import Line
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.readable import readable
 from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.wakeup import Wakeup
 
 Ask = Callable[[Mapping[str, Scalar]], dict[str, Any]]
 
@@ -100,7 +101,8 @@ class Poller:
         self._outcome: tuple[Mapping[str, Scalar], dict[str, Any] | str] | None = None
         self._changed = threading.Condition()
         self._ended = False
-        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
         self._thread.start()
 
@@ -113,8 +115,7 @@ class Poller:
 
     def take(self) -> tuple[Mapping[str, Scalar], dict[str, Any] | str] | None:
         """The latest answer, or why there was none, with what was asked; None where it was taken."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
+        self._wakeup.clear()
         with self._changed:
             outcome, self._outcome = self._outcome, None
             return outcome
@@ -139,8 +140,7 @@ class Poller:
                 answer = f"a defect of colmet top: {type(err).__name__}: {err}"
             with self._changed:
                 self._outcome = (request, answer)
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._write_fd, b"\0")
+                self._wakeup.wake()
                 self._changed.wait_for(functools.partial(self._is_over, request), self._interval_s)
 
     def _is_over(self, request: Mapping[str, Scalar] | None) -> bool:

@@ -19,6 +19,7 @@ from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
 from colmet.common.runtime import cli
 from colmet.common.runtime.keys import KnownKeys, read_pair, read_public
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport import Client, ControlClient, ControlServer, Door, check_control, knock, serve_control
 from colmet.common.transport.authenticator import Keys
 from colmet.common.transport.curve import check_pair
@@ -145,7 +146,8 @@ class Errands:
         self._waiting: list[tuple[Callable[[], Any], futures.Future[Any]]] = []
         self._lock = threading.Lock()
         self._ended = False
-        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
 
     def __enter__(self) -> Errands:
         return self
@@ -156,8 +158,7 @@ class Errands:
             waiting, self._waiting = self._waiting, []
         for _function, future in waiting:
             future.cancel()
-        os.close(self.fd)
-        os.close(self._write_fd)
+        self._wakeup.close()
 
     def call(self, function: Callable[[], T], timeout_s: float = ERRAND_S) -> T:
         """What `function` returns in the main thread; what it raises is raised here.
@@ -170,7 +171,7 @@ class Errands:
             if self._ended:
                 raise Refused("the daemon is about to end")
             self._waiting.append((function, future))
-            os.write(self._write_fd, b"\0")
+            self._wakeup.wake()
         try:
             return future.result(timeout_s)
         except futures.CancelledError:
@@ -186,7 +187,7 @@ class Errands:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             if waiting:
-                os.read(self.fd, 4096)
+                self._wakeup.clear()
         for function, future in waiting:
             if future.set_running_or_notify_cancel():
                 try:

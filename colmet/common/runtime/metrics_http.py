@@ -10,7 +10,6 @@ import contextlib
 import ipaddress
 import itertools
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -24,6 +23,7 @@ from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.own_name import is_known, own_names
 from colmet.common.runtime.prometheus_text import CONTENT_TYPE, Family, render
+from colmet.common.runtime.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class MetricsServer:
         self.address = ListenAddress(*self._socket.getsockname()[:2])
         is_local = ipaddress.ip_address(self.address.host.partition("%")[0]).is_loopback
         self._names = own_names() if is_local else None  # else a web page could ask under a name of its own
-        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
         log.info("metrics at http://%s:%d%s", *self.address, PAGE)
@@ -142,22 +142,20 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop, and close all; also twice."""
-        if self._write_wake >= 0:
-            os.write(self._write_wake, b"\0")
+        if self._wakeup.fd >= 0:
+            self._wakeup.wake()
             self._thread.join()
-            os.close(self._wake)
-            os.close(self._write_wake)
-            self._wake = self._write_wake = -1
+            self._wakeup.close()
 
     def _run(self) -> None:
         """The thread."""
         with selectors.DefaultSelector() as selector, self._socket:
-            selector.register(self._wake, selectors.EVENT_READ)
+            selector.register(self._wakeup.fd, selectors.EVENT_READ)
             selector.register(self._socket, selectors.EVENT_READ)
             try:
                 while True:
                     for key, _ in selector.select(self._delay_s()):
-                        if key.fd == self._wake:
+                        if key.fd == self._wakeup.fd:
                             return
                         if key.fileobj is self._socket:
                             self._accept(selector)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterable
 from typing import Any
 
-from colmet.common.runtime.readable import readable
+from colmet.common.runtime.wakeup import Wakeup
 
 
 class Signals:
@@ -21,11 +20,12 @@ class Signals:
         self._wanted = tuple(wanted)
         self._former: dict[signal.Signals, Any] = {}
         self._former_fd = -1
-        self.fd = self._write_fd = -1
+        self.fd = -1
 
     def __enter__(self) -> Signals:
-        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._former_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
+        self._former_fd = signal.set_wakeup_fd(self._wakeup.write_fd, warn_on_full_buffer=False)
         for number in self._wanted:
             self._former[number] = signal.signal(number, self._note)
         return self
@@ -34,8 +34,7 @@ class Signals:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)
-        os.close(self.fd)
-        os.close(self._write_fd)
+        self._wakeup.close()
 
     def _note(self, number: int, _frame: object) -> None:
         self.pending.add(signal.Signals(number))
@@ -52,5 +51,4 @@ class Signals:
 
     def drain(self) -> None:
         """Make the descriptor unreadable again. The next wait sees every signal that comes after this."""
-        while readable([self.fd], 0):
-            os.read(self.fd, 4096)
+        self._wakeup.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import resource
 import struct
 import threading
@@ -24,6 +23,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.keys import DIRECTORY, NODES, KnownKeys, Pair, default, read_pair
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport.connection_limit import Crowd, spare
 from colmet.common.transport.connections import Connections, Readings
 from colmet.common.transport.curve import HANDSHAKE_MS, check_pair
@@ -95,7 +95,7 @@ class Door:
         self._counts = dict.fromkeys(("let_in", "unknown_key", "key_withdrawn", "handshake_failed"), 0)
         self._closed_before = 0
         self._crowd = Crowd()
-        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
         self._zap: zmq.Socket[bytes] | None = None
         if pair is not None:
             self._zap = self.context.socket(zmq.ROUTER)
@@ -132,7 +132,7 @@ class Door:
         guarded = Guarded(socket, monitor, self._crowd.unheard)
         with self._lock:
             self._guarded.append(guarded)
-        self._wake_up()
+        self._wakeup.wake()
         return guarded
 
     def bind(self, guarded: Guarded, uri: str, option: str) -> None:
@@ -153,7 +153,7 @@ class Door:
                 guarded.connections.admit(True)  # who inherits the listening socket has it open
             guarded.socket.disable_monitor()
             self._ended.append(guarded.monitor)
-        self._wake_up()
+        self._wakeup.wake()
 
     def user(self, frame: zmq.Frame, guarded: Guarded) -> str | None:
         """Whose key a message came with; '' where there are no keys, None where the key is known no more."""
@@ -183,24 +183,19 @@ class Door:
         if self._stopping:
             return
         self._stopping = True
-        self._wake_up()
+        self._wakeup.wake()
         self._thread.join()
         self._close_ended()
         if self._zap is not None:
             self._zap.close()
-        os.close(self._wake)
-        os.close(self._write_wake)
+        self._wakeup.close()
         self.context.term()
-
-    def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write_wake, b"\0")
 
     def _run(self) -> None:
         check_at = time.monotonic()
         while not self._stopping:
             poller = zmq.Poller()
-            poller.register(self._wake, zmq.POLLIN)
+            poller.register(self._wakeup.fd, zmq.POLLIN)
             if self._zap is not None:
                 poller.register(self._zap, zmq.POLLIN)
             with self._lock:
@@ -211,8 +206,8 @@ class Door:
             delay_s, pause_s = check_at - time.monotonic(), self._crowd.pause_left_s
             delay_s = delay_s if pause_s is None else min(delay_s, pause_s)
             came = {source for source, _ in poller.poll(max(0, int(1000 * delay_s)) + 1)}
-            if self._wake in came:
-                os.read(self._wake, 4096)
+            if self._wakeup.fd in came:
+                self._wakeup.clear()
             if self._known is not None:
                 self._known.refresh()
             if self._zap in came:

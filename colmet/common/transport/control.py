@@ -17,6 +17,7 @@ import zmq
 
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.runtime.directories import check_writable
+from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport.authenticator import Door
 from colmet.common.transport.curve import Client
 from colmet.common.transport.local import MAX_PARTS, Asked, LocalServer
@@ -155,7 +156,7 @@ class TcpServer:
         self._socket.setsockopt(zmq.SNDHWM, QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
-        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
         try:
             self._socket.bind(uri)
         except zmq.ZMQError as err:
@@ -164,7 +165,7 @@ class TcpServer:
         self.uri = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._wakeup.fd, zmq.POLLIN)
 
     def receive(self) -> Asked | None:
         """The next request; waits for one. None once `wake` was called."""
@@ -172,7 +173,7 @@ class TcpServer:
             self._door.waiting = True
             ready = self._poller.poll()
             self._door.waiting = False
-            if any(source == self._wake for source, _ in ready):
+            if any(source == self._wakeup.fd for source, _ in ready):
                 return None
             frames = self._socket.recv_multipart(copy=False)
             if self._door.user(frames[-1], self._guarded):
@@ -187,17 +188,15 @@ class TcpServer:
 
     def wake(self) -> None:
         """Have `receive` return None from now on."""
-        os.write(self._write_wake, b"\0")
+        self._wakeup.wake()
 
     def close(self) -> None:
         """Close; also twice."""
-        if self._wake >= 0:
+        if self._wakeup.fd >= 0:
             self._door.release(self._guarded)
             self._socket.close()
             self._door.close()
-            os.close(self._wake)
-            os.close(self._write_wake)
-            self._wake = self._write_wake = -1
+            self._wakeup.close()
 
 
 ControlServer = Union[LocalServer, TcpServer]

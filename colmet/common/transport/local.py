@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class LocalServer:
         self._waiting: deque[Asked] = deque()
         self._accept_at = 0.0
         self._not_accepted = 0
-        self._wake, self._write_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         before = os.umask(0o177)
         try:
@@ -167,14 +168,14 @@ class LocalServer:
         """Return the next request; waits for one. None once `wake` was called."""
         while not self._waiting:
             poller = select.poll()
-            poller.register(self._wake, select.POLLIN)
+            poller.register(self._wakeup.fd, select.POLLIN)
             delay_s = self._accept_at - time.monotonic()
             if delay_s <= 0:
                 poller.register(self._socket, select.POLLIN)
             for descriptor, peer in self._peers.items():
                 poller.register(descriptor, select.POLLOUT if peer.out else select.POLLIN)
             for descriptor, event in poller.poll(int(1000 * delay_s) + 1 if delay_s > 0 else None):
-                if descriptor == self._wake:
+                if descriptor == self._wakeup.fd:
                     return None
                 if descriptor == self._socket.fileno():
                     self._accept()
@@ -228,11 +229,11 @@ class LocalServer:
 
     def wake(self) -> None:
         """Have `receive` return None from now on."""
-        os.write(self._write_wake, b"\0")
+        self._wakeup.wake()
 
     def close(self) -> None:
         """Close, and remove the socket's file; also twice."""
-        if self._wake < 0:
+        if self._wakeup.fd < 0:
             return
         if self._path:
             with contextlib.suppress(OSError):
@@ -245,6 +246,4 @@ class LocalServer:
             peer.socket.close()
         self._peers.clear()
         self._socket.close()
-        os.close(self._wake)
-        os.close(self._write_wake)
-        self._wake = self._write_wake = -1
+        self._wakeup.close()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,8 @@ class Requests:
         self._waiting: deque[tuple[int, bytes, Any]] = deque()
         self._answers: deque[tuple[int, bytes, Any]] = deque()
         self._thread: threading.Thread | None = None
-        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
         self.answered = self.refused = self.failures = 0
 
     def ask(self, number: int, content: bytes, asker: Any) -> None:
@@ -68,12 +68,11 @@ class Requests:
                 continue
             self._answers.append((number, answer, asker))
             self.answered += 1
-            os.write(self._wake_fd, b"x")
+            self._wakeup.wake()
 
     def answers(self) -> list[tuple[int, bytes, Any]]:
         """What is answered: number, answer and asker of each request."""
-        with contextlib.suppress(BlockingIOError):  # none, or one that is not told of yet
-            os.read(self.fd, 4096)
+        self._wakeup.clear()
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.schema import Batch
 from colmet.node.delivery.outbox import ENTRY_BYTES, Dropped, Outbox
 from colmet.node.delivery.spool import EncodedBatch
@@ -31,6 +30,7 @@ class SendQueue:
 
     Attributes:
         fd: readable when there is something to take.
+        wake: makes `fd` readable.
         taken: batches that were put.
         overflowed: batches that the queue dropped.
     """
@@ -44,7 +44,9 @@ class SendQueue:
         self._queue: deque[EncodedBatch] = deque()
         # each is written to by one thread alone
         self._bytes_in = self._bytes_out = self._bytes_dropped = 0
-        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
+        self.wake = self._wakeup.wake
 
     def put(self, batch: Batch) -> None:
         """Take a batch."""
@@ -108,15 +110,9 @@ class SendQueue:
         """What it counts, by name."""
         return {"taken": self.taken, "overflowed": self.overflowed, **self.outbox.counters()}
 
-    def wake(self) -> None:
-        """Have the thread look."""
-        with contextlib.suppress(BlockingIOError):  # it has not yet looked since it was woken very often
-            os.write(self._wake_fd, b"x")
-
     def take(self) -> list[EncodedBatch]:
         """What was put since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
+        self._wakeup.clear()
         entries = []
         while self._queue:
             try:
@@ -128,5 +124,4 @@ class SendQueue:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        os.close(self.fd)
-        os.close(self._wake_fd)
+        self._wakeup.close()

@@ -1,0 +1,36 @@
+"""Wakes a thread that polls descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class Wakeup:
+    """A pipe: any thread wakes the one that polls.
+
+    Attributes:
+        fd: readable from `wake` to `clear`; -1 once closed.
+        write_fd: for what writes itself, such as `signal.set_wakeup_fd`; -1 once closed.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def wake(self) -> None:
+        """Make `fd` readable, from any thread; never waits."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: it is readable already
+            os.write(self.write_fd, b"\0")
+
+    def clear(self) -> None:
+        """Make `fd` unreadable; read what it announced after this, so that nothing is missed."""
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self.fd, 4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        """Close both ends; also twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self.write_fd)
+            self.fd = self.write_fd = -1
