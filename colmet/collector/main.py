@@ -52,12 +52,12 @@ FULL_WAIT_S = 0.2
 # At the end: how long messages that have arrived are still taken in, and how long the outputs may write on.
 LAST_RECEIVE_S = 10.0
 LAST_WRITE_S = 10.0
-# An output that still waits for somebody then is left alone: what it has not written stays in the journal.
+# An output that still waits then is abandoned: what it has not written stays in the journal.
 LAST_JOIN_S = 40.0
 
 
 def _rows(text: str) -> int:
-    """An option type: a number of rows; 0 is 1, as in Colmet 0.6."""
+    """Convert a number of rows, an option type; 0 is 1, as in Colmet 0.6."""
     return max(1, cli.whole_number(0)(text))
 
 
@@ -72,7 +72,7 @@ OPTIONS_06 = frozenset(
 
 
 def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
-    """The command line of colmet-collector."""
+    """Return the command line of colmet-collector."""
     parser = cli.Parser(
         prog="colmet-collector",
         description="Receive what colmet-node measures on every node, also of Colmet 0.6, and write it to at least one "
@@ -152,18 +152,18 @@ def _add_writing(writing: cli.Options) -> None:
 
 
 class Collector:
-    """Receives, and has outputs write.
+    """The main loop: receives messages, and passes them to the journal.
 
     Args:
         pull: where messages come in.
         journal: opened.
         workers: for opened outputs.
         errands: of other threads, done between messages.
-        service: is told that the collector is ready, how it is, and that it is alive.
-        latest: is given what comes; None where nobody asks for it.
+        service: notified of start, state and life of the collector.
+        latest: keeps the latest rows; None without --metrics-jobs.
         reload: reads the configuration again.
         receiver: what knows the senders.
-        link: acknowledges; None where nobody does.
+        link: acknowledges batches; None without.
         link_port: of the link, where another collector may have it.
         parts: other parts' counters, by the name of the part.
         interface: the JSON interface, started; None where there is none.
@@ -208,7 +208,7 @@ class Collector:
         self._silent = 0
 
     def run(self, signals: Signals) -> bool:
-        """Work until SIGTERM or SIGINT; then write what is there. Whether every output has ended."""
+        """Work until SIGTERM or SIGINT, then write what was received; return whether every output has ended."""
         self._receiver.restore(*self._journal.read_senders())
         self.health.start()
         self._journal.start(self._receiver.dump_senders)
@@ -285,7 +285,7 @@ class Collector:
         readable([signals.fd], FULL_WAIT_S)
 
     def _tell(self) -> None:
-        """Have how it is known to those who ask; the watchdog only while all of it works."""
+        """Note the state for clients and the service manager; notify the watchdog only while all parts work."""
         self.health.note()
         self._service.status(self.health.line)
         if self._journal.works:
@@ -302,7 +302,7 @@ class Collector:
             self._silent = silent
 
     def _receive(self) -> bool:
-        """Take in what is there, up to a bound; whether it was reached and there may be more."""
+        """Receive the messages that wait, up to a bound; return whether it was reached."""
         until = time.monotonic() + BURST_S
         for _ in range(BURST):
             if self._journal.full or time.monotonic() > until:
@@ -346,7 +346,7 @@ class Collector:
 def changes(
     journal: Journal, workers: Sequence[OutputWorker], limits: rate_limit.RateLimit, novelty: Novelty
 ) -> dict[str, Prepare]:
-    """The options that can change while the collector runs."""
+    """Return the options that can change while the collector runs."""
 
     def gather(**how: Any) -> None:
         for worker in workers:
@@ -382,13 +382,13 @@ def open_workers(outputs: Sequence[OutputBackend], journal: Journal, options: ar
 
 
 class CollectorParts(NamedTuple):
-    """What a collector is made of, before anything is opened.
+    """The parts of a collector, before anything is opened.
 
     Attributes:
         outputs: not opened.
         journal_dir: "" for a journal in memory.
-        keys: that lock the door for nodes; None leaves it open.
-        control_keys: of who may ask over TCP; None where nobody may.
+        keys: of the collector and of the nodes that are accepted; None for all nodes.
+        control_keys: of the clients over TCP; None without.
         page_service: path of the socket of the service that is the JSON interface's process; "" for a child.
     """
 
@@ -432,7 +432,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
-    """See that the collector would start with these options.
+    """Check that the collector would start with these options.
 
     Raises:
         ConfigError: it would not.
@@ -452,7 +452,7 @@ def run(
     classes: Sequence[type[OutputBackend]],
     settings: Settings,
 ) -> int:
-    """Open the outputs, bind, and work until a signal ends it; the exit status.
+    """Bind, open the outputs, and work until a signal ends it; return the exit status.
 
     Args:
         options: the command line.
@@ -481,7 +481,7 @@ def run(
         tame_malloc()
         log_start(options, parts, reception)
         asked = stack.enter_context(contextlib.closing(control.Control({})))
-        # ends before what asks it: nobody waits for the main thread then
+        # ends before the threads that call it: none of them waits for the main thread then
         with control.Errands() as errands:
             interface = None
             if options.http_listen is not None:
@@ -678,7 +678,7 @@ def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Rec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``colmet-collector``; the exit status."""
+    """Run ``colmet-collector``; return the exit status."""
     return startup.run_daemon(NAMES, build_parser, check, run, argv)
 
 

@@ -1,4 +1,4 @@
-"""colmet: one command for those who run the daemons, with a subcommand for each thing they do.
+"""colmet: the command for users and administrators, with a subcommand for each task.
 
 A subcommand is a module with `add_options(parser)` and `run(options)`, which returns the exit status.
 """
@@ -21,11 +21,11 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.configuration import check_effects
 from colmet.common.runtime.suggestions import did_you_mean
 
-INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell reports SIGINT and SIGPIPE
 
 
 class Subcommand(NamedTuple):
-    """A subcommand: the module that has it, which is loaded when it is used, and a line for the list of all."""
+    """A subcommand: its module, which is imported when it is used, and a line for the list of all."""
 
     module: str
     help: str
@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, Subcommand] = {
 
 
 def build_parser(commands: Mapping[str, Subcommand]) -> cli.Parser:
-    """The command line up to the name of the subcommand."""
+    """Return the command line up to the name of the subcommand."""
     width = max(map(len, commands))
     parser = cli.Parser(
         prog="colmet",
@@ -85,12 +85,12 @@ def build_command_parser(name: str, command: Subcommand, module: Any) -> cli.Par
 
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Subcommand] = COMMANDS) -> int:
-    """Entry point of ``colmet``; the exit status: 2 where the command line is wrong."""
+    """Run ``colmet``; return the exit status, 2 where the command line is wrong."""
     return ended("colmet", lambda: _run(argv, commands))
 
 
 def ended(program: str, work: Callable[[], int]) -> int:
-    """Do the work of a program; its exit status, also where its output ends early.
+    """Do the work of a program; return its exit status, also where its output is closed early.
 
     Args:
         program: its name, for errors.

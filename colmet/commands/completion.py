@@ -66,7 +66,7 @@ Tree = Mapping[str, "ProgramEntry"]  # a program by its name, and its commands a
 
 
 def _function(name: str) -> str:
-    """Name of a function: ``colmet-extract`` and ``colmet extract`` have different ones."""
+    """Return the name of a function: ``colmet-extract`` and ``colmet extract`` have different ones."""
     return "_" + "".join(one if one.isalnum() else "__" if one == " " else "_" for one in name)
 
 
@@ -116,7 +116,7 @@ def _bash_function(full: str, parser: Parser, commands: Sequence[str]) -> Iterat
         yield f"    COMPREPLY=($(compgen -W '{' '.join(names)}' -- \"$cur\"))"
     for word in words:
         if not word.names and not commands and (word.choices or word.kind):
-            yield f"    {_bash_value(word).replace('COMPREPLY=', 'COMPREPLY+=')}"  # which argument it is, nobody counts
+            yield f"    {_bash_value(word).replace('COMPREPLY=', 'COMPREPLY+=')}"  # for every argument
     yield "}"
 
 

@@ -47,7 +47,7 @@ exit status: 0; 1 where a node did not do it, or no daemon answers; 2 where the 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print what came of it; the exit status: 1 where a node did not do it.
+    """Ask, and print the answer; return the exit status, 1 where a node did not do it.
 
     Raises:
         ConfigError: the options do not go together.
@@ -78,14 +78,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def of_one(answer: dict[str, Any]) -> list[str]:
-    """The answer of a node, as lines for people."""
+    """Return the answer of a node, as lines for people."""
     lines = [f"{name}: {old} -> {new}" for name, (old, new) in answer["changed"].items()]
     lines += [f"{name}: it is so already" for name in answer["unchanged"]]
     return [*lines, f"lasts {answer['lasts']}"]
 
 
 def of_all(answer: dict[str, Any]) -> list[str]:
-    """The answer of a collector, as lines for people."""
+    """Return the answer of a collector, as lines for people."""
     refused = answer["refused"]
     lines = [
         (

@@ -41,7 +41,7 @@ RECEIVE = (
 
 
 def add_options(parser: cli.Parser) -> None:
-    """The command line of ``colmet enrol``."""
+    """Declare the options."""
     parser.epilog = """\
 examples:
   colmet enrol node-1 node-2 --push
@@ -80,7 +80,7 @@ exit status: 0; 1 where a node could not be reached; 2 where a name, an address,
 
 
 def run(options: argparse.Namespace) -> int:
-    """Enrol the nodes, and print what was done for each; the exit status: 1 where one could not be reached.
+    """Enrol the nodes, and print what was done for each; return the exit status, 1 where one could not be reached.
 
     Raises:
         ConfigError: a name, an address, the list or a file cannot be used.
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _remember(path: str, given: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The collector's public key and addresses, which its file names from now on."""
+    """Return the collector's public key and addresses, and write them to its file."""
     public = keys.read_public(path, "the collector's public key")
     before = keys.read_uris(path)
     uris = list(given or before or [f"tcp://{socket.gethostname()}:{PORT}"])
@@ -128,7 +128,7 @@ def _remember(path: str, given: Sequence[str] | None) -> tuple[str, list[str]]:
 
 
 def _write_collector(path: str, public: str, uris: Sequence[str]) -> bool:
-    """Write the collector's key for a node, unless it is there; whether it was not."""
+    """Write the collector's key for a node; return whether the file was missing or had another one."""
     with contextlib.suppress(ConfigError):
         if keys.read_public(path, COLLECTOR) == public and keys.read_uris(path) == uris:
             return False
@@ -137,7 +137,7 @@ def _write_collector(path: str, public: str, uris: Sequence[str]) -> bool:
 
 
 def _enrol(directory: str, name: str, folder: str, replace: bool) -> bool:
-    """Make the pair of a node, unless the collector knows one; whether something was changed.
+    """Make the key pair of a node, unless the collector knows one; return whether something was changed.
 
     The secret is written first: what a crash leaves behind is completed by the next run.
     """
@@ -169,7 +169,7 @@ def _words(command: str) -> list[str]:
 
 
 def _push(directory: str, names: Sequence[str], ssh: Sequence[str]) -> int:
-    """Copy the files of nodes to them; how many could not be."""
+    """Copy the files of nodes to them; return the number of failures."""
     failures = 0
     with concurrent.futures.ThreadPoolExecutor(PUSHES) as pool:
         folders = [os.path.join(directory, ENROLLED, name) for name in names]
@@ -184,7 +184,7 @@ def _push(directory: str, names: Sequence[str], ssh: Sequence[str]) -> int:
 
 
 def _push_one(name: str, folder: str, ssh: Sequence[str]) -> str:
-    """Copy a node's files to it; what went wrong, "" where nothing did."""
+    """Copy a node's files to it; return the error, "" without one."""
     archive = io.BytesIO()
     try:
         with tarfile.open(fileobj=archive, mode="w") as tar:

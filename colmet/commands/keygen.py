@@ -19,7 +19,7 @@ MAX_LIST_BYTES = 16 << 20
 
 
 def add_options(parser: cli.Parser) -> None:
-    """The command line of ``colmet keygen``."""
+    """Declare the options."""
     parser.epilog = """\
 examples:
   colmet keygen collector
@@ -41,7 +41,7 @@ exit status: 0; 2 where a name, the list or the directory cannot be used, or a f
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files, and tell their names.
+    """Write the files, and print their names.
 
     Raises:
         ConfigError: a name, the list or the directory cannot be used, or a file is there already.
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_collector(directory: str, name: str = "collector") -> list[str]:
-    """Make what is missing of the collector's pair, and the folder for the nodes' keys; the paths that were made.
+    """Make what is missing of the collector's key pair and of the directory of nodes' keys; return the new paths.
 
     Where root runs this, the secret is that of the user of the collector's unit, if there is one.
 
@@ -126,7 +126,7 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def read_names(path: str) -> list[str]:
-    """The names in a file: one a line, with comments that begin with ``#``.
+    """Return the names in a file: one a line, with comments that begin with ``#``.
 
     Raises:
         ConfigError: it cannot be read.

@@ -31,7 +31,7 @@ def _build_command(name: str) -> cli.Parser:
 
 
 def _load(module: str) -> Any:
-    """A module of a program: not all programs, and what they require, need be installed."""
+    """Import a module of a program, when it is used: it may not be installed."""
     return importlib.import_module(f"colmet.{module}")
 
 

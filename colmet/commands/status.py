@@ -52,7 +52,8 @@ exit status: 0; 1 where a daemon does not answer; 2 where the command line is wr
         metavar="S",
         type=cli.positive_seconds,
         default=60.0,
-        help="judge S seconds as too long; without a sample, a message of a node, or an output (default: %(default)g)",
+        help="longest time without a sample, in seconds; also without a message of a node, or an output "
+        "(default: %(default)g)",
     )
     parser.add_argument(
         "--max-behind",
@@ -65,7 +66,7 @@ exit status: 0; 1 where a daemon does not answer; 2 where the command line is wr
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print; the exit status.
+    """Ask the daemons, print their states and return the exit status.
 
     Raises:
         ColmetError: the options exclude each other, or as `_ask`.
@@ -78,8 +79,10 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join([verdict.line(daemon) for daemon, verdict in verdicts.items()]))
         return max([verdict.level for verdict in verdicts.values()])
     if options.json:
-        told = {daemon: {"error": str(one)} if isinstance(one, ColmetError) else one for daemon, one in answers.items()}
-        print(json.dumps(told[options.daemon] if options.daemon else told, indent=2))
+        values = {
+            daemon: {"error": str(one)} if isinstance(one, ColmetError) else one for daemon, one in answers.items()
+        }
+        print(json.dumps(values[options.daemon] if options.daemon else values, indent=2))
     else:
         texts = []
         for daemon, answer in answers.items():
@@ -121,11 +124,11 @@ def _is_here(side: str, answer: StatusOrError) -> bool:
 
 
 def describe(status: StatusOrError, is_well: bool = True, counters: bool = False) -> list[str]:
-    """The status for people, line by line.
+    """Return the lines of a status for people.
 
     Args:
-        status: of either daemon; nothing is said of one that did not answer.
-        is_well: whether it is judged so.
+        status: of either daemon; no lines for one that did not answer.
+        is_well: whether nothing is wrong.
         counters: whether all counters are shown.
     """
     if isinstance(status, ColmetError):
@@ -231,7 +234,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
     lines.append("")
     if senders["worst"]:
         heads = ("sender", "heard", "lag", "batches", "missing", "twice", "refused", "limited", "version")
-        told = [
+        cells = [
             (
                 sender["name"],
                 f"{'GONE, ' * sender['gone']}{'SILENT, ' * sender['silent']}{_ago(sender['seen_age_s'])}",
@@ -245,7 +248,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
             )
             for sender in senders["worst"]
         ]
-        lines += columns([heads, *told])
+        lines += columns([heads, *cells])
         others = senders["count"] - len(senders["worst"])
         if others:
             lines.append(f"and {counted(others, 'others')}; --all shows them")
@@ -253,7 +256,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
 
 
 def _refused(counts: Mapping[str, Any]) -> str:
-    """Messages that were not understood, and those of another host than their key is for."""
+    """Return the number of messages that could not be decoded, or that came with the key of another host."""
     return count(counts["rejects"] + counts["foreign"])
 
 
@@ -261,17 +264,19 @@ def _ago(age_s: float | None) -> str:
     return "-" if age_s is None else f"{duration(age_s)} ago"
 
 
-# What has a place of its own in the text; each other map is a part's counters.
-_TOLD = frozenset({"agent", "received", "senders", "journal", "spool", "last_hour"})
+# What is printed elsewhere in the text; each other map has the counters of a part.
+_PRINTED = frozenset({"agent", "received", "senders", "journal", "spool", "last_hour"})
 
 
 def _rest(status: Mapping[str, Any], is_well: bool, counters: bool) -> list[str]:
-    """A line for each part that has only counters, on request, and what went wrong within the last hour."""
+    """Return a line for each part that has only counters, with `counters`, and one for the last hour."""
     lines = []
     for name, values in status.items():
-        if counters and name not in _TOLD and isinstance(values, dict):
-            said = ", ".join([f"{plain(key.removeprefix(f'{name}_'))} {count(value)}" for key, value in values.items()])
-            lines.append(f"{plain(name)}: {said}")
+        if counters and name not in _PRINTED and isinstance(values, dict):
+            counts = ", ".join(
+                [f"{plain(key.removeprefix(f'{name}_'))} {count(value)}" for key, value in values.items()]
+            )
+            lines.append(f"{plain(name)}: {counts}")
     wrong = [counted(value, plain(name)) for name, value in status.get("last_hour", {}).items() if value]
     if wrong or is_well:
         lines.append(f"in the last hour: {', '.join(wrong) or 'nothing went wrong'}")

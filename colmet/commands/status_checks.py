@@ -133,22 +133,22 @@ def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
 
 
 def _shared(senders: Mapping[str, Any]) -> list[str]:
-    """Host names that several agents send under, each with the names that they are stored under."""
+    """Return the host names that several agents send under, each with the names that they are stored under."""
     return [f"{host}: stored as {', '.join(names)}" for host, names in senders.get("shared_names", {}).items()]
 
 
 def plain(name: str) -> str:
-    """A key as words."""
+    """Return a key as words."""
     return name.replace("_", " ")
 
 
 def count(value: int) -> str:
-    """A number with separators."""
+    """Return a number with separators."""
     return f"{value:,}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds, for people."""
+    """Return seconds as people read them."""
     if abs(seconds) < 90:
         return f"{seconds:.1f} s"
     if seconds < 90 * 60:

@@ -1,4 +1,4 @@
-"""Numbers as people read them, three digits each; what is not known is a dash."""
+"""Numbers as people read them, with three digits; an unknown one is a dash."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ UNKNOWN = "-"
 
 
 def _short(value: float) -> str:
-    """About three digits."""
+    """Return about three digits."""
     return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
 
 
 def cores(value: Number) -> str:
-    """A number of cores that were used."""
+    """Return a number of used cores."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
 def count(value: Number) -> str:
-    """A number of things: 12,345, 12.3 million."""
+    """Return a count: 12,345, 12.3 million."""
     if value is None:
         return UNKNOWN
     if value >= 1e9:
@@ -32,7 +32,7 @@ def count(value: Number) -> str:
 
 
 def size(value: Number) -> str:
-    """Bytes by powers of 1024."""
+    """Return bytes with a unit of powers of 1024."""
     if value is None:
         return UNKNOWN
     units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -44,7 +44,7 @@ def size(value: Number) -> str:
 
 
 def percent(value: Number) -> str:
-    """A share; 100 % is all, and 0 % nothing."""
+    """Return a share in percent; 100 % only for all, and 0 % only for nothing."""
     if value is None:
         return UNKNOWN
     if 0.995 <= value < 1:
@@ -53,7 +53,7 @@ def percent(value: Number) -> str:
 
 
 def duration(value: Number) -> str:
-    """Seconds as 2 d 3 h, 4 min 5 s, 3.20 s."""
+    """Return seconds as 2 d 3 h, 4 min 5 s, 3.20 s."""
     if value is None:
         return UNKNOWN
     if value < 59.95:
@@ -66,14 +66,14 @@ def duration(value: Number) -> str:
 
 
 def power(value: Number) -> str:
-    """Watts."""
+    """Return watts."""
     if value is None:
         return UNKNOWN
     return f"{_short(value)} W" if value < 1000 else f"{_short(value / 1000)} kW"
 
 
 def energy(value: Number) -> str:
-    """Joules; from 36 kJ on as electricity is paid for."""
+    """Return joules; from 36 kJ on in Wh, kWh or MWh."""
     if value is None:
         return UNKNOWN
     if value < 36000:

@@ -64,7 +64,7 @@ OPTIONS_06 = frozenset(
 
 
 def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
-    """The command line of colmet-node."""
+    """Return the command line of colmet-node."""
     parser = cli.Parser(
         prog="colmet-node",
         description="Measure what every job on this compute node uses, and send it to colmet-collector. Run it as "
@@ -117,7 +117,7 @@ def _add_jobs(jobs: cli.Options) -> None:
         "--regex-job-id",
         metavar="RE",
         action="append",
-        help="take the job id from the name of its directory, as the first group of this expression; repeatable: the "
+        help="read the job id in the name of its directory, as the first group of this expression; repeatable: the "
         f"first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
     )
 
@@ -140,7 +140,7 @@ def _add_unit(unit: cli.Options) -> None:
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
-    """The tasks that -c, -p and -t name, as one unit; None where they name none.
+    """Return the tasks of -c, -p and -t, as one unit; None without them.
 
     Raises:
         ConfigError: one of them does not exist.
@@ -160,7 +160,7 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
 
 
 def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
-    """What finds the jobs that the command line asks for.
+    """Return what finds the jobs of the command line.
 
     Raises:
         ConfigError: an expression or a unit cannot be used.
@@ -171,13 +171,13 @@ def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
 
 
 class NodeParts(NamedTuple):
-    """What a node is made of, before anything is opened.
+    """The parts of a node, before anything is opened.
 
     Attributes:
         source: finds the jobs.
         backends: measure them.
         security: the node's keys; None without.
-        control_keys: of who may ask over TCP; None where nobody may.
+        control_keys: of the clients over TCP; None without.
     """
 
     source: JobSource
@@ -207,7 +207,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
-    """See that the node would start with these options.
+    """Check that the node would start with these options.
 
     Raises:
         ConfigError: it would not.
@@ -218,7 +218,7 @@ def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) ->
 
 
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
-    """Print what there is to measure, and one sample; the exit status.
+    """Print what can be measured, and one sample; return the exit status.
 
     Raises:
         ConfigError: the options ask for what cannot be done.
@@ -235,7 +235,7 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
         except BaseException as err:  # noqa: BLE001 - raised again where the answer is taken
             answer.set_exception(err)
 
-    # in a thread: where a signal is handled while a program is being started, nobody knows of that program
+    # in a thread: a signal that is handled while a program is being started would leave that program behind
     worker = threading.Thread(target=look, daemon=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
     with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
@@ -259,11 +259,11 @@ def _look_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]
 
 
 def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], settings: Settings) -> int:
-    """Build the agent and run it until a signal ends it, or print one sample; the exit status.
+    """Build the agent and run it until a signal ends it, or print one sample; return the exit status.
 
     Args:
-        options: what is asked for.
-        classes: backends there are.
+        options: of the command line.
+        classes: of all backends.
         settings: the same options, and how some of them change meanwhile.
 
     Raises:
@@ -271,7 +271,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     """
     startup.raise_open_file_limit()
     service = Service.from_environment()  # first, so that no program that is started has it
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever starts us may ignore it: then no program has an exit status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, no program has an exit status
     host = Host()
     if options.once:
         return run_once(options, classes, host)
@@ -412,7 +412,7 @@ def make_agent(
 
 
 def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
-    """Wait until a collector is named; False where a signal ends it before.
+    """Wait until a collector is named; return False where a signal comes first.
 
     The configuration is read again meanwhile, on SIGHUP and every few seconds; `options` are changed by it.
 
@@ -467,7 +467,7 @@ def open_completeness(
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:
-    """Have the last batches sent; where the disk does not answer, end the process as it is."""
+    """Send the last batches; end the process where the disk does not answer."""
     if not sender.stop(queue.wake):  # nothing that it uses can be taken from it
         log.error("the spool's disk does not answer, ending without it")
         logging.shutdown()
@@ -475,7 +475,7 @@ def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``colmet-node``; the exit status."""
+    """Run ``colmet-node``; return the exit status."""
     return startup.run_daemon(NAMES, build_parser, check, run, argv)
 
 

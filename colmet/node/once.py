@@ -1,4 +1,4 @@
-"""What ``colmet-node --once`` prints: what there is to measure on this node, what can be, and one sample of all of it.
+"""Print what can be measured on this node, and one sample of it: ``colmet-node --once``.
 
 It contacts no collector, and leaves priority, CPUs and state as they are.
 """
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 WIDTH = 100
 _INDENT = "  "
 MAX_LABEL = 24
-INTERVAL_S = 1.0  # for what tells of the time between two samples
+INTERVAL_S = 1.0  # for backends whose rows are of the time between two samples
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 # seconds, name; and below how many seconds the next larger one is not used yet
 _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
@@ -56,7 +56,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def _number(value: float) -> str:
-    """Whole numbers whole, with thousands told apart; others with three digits or more."""
+    """Return a whole number with separators, another one with three digits or more."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
@@ -80,7 +80,7 @@ def _duration(seconds: float) -> str:
 
 
 def humanise(field: Field, value: Value) -> str:
-    """A value as people read it; ``-`` where it is missing."""
+    """Return a value as people read it; ``-`` where it is missing."""
     if value is None:
         return "-"
     if isinstance(value, bytes):
@@ -101,7 +101,7 @@ def humanise(field: Field, value: Value) -> str:
 
 
 def _heading(table: Table, sample: Sample, label: Field | None) -> str:
-    """What stands above a row's values."""
+    """Return the head of a row's values."""
     words = [f"job {sample.job_id}"] if table.schema.scope == "job" else []
     value = None if label is None else sample.values[label.name]
     if label is not None and value is not None:
@@ -112,13 +112,13 @@ def _heading(table: Table, sample: Sample, label: Field | None) -> str:
 def format_table(
     table: Table, width: int = WIDTH, only_known: bool = False, counters: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Metrics below each other, one column a row; in blocks where they do not fit side by side.
+    """Yield the lines of a table: a line for each metric, a column for each row, in blocks of the terminal's width.
 
     Args:
         table: what to show.
         width: of the terminal.
-        only_known: leave out metrics that no row has.
-        counters: what numbered columns hold, by their names.
+        only_known: skip metrics that no row has.
+        counters: the contents of numbered columns, by name.
     """
     samples = list(table.samples())
     label = next((field for field in table.schema.fields if field.kind == "label"), None)
@@ -127,8 +127,8 @@ def format_table(
         for field in table.schema.fields
         if field is not label and not (only_known and all(one.values[field.name] is None for one in samples))
     ]
-    told = counters or {}
-    names = ["", *[f"{field.name} {printable(told.get(field.name, ''))}".rstrip() for field in fields]]
+    contents = counters or {}
+    names = ["", *[f"{field.name} {printable(contents.get(field.name, ''))}".rstrip() for field in fields]]
     cells = [
         [_heading(table, sample, label), *[humanise(field, sample.values[field.name]) for field in fields]]
         for sample in samples
@@ -203,7 +203,7 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) -> Iterator[str]:
-    """Which controllers hold the jobs, and what to set where memory is not among them."""
+    """Yield the controllers that hold the jobs, and what to set where memory is not among them."""
     found = distinct_controllers(host, jobs, states)
     if not found:
         return
@@ -219,7 +219,7 @@ def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) 
 
 
 def switch_of(cls: type[InputBackend]) -> str:
-    """Why a backend was not asked for, with the option that changes it."""
+    """Return why a backend is off, with the option that changes it."""
     on, off = cls.switches()
     if off:
         return f"turned off by {off}"
@@ -254,7 +254,7 @@ class _Trial:
             self.runner.is_open = True
 
     def begin_interval(self, jobs: Sequence[Job]) -> bool:
-        """Whether its rows tell of an interval; if so, that begins."""
+        """Begin an interval, where the rows are of one; return whether they are."""
         runner = self.runner
         if runner is None or not runner.is_open or not runner.backend.of_interval:
             return False
@@ -262,7 +262,7 @@ class _Trial:
         return True
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
-        """Its tables; none where it is off or has no rows."""
+        """Return its tables; none where it is off or has no rows."""
         if self.runner is None or not self.runner.is_open:
             return []
         tables = self.runner.sample(jobs, time_ns)
@@ -280,7 +280,7 @@ def report(
     host_name: str,
     source: JobSource,
 ) -> tuple[str, int]:
-    """What --once prints, and the exit status: 0, or 1 where no backend is on.
+    """Return the text of --once, and the exit status: 0, or 1 where no backend is on.
 
     Args:
         options: the command line.
@@ -290,7 +290,7 @@ def report(
         source: of the jobs.
 
     Raises:
-        ConfigError: the options ask a backend for what cannot be done.
+        ConfigError: the options of a backend cannot work.
     """
     tried: list[_Trial] = []
     agent_stats = None if options.disable_agent_stats else AgentStats(host)
@@ -332,7 +332,7 @@ def report(
 
 
 def show(text: str) -> bool:
-    """Write to standard output; whether that was done, or its reader wanted no more."""
+    """Write to standard output; return whether that worked, or its reader had closed it."""
     data = text.encode()
     try:
         if sys.stdout is None:

@@ -1323,7 +1323,8 @@ def test_the_exit_status_is_the_worst_level(monkeypatch, capsys, results, status
 def test_whose_configuration_it_is_has_to_be_said(capsys):
     status, said = run(capsys, "--config", "/etc/colmet/node.toml")
     assert (
-        status == 2 and said.err == "colmet doctor: say --node or --collector: whose configuration or socket is it?\n"
+        status == 2
+        and said.err == "colmet doctor: --config, --control-socket and DAEMON-OPTION require --node or --collector\n"
     )
 
 

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if options.config is not None or options.options:
         argv = [*(["--config", options.config] if options.config is not None else []), *options.options]
     if len(sides) != 1 and (argv is not None or options.control_socket is not None):
-        raise ConfigError("say --node or --collector: whose configuration or socket is it?")
+        raise ConfigError("--config, --control-socket and DAEMON-OPTION require --node or --collector")
     targets = [
         Target(side, host, argv, options.control_socket, bool(options.options))
         for side in sides or find_sides(host) or list(SIDES[:1])

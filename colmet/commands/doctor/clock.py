@@ -16,11 +16,11 @@ _UNSYNCHRONISED = 0x40  # STA_UNSYNC, include/uapi/linux/timex.h
 
 
 class KernelClock(NamedTuple):
-    """What the kernel knows of its clock.
+    """The state of the kernel's clock.
 
     Attributes:
-        synchronised: whether something keeps it right, such as NTP.
-        max_error_s: by how much it may be wrong, as far as that is known.
+        synchronised: whether a service such as NTP keeps it right.
+        max_error_s: the largest error that the kernel assumes.
     """
 
     synchronised: bool
@@ -28,7 +28,7 @@ class KernelClock(NamedTuple):
 
 
 class _Timex(ctypes.Structure):
-    """struct timex as far as it is read, with room for the rest."""
+    """The fields of struct timex that are read, with room for the others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -42,10 +42,10 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> KernelClock:
-    """What adjtimex(2) tells; it changes nothing.
+    """Return the answer of adjtimex(2), which changes nothing.
 
     Raises:
-        OSError: the system call is not there, or not allowed.
+        OSError: the system call does not exist, or is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     timex = _Timex()
@@ -56,7 +56,7 @@ def read_clock() -> KernelClock:
 
 
 def check_clock(target: Target) -> Iterator[Finding]:
-    """Whether something keeps the clock right, and, on a collector, whether a node's is ahead of it."""
+    """Check that the clock is synchronised and, on a collector, that no node's clock is ahead of it."""
     clock = read_clock()
     if clock.synchronised:
         yield good(f"synchronised, wrong by at most {clock.max_error_s:.3g} s")
@@ -73,8 +73,8 @@ def check_clock(target: Target) -> Iterator[Finding]:
             if one["batches"] and one["lag_s"] is not None and one["lag_s"] < -MAX_AHEAD_S
         }
         if ahead:
-            told = [f"{name} by {seconds:.1f} s" for name, seconds in list(ahead.items())[:MAX_NAMED]]
+            named = [f"{name} by {seconds:.1f} s" for name, seconds in list(ahead.items())[:MAX_NAMED]]
             yield warn(
-                f"clocks of nodes are ahead of this one: {', '.join(told)}",
+                f"clocks of nodes are ahead of this one: {', '.join(named)}",
                 "on these nodes, or here, whichever is wrong: `chronyc makestep` or `timedatectl set-ntp true`",
             )

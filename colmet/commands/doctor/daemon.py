@@ -1,4 +1,4 @@
-"""Checks of the daemon itself: its configuration, whether it runs and how, and what else of Colmet is here."""
+"""Checks of the daemon: its configuration, its process, its unit, and other daemons of Colmet on the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from colmet.node.system.host import Host
 
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
 MAX_NAMED = 5
-# what an output says while it is away, and what to do then
+# the reason that an output gives while it is away, and the remedy
 _REMEDIES = (
     (
         r"read-only|read_only|flood.stage",
@@ -37,7 +37,7 @@ MIN_OPEN_FILES = 4096  # below it the collector warns at its start
 
 
 def check_configuration(target: Target) -> Iterator[Finding]:
-    """All that a start checks before it opens anything (--check-config), as the daemon's own user."""
+    """Check all that a start checks before it opens anything (--check-config), as the daemon's user."""
     path = target.config
     if target.damage:
         yield warn(f"could not be checked: {target.problem}", "see under libraries")
@@ -55,7 +55,7 @@ def check_configuration(target: Target) -> Iterator[Finding]:
 
 
 def check_running(target: Target) -> Iterator[Finding]:
-    """Whether it answers on its control socket."""
+    """Check that the daemon answers on its control socket."""
     status = target.status
     if status is not None:
         yield good(f"{target.program} {status['version']}, process {status['pid']}")
@@ -74,14 +74,14 @@ def check_running(target: Target) -> Iterator[Finding]:
 
 
 def _silent(target: Target) -> Finding:
-    """Of what only a daemon that answers tells; why it does not is told by `check_running`."""
+    """Return the finding for what only a running daemon reports; `check_running` reports why it does not answer."""
     if target.denied:
         return warn("could not be checked: this user may not ask it", "see under running")
     return good("not asked" if target.supposed else "it does not answer, there is nothing to ask")
 
 
 def check_health(target: Target) -> Iterator[Finding]:
-    """What `colmet status --check` says of it."""
+    """Check what `colmet status --check` checks."""
     if target.status is None:
         yield _silent(target)
         return
@@ -100,7 +100,7 @@ def check_health(target: Target) -> Iterator[Finding]:
 
 
 def check_versions(target: Target) -> Iterator[Finding]:
-    """This command, the running daemon and the other side, as far as they tell."""
+    """Compare the versions of this command, the running daemon and the other side."""
     if target.status is None:
         silent = _silent(target)
         yield silent._replace(found=f"this is {__version__}; {silent.found}")
@@ -128,7 +128,7 @@ def check_versions(target: Target) -> Iterator[Finding]:
 
 
 def check_unit(target: Target) -> Iterator[Finding]:
-    """What systemd says of its unit."""
+    """Check that systemd starts the unit, and that it has not failed."""
     if not target.has_systemd:
         yield good("no systemd runs this machine")
         return
@@ -159,7 +159,7 @@ def check_unit(target: Target) -> Iterator[Finding]:
 
 
 def check_leftovers(target: Target) -> Iterator[Finding]:
-    """What Colmet 0.6, or another Colmet, has left here: start scripts, and daemons that still run."""
+    """Find start scripts of Colmet 0.6, and other daemons of Colmet that run."""
     fine = True
     try:
         scripts = [name for name in target.host.names("/etc/init.d") if name.startswith("colmet")]
@@ -225,7 +225,7 @@ def _judge_other(target: Target, other: OtherDaemon) -> Finding:
 
 
 def _places(daemon: Target) -> frozenset[str]:
-    """Where a node sends, or a collector listens."""
+    """Return the addresses that a node sends to, or a collector listens on."""
     try:
         if daemon.side == "collector":
             return frozenset([daemon.options.zeromq_bind_uri])
@@ -237,7 +237,7 @@ def _places(daemon: Target) -> frozenset[str]:
 
 
 def _unit_of(host: Host, pid: int) -> str:
-    """Return the service of systemd that a process is of; "" for none, as of a session."""
+    """Return the service of systemd that a process belongs to; "" for none, as in a session."""
     try:
         text = host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace")
     except OSError:
@@ -257,7 +257,7 @@ def _parent(host: Host, pid: int) -> int:
 
 
 def _is_contained(host: Host, pid: int) -> bool:
-    """Whether a process has a PID namespace of its own: where that cannot be seen, it has none."""
+    """Return whether a process has a PID namespace of its own; False where that cannot be read."""
     try:
         return host.link(f"/proc/{pid}/ns/pid") != host.link("/proc/self/ns/pid")
     except OSError:
@@ -265,7 +265,7 @@ def _is_contained(host: Host, pid: int) -> bool:
 
 
 def check_open_files(target: Target) -> Iterator[Finding]:
-    """How many files and connections the running collector may have."""
+    """Check the limit on open files and connections of the running collector."""
     if not target.pid:
         yield _silent(target)
         return

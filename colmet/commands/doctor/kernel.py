@@ -1,4 +1,4 @@
-"""Checks of what a node needs of its kernel."""
+"""Checks of the kernel: what a node requires of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _text(host: Host, path: str) -> str:
 
 
 def check_taskstats(target: Target) -> Iterator[Finding]:
-    """The kernel's answer for one task, in a form that is known."""
+    """Check that the kernel answers for one task, in a known form."""
     import numpy as np
 
     from colmet.node.kernel.taskstats import TaskstatsClient
@@ -72,7 +72,7 @@ def _as_root(target: Target) -> str:
 
 
 def check_ends(target: Target) -> Iterator[Finding]:
-    """Whether the kernel tells of tasks that end: without, short ones are not counted."""
+    """Check that the kernel sends exit records: without them short tasks are not counted."""
     from colmet.node.kernel.netlink import Inbox
     from colmet.node.kernel.taskstats import ExitRecords
 
@@ -91,7 +91,7 @@ def check_ends(target: Target) -> Iterator[Finding]:
 
 
 def check_forks(target: Target) -> Iterator[Finding]:
-    """Whether the kernel reports forks, which say whose an ended task was."""
+    """Check that the kernel reports forks, by which ended tasks are attributed to jobs."""
     from colmet.node.kernel.forks import ForkEvents
     from colmet.node.kernel.netlink import Inbox
 
@@ -113,7 +113,7 @@ def check_forks(target: Target) -> Iterator[Finding]:
 
 
 def check_delays(target: Target) -> Iterator[Finding]:
-    """kernel.task_delayacct, now and after the next boot."""
+    """Check kernel.task_delayacct, now and after the next boot."""
     try:
         value = _text(target.host, DELAYACCT)
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def check_delays(target: Target) -> Iterator[Finding]:
 
 
 def check_waits(target: Target) -> Iterator[Finding]:
-    """Whether a wait for a disk is counted as no longer than the task lived: short tasks write to /var/tmp."""
+    """Check that no wait for a disk is counted as longer than the task lived: short tasks write to /var/tmp."""
     try:
         if _text(target.host, DELAYACCT) == "0":
             yield good("not looked at: kernel.task_delayacct is 0")
@@ -163,12 +163,12 @@ def check_waits(target: Target) -> Iterator[Finding]:
 
 
 def _release(host: Host) -> tuple[int, ...]:
-    """Of the kernel: the first two numbers."""
+    """Return the first two numbers of the kernel's release."""
     return tuple(map(int, re.findall(r"\d+", _text(host, "/proc/sys/kernel/osrelease"))[:2]))
 
 
 def _is_kept(host: Host) -> tuple[bool, str]:
-    """Whether a boot sets it, and the file that sets it to 0."""
+    """Return whether a boot sets it, and the file that sets it to 0."""
     files: dict[str, str] = {}  # of two of one name the first counts; they are read in the order of their names
     for folder in _SYSCTL_FOLDERS:
         try:
@@ -193,7 +193,7 @@ def _is_kept(host: Host) -> tuple[bool, str]:
 
 
 def check_perf(target: Target) -> Iterator[Finding]:
-    """perf_event: whether the kernel has it, who may use it, and which hierarchy counts."""
+    """Check perf_event: whether the kernel has it, who may use it, and which hierarchy counts."""
     host, wanted = target.host, target.options.enable_perfhw
     say = fail if wanted else warn
     try:
@@ -221,7 +221,7 @@ def check_perf(target: Target) -> Iterator[Finding]:
 
 
 def _held(pid: int, host: Host) -> set[str]:
-    """Rights of a process, of this command where it is 0 or has ended."""
+    """Return the rights of a process; those of this command where it is 0 or has ended."""
     from colmet.common.runtime.capabilities import NUMBERS
 
     for place in (pid or "self", "self"):
@@ -242,7 +242,7 @@ def _mounted(host: Host, controller: str) -> bool:
 
 
 def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
-    """Of each controller its hierarchy, 0 for v2, and whether it is on. Empty where the kernel does not tell."""
+    """Return the hierarchy of each controller, 0 for v2, and whether it is on; empty where the kernel has no list."""
     try:
         lines = _text(host, "/proc/cgroups").splitlines()
     except OSError:
@@ -256,7 +256,7 @@ def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
 
 
 def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
-    """Found and remedy, where a v1 hierarchy that is mounted nowhere has a controller, so that nobody can use it."""
+    """Return found and remedy, where a v1 hierarchy holds a controller and is not mounted: it cannot be used."""
     hierarchy = _controllers(host).get(controller, (0, True))[0]
     if not hierarchy or _mounted(host, controller):
         return None
@@ -271,7 +271,7 @@ def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
 
 
 def check_jobs(target: Target) -> Iterator[Finding]:
-    """Where jobs' cgroups are looked for, and what is there now."""
+    """Check where jobs' cgroups are looked for, and what is there now."""
     from colmet.node.jobs.job import NODE_JOB
     from colmet.node.jobs.places import ABSENT, DEFAULT_PATTERN
     from colmet.node.main import find_jobs
@@ -323,7 +323,7 @@ def check_jobs(target: Target) -> Iterator[Finding]:
 
 
 def check_controllers(target: Target) -> Iterator[Finding]:
-    """Whether the cgroup controllers that count hold the jobs; where none is, the directories in which jobs come."""
+    """Check that the cgroup controllers that count hold the jobs; without a job, the directories of jobs."""
     from colmet.node.jobs.controllers import distinct_controllers
     from colmet.node.main import find_jobs
 
@@ -346,7 +346,7 @@ def check_controllers(target: Target) -> Iterator[Finding]:
                 fine = False
                 yield warn(*why)
         missing = f"{one.text} have no {', '.join(lacks)} controller" if lacks else ""
-        # of what is written here, only memory has what nobody else measures: the limit, the peak, page cache
+        # of these only the memory controller has what nothing else measures: the limit, the peak, page cache
         if "memory" in lacks or (lacks and one.version == 2):
             instead = ": memory is that of their processes, from /proc" if stands_in and "memory" in lacks else ""
             yield warn(f"{missing}{instead}", one.remedy(lacks))
@@ -355,7 +355,7 @@ def check_controllers(target: Target) -> Iterator[Finding]:
 
 
 def _check_machine(host: Host) -> Iterator[Finding]:
-    """Whether what is mounted has the controllers, for jobs that may come."""
+    """Check that the mounted hierarchies have the controllers, for jobs to come."""
     from colmet.node.jobs.controllers import WANTED, WANTED_V2
 
     mounts, unified = _mounts(host)
@@ -378,7 +378,7 @@ def _check_machine(host: Host) -> Iterator[Finding]:
 
 
 def _mounts(host: Host) -> tuple[Mounts, set[str]]:
-    """Where cgroups are mounted, and the controllers of v2."""
+    """Return the mounts of cgroups, and the controllers of v2."""
     from colmet.node.jobs.controllers import controllers_of
     from colmet.node.jobs.mounts import Mounts
 
@@ -389,7 +389,7 @@ def _mounts(host: Host) -> tuple[Mounts, set[str]]:
 
 
 def _mount(mounts: Mounts) -> str:
-    """How a controller comes to be mounted. Nothing may be mounted over hierarchies of v1: that hides them."""
+    """Return how to mount a controller. Nothing may be mounted over hierarchies of v1: that hides them."""
     if not mounts.v1:
         return "mount cgroup2 (`mount -t cgroup2 none /sys/fs/cgroup`), as systemd does"
     return (
@@ -399,7 +399,7 @@ def _mount(mounts: Mounts) -> str:
 
 
 def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
-    """Found and remedy, where this machine cannot have a controller for jobs; None where it can."""
+    """Return found and remedy, where this machine cannot have a controller for jobs; None where it can."""
     mounts, unified = _mounts(host)
     if name in mounts.v1 or name in unified:
         return None
@@ -416,7 +416,7 @@ def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
 
 
 def check_pressure(target: Target) -> Iterator[Finding]:
-    """PSI: whether the kernel tells what tasks stalled for."""
+    """Check that the kernel has pressure stall information (PSI)."""
     try:
         _text(target.host, "/proc/pressure/cpu")
     except OSError as err:
@@ -432,7 +432,7 @@ def check_pressure(target: Target) -> Iterator[Finding]:
 
 
 def check_inotify(target: Target) -> Iterator[Finding]:
-    """Limits on what a user may watch."""
+    """Check the limits of inotify."""
     fine = True
     for name, least in (("max_user_watches", _MIN_WATCHES), ("max_user_instances", _MIN_INSTANCES)):
         value = int(_text(target.host, f"/proc/sys/fs/inotify/{name}"))
@@ -451,7 +451,7 @@ def check_inotify(target: Target) -> Iterator[Finding]:
 
 
 def check_rights(target: Target) -> Iterator[Finding]:
-    """The rights of root's that what is measured here takes."""
+    """Check the capabilities that the enabled backends require."""
     from colmet.node.system.privileges import CORE
 
     wanted = set(CORE).union(*[backend.capabilities for backend in target.backends])
@@ -477,7 +477,7 @@ def check_rights(target: Target) -> Iterator[Finding]:
 
 
 def check_container(target: Target) -> Iterator[Finding]:
-    """Whether this is the machine itself: a container has other processes and rights."""
+    """Check that this is the machine itself: a container has other processes and rights."""
     fine = True
     for name, number in (("user", 0xEFFFFFFD), ("pid", 0xEFFFFFFC)):  # include/linux/proc_ns.h
         if target.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":

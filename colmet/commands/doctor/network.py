@@ -34,14 +34,14 @@ _GREETING_BYTES = 64
 
 
 class TcpAddress(NamedTuple):
-    """Where to connect or listen over TCP."""
+    """An address and port of TCP."""
 
     host: str
     port: int
 
 
 def address_of(uri: str) -> TcpAddress | None:
-    """Of a URI of ZeroMQ; None where it is none of TCP."""
+    """Return the address of a URI of ZeroMQ; None where it is not of TCP."""
     match = _ADDRESS.fullmatch(uri)
     if match is None:
         return None
@@ -49,12 +49,12 @@ def address_of(uri: str) -> TcpAddress | None:
 
 
 def greet(address: TcpAddress) -> str:
-    """The security mechanism, such as NULL or CURVE, of who listens; "" where that does not speak ZeroMQ.
+    """Return the security mechanism of the listener, such as NULL or CURVE; "" where it does not speak ZeroMQ.
 
-    It sends the start of a greeting and hangs up: whoever listens counts a handshake that was not finished.
+    It sends the start of a greeting and closes: the listener counts a handshake that was not finished.
 
     Raises:
-        OSError: nobody listens, or the name is not known.
+        OSError: nothing listens there, or the name is not known.
     """
     with socket.create_connection(address, CONNECT_S) as connection:
         try:
@@ -78,7 +78,7 @@ def greet(address: TcpAddress) -> str:
 
 
 def check_collectors(target: Target) -> Iterator[Finding]:
-    """Each --zeromq-uri and the port of its acknowledgements: name, connection, what listens, with keys or without."""
+    """Check each --zeromq-uri and the port of its acknowledgements: name, connection, listener and its keys."""
     from colmet.common.transport.uris import check_target, link_uri
     from colmet.node.delivery.link import collectors
 
@@ -161,7 +161,7 @@ def _reach(uri: str, locked: bool) -> Finding:
 
 
 def check_ports(target: Target) -> Iterator[Finding]:
-    """Each address that the daemon listens on: of this machine, and free or the daemon's own."""
+    """Check each address that the daemon listens on: of this machine, and free or the daemon's own."""
     from colmet.common.transport.uris import check_uri, link_uri
 
     options = target.options
@@ -222,7 +222,7 @@ def _check_port(target: Target, option: str, address: TcpAddress | None, text: s
 
 
 def _try_to_bind(address: TcpAddress) -> int | None:
-    """The error number of a try, or None. It does not listen: no node connects meanwhile, and loses what it sends."""
+    """Return the error number of a try to bind, or None; without listening, so that no node connects to it."""
     host = "0.0.0.0" if address.host == "*" else address.host
     if host in [name for _, name in socket.if_nameindex()]:
         host = "0.0.0.0"  # libzmq looks its address up
@@ -239,7 +239,7 @@ def _try_to_bind(address: TcpAddress) -> int | None:
 
 
 def _holders(host: Host, port: int) -> list[tuple[int, str]]:
-    """Process and command line of each that has a listening socket of a port; the service manager may be one of two."""
+    """Return number and command line of each process that listens on a port; one may be the service manager."""
     found = []
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -266,7 +266,7 @@ def _holders(host: Host, port: int) -> list[tuple[int, str]]:
 
 
 def check_databases(target: Target) -> Iterator[Finding]:
-    """Each --elastic-host: name and connection."""
+    """Check each --elastic-host: name and connection."""
     from colmet.collector.backends.elasticsearch.client import checked_url
 
     urls = target.options.elastic_host or []
@@ -291,7 +291,7 @@ def check_databases(target: Target) -> Iterator[Finding]:
 
 
 def check_keys(target: Target) -> Iterator[Finding]:
-    """The key files: there, whole, the daemon's alone to read; and whether the other side knows this one's."""
+    """Check the key files: complete, and readable by the daemon alone; and that the other side knows the key."""
     from colmet.common.runtime import control
     from colmet.common.transport import authenticator, curve
 
@@ -347,7 +347,7 @@ def check_keys(target: Target) -> Iterator[Finding]:
 
 
 def made_for(secret: str) -> str:
-    """Return the host that Colmet made a pair for, as the first line of its file says; "" where it does not say."""
+    """Return the host that a key pair was made for, from the first line of its file; "" without one."""
     try:
         with open(secret, "rb") as file:
             match = _MADE_FOR.match(file.read(400))
@@ -357,7 +357,7 @@ def made_for(secret: str) -> str:
 
 
 def check_senders(target: Target) -> Iterator[Finding]:
-    """What the running collector knows of its nodes: two of one name, keys of other hosts, refused connections."""
+    """Check the nodes that the running collector knows: shared names, keys of other hosts, refused connections."""
     if target.status is None:
         yield good("it does not answer, there is nothing to ask")
         return
@@ -404,7 +404,7 @@ def _is_locked(uri: str) -> bool:
 
 
 def _check_known(files: authenticator.Files, uid: int) -> Iterator[Finding]:
-    """The collector's pair, and the folder with the nodes' keys, as the user `uid` sees them.
+    """Check the collector's key pair and the directory of the nodes' keys, with the rights of the user `uid`.
 
     Raises:
         ConfigError: one of them cannot be used.

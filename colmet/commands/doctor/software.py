@@ -1,4 +1,4 @@
-"""Checks of the libraries, and of what the backends that are asked for find on this node."""
+"""Checks of the Python modules, of the C libraries, and of what the enabled backends find on this node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REQUIREMENT = re.compile(
 )
 _MARKER = re.compile(r"python_version\s*(<|>=)\s*[\"'](\d+)\.(\d+)[\"']")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
-# What only one side takes; a package of Debian brings what its own side takes.
+# What only one side requires; a package of Debian depends on what its side requires.
 _ONE_SIDED = {"pyinotify": "node", "pyasyncore": "node", "tables": "collector", "requests": "collector"}
 _LIBRARIES = (
     ("lib_perf_hw", "LIB_PERFHW_PATH", "colmet.node.kernel.perfcounters", "--enable-perfhw"),
@@ -35,13 +35,13 @@ _LIBRARIES = (
 
 
 class Requirement(NamedTuple):
-    """A distribution that Colmet takes.
+    """A distribution that Colmet requires.
 
     Attributes:
         name: of the distribution.
-        least: the oldest version, as numbers; empty where any will do.
-        text: the bounds, as pip takes them.
-        extra: "" where Colmet takes it in any case, else for what, such as "tools".
+        least: the oldest version, as numbers; empty for any.
+        text: the bounds, as pip reads them.
+        extra: "" where Colmet always requires it, else the extra, such as "tools".
     """
 
     name: str
@@ -51,7 +51,7 @@ class Requirement(NamedTuple):
 
 
 def parse_requirement(line: str) -> Requirement | None:
-    """A requirement of a line as pip takes it; None where it is none, or for other versions of Python."""
+    """Return the requirement in a line of pip; None where there is none, or for other versions of Python."""
     match = _REQUIREMENT.fullmatch(line.partition(" #")[0].strip())
     if match is None:
         return None
@@ -67,7 +67,7 @@ def parse_requirement(line: str) -> Requirement | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, to compare it."""
+    """Return the leading numbers of a version, to compare it."""
     found = []
     for part in version.split("."):
         digits = re.match(r"\d+", part)
@@ -78,7 +78,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def requirements() -> list[Requirement]:
-    """What this Colmet takes: as it was installed, or as its source says."""
+    """Return what Colmet requires, from its installation or its source."""
     is_source = (_SOURCE / "setup.py").exists()
     try:
         if is_source:
@@ -93,7 +93,7 @@ def requirements() -> list[Requirement]:
 
 
 def version_of(name: str) -> str | None:
-    """The version that is installed; None where there is none."""
+    """Return the installed version of a distribution; None where there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def version_of(name: str) -> str | None:
 
 
 def check_modules(target: Target) -> Iterator[Finding]:
-    """Python, and the modules that the daemon imports, with their versions."""
+    """Check Python, and the modules that the daemon imports, with their versions."""
     fine = [f"Python {'.'.join(map(str, sys.version_info[:3]))}"]
     wrong = False
     known = requirements()
@@ -137,7 +137,7 @@ def check_modules(target: Target) -> Iterator[Finding]:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Meanwhile a variable is that of the daemon."""
+    """Set a variable of the environment to the daemon's value meanwhile."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -150,7 +150,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def check_libraries(target: Target) -> Iterator[Finding]:
-    """The C libraries: whether they are built, and of this Colmet; what LIB_..._PATH names."""
+    """Check the C libraries: built, and of this version; and what LIB_..._PATH names."""
     from colmet.node.system import clib
 
     asked = {"--enable-perfhw": target.options.enable_perfhw, "--enable-RAPL": target.options.enable_RAPL}
@@ -171,7 +171,7 @@ def check_libraries(target: Target) -> Iterator[Finding]:
 
 
 def check_backends(target: Target) -> Iterator[Finding]:
-    """Each backend that is asked for, opened as the daemon does: devices, files, drivers, programs that answer."""
+    """Open each enabled backend as the daemon does: devices, files, drivers, programs that answer."""
     for backend in target.backends:
         on, off = type(backend).switches()
         without = f"start with {off}" if off else f"start without {on}" if on else "see docs/inputs"
@@ -189,12 +189,12 @@ def check_backends(target: Target) -> Iterator[Finding]:
             yield severe(f"{backend.name}: {err}", without)
         else:
             yield good(f"{backend.name}: can measure")
-            for text in warnings if backend.name != "taskstats" else ():  # told by checks of their own
+            for text in warnings if backend.name != "taskstats" else ():  # others checks report them
                 yield warn(f"{backend.name}: {text}", without)
 
 
 def _open(backend: InputBackend) -> list[str]:
-    """Open it and close it; what it warned of meanwhile."""
+    """Open a backend and close it; return its warnings."""
     try:
         backend.open()
     finally:

@@ -1,4 +1,4 @@
-"""Checks of the directories that a daemon writes to: there, its own, with room."""
+"""Checks of the directories that a daemon writes to: existence, rights, room."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_FILES = 100_000
 
 
 class WritableDirectory(NamedTuple):
-    """A directory that is written to.
+    """A directory that a daemon writes to.
 
     Attributes:
-        option: that names it.
+        option: the option that names it.
         path: the directory.
-        size: bytes that it may take; 0 where nothing says.
-        private: whether nobody else may write there.
-        lasting: whether it is to be there after a boot.
+        size: most bytes that it may use; 0 where no option limits it.
+        private: whether other users must not write there.
+        lasting: whether it must survive a boot.
         made: whether the daemon makes it.
-        parents: whether it makes those above it, too.
+        parents: whether it makes the directories above it, too.
     """
 
     option: str
@@ -42,12 +42,12 @@ class WritableDirectory(NamedTuple):
 
 
 def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
-    """What on the way to a path is in the way of a user, "" where nothing is.
+    """Return the part of a path whose mode blocks a user; "" where none does.
 
     Args:
-        path: of a file or directory that is there.
-        user: whose rights are asked for; root has all.
-        wanted: os.R_OK, os.W_OK, os.X_OK, for the path itself; directories above it are to be passed.
+        path: of an existing file or directory.
+        user: the user; root has all rights.
+        wanted: os.R_OK, os.W_OK, os.X_OK for the path; directories above it require os.X_OK.
         top: up to which directory.
     """
     if user.uid == 0:
@@ -67,7 +67,7 @@ def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
 
 
 def places(target: Target) -> list[WritableDirectory]:
-    """The directories that the options of a daemon name."""
+    """Return the directories that the options of a daemon name."""
     options = target.options
     found = []
     if target.side == "node":
@@ -97,7 +97,7 @@ def places(target: Target) -> list[WritableDirectory]:
 
 
 def check_disk(target: Target) -> Iterator[Finding]:
-    """Each directory: there or to be made, the daemon's alone to write to, on a disk with room for what it may take."""
+    """Check each directory: it exists or can be made, is the daemon's, and its disk has room for what it may use."""
     named = places(target)
     if target.side == "node" and not any(place.option == "--spool-dir" for place in named):
         yield warn(
@@ -190,7 +190,7 @@ def _check(target: Target, place: WritableDirectory) -> Iterator[Finding]:
 
 
 def _give(host: Host, path: str, user: User, option: str) -> str:
-    """How a user comes to write in a directory. One that is not Colmet's and has files of others is not given away."""
+    """Return how to let a user write in a directory; not by giving away a foreign one that has files of others."""
     with os.scandir(host.path(path)) as entries:
         others = {entry.stat(follow_symlinks=False).st_uid for entry in islice(entries, MAX_FILES)} - {user.uid}
     if not others or "colmet" in os.path.basename(path):  # files there are those of a start by hand
@@ -200,13 +200,13 @@ def _give(host: Host, path: str, user: User, option: str) -> str:
 
 
 def _blocked(host: Host, path: str, user: User) -> str:
-    """What keeps a user from writing in a directory, as the machine names it."""
+    """Return the directory whose mode keeps a user from writing in another; "" for none."""
     blocked = missing_right(host.path(path), user, os.W_OK | os.X_OK, host.root)
     return path if blocked == host.path(path) else blocked[len(host.root) :]
 
 
 def _check_room(host: Host, place: WritableDirectory) -> Iterator[Finding]:
-    """The file system that a directory is, or will be, in."""
+    """Check the file system that a directory is, or will be, in."""
     option, path = place[:2]
     kind, point = _mount(host, path)
     system = _system(host, path)
@@ -239,7 +239,7 @@ def _check_room(host: Host, place: WritableDirectory) -> Iterator[Finding]:
 
 
 def _system(host: Host, path: str) -> os.statvfs_result:
-    """The file system of a directory, or of the one that it will be in."""
+    """Return the file system of a directory, or of the one that it will be in."""
     return os.statvfs(host.path(_nearest(host, path)))
 
 
@@ -251,7 +251,7 @@ def _nearest(host: Host, path: str) -> str:
 
 
 def _mount(host: Host, path: str) -> tuple[str, str]:
-    """Kind and mount point of the file system that a directory is in."""
+    """Return kind and mount point of the file system that a directory is in."""
     real, best = host.resolve(path), ("", "/")
     try:
         lines = host.read("/proc/self/mounts").decode("utf-8", "surrogateescape").splitlines()
@@ -266,7 +266,7 @@ def _mount(host: Host, path: str) -> tuple[str, str]:
 
 
 def _used(path: str) -> int:
-    """Bytes in a directory's own files."""
+    """Return the bytes in the files of a directory, without those below it."""
     total = 0
     try:
         with os.scandir(path) as entries:

@@ -1,4 +1,4 @@
-"""Who is examined: one daemon of this machine, as it is configured, and as it says it is where it runs."""
+"""The daemon that is examined: its configuration and, where it runs, the state that it reports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _UNIT_PROPERTIES = (
 
 
 class User(NamedTuple):
-    """Whose rights a daemon has.
+    """The user of a daemon.
 
     Attributes:
         name: of the user.
@@ -68,7 +68,7 @@ class User(NamedTuple):
 
     @classmethod
     def of(cls, uid: int, reads_all: bool = False) -> User:
-        """The user of this number, with all groups."""
+        """Return the user with this uid, and all groups."""
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
@@ -81,19 +81,19 @@ class User(NamedTuple):
 
 
 class Target:
-    """One daemon, and its machine.
+    """A daemon, and its machine.
 
     Args:
         side: "node" or "collector".
         host: the machine's files.
-        argv: the daemon's own command line, where it is said.
-        control_socket: where it listens, if not where it does by default.
-        supposed: whether that command line is only a question: would it work here?
+        argv: the daemon's command line, where it is given.
+        control_socket: its control socket, if not the default one.
+        supposed: whether that command line is only tried, and no running daemon has it.
 
     Attributes:
-        status: what it says of itself; None where it does not.
-        unreachable: why it does not.
-        denied: whether that is for want of rights.
+        status: the state that it reports; None where it does not answer.
+        unreachable: why it does not answer.
+        denied: whether this user lacks the rights to ask it.
         is_given: whether its command line was given, rather than found.
     """
 
@@ -118,9 +118,9 @@ class Target:
         self.supposed = supposed
 
     def ask(self) -> None:
-        """Ask the daemon how it is, where it listens by default or where its configuration says.
+        """Ask the daemon for its state, on its default control socket or the configured one.
 
-        Where options were given, one that runs is another one: it is not asked.
+        With options on the command line no running daemon is meant, and none is asked.
         """
         if self._socket is None and self.supposed:
             return
@@ -148,17 +148,17 @@ class Target:
 
     @property
     def pid(self) -> int:
-        """Of the daemon; 0 where it does not say how it is."""
+        """The process of the daemon; 0 where it does not answer."""
         return int(self.status["pid"]) if self.status is not None else 0
 
     @property
     def collectors(self) -> list[dict[str, Any]]:
-        """What a running node says of each of its collectors; none before its first sample."""
+        """The state of each collector, as a running node reports it; empty before its first sample."""
         return [] if self.status is None else self.status.get("collectors", [])
 
     @property
     def senders(self) -> list[dict[str, Any]]:
-        """What a running collector says of each of its nodes, without those that have not been heard for a day."""
+        """The state of each node that was heard within a day, as a running collector reports it."""
         if self.status is None:
             return []
         return [one for one in self.status["senders"]["worst"] if not one.get("gone")]
@@ -167,7 +167,7 @@ class Target:
 
     @cached_property
     def argv(self) -> list[str]:
-        """The command line: the one that was given, that of the running daemon, or what its unit would give it."""
+        """The command line: the given one, that of the running daemon, or that of its unit."""
         if self.is_given:
             return self._argv
         if self.pid:
@@ -179,7 +179,7 @@ class Target:
         return given + self._default_options()
 
     def _default_options(self) -> list[str]:
-        """OPTIONS of the unit's environment file."""
+        """Return OPTIONS of the unit's environment file."""
         try:
             text = self.host.read_start(f"/etc/default/{self.program}", MAX_FILE_BYTES).decode()
             for line in text.splitlines():
@@ -192,7 +192,7 @@ class Target:
 
     @cached_property
     def _loaded(self) -> tuple[Any, list[type[Any]]]:
-        """The daemon's module, and the backends there are."""
+        """The daemon's module, and the classes of its backends."""
         from colmet.common.runtime import startup
 
         main = importlib.import_module(f"colmet.{self.side}.main")
@@ -200,7 +200,7 @@ class Target:
 
     @cached_property
     def damage(self) -> str:
-        """Why the daemon's modules cannot be loaded, with all they take; "" where they can."""
+        """Why the daemon's modules cannot be imported; "" where they can."""
         try:
             self._loaded  # noqa: B018 - kept
         except ImportError as err:
@@ -211,7 +211,7 @@ class Target:
 
     @cached_property
     def _parsed(self) -> tuple[argparse.Namespace | None, list[type[Any]], str]:
-        """The options, the backends there are, and what is wrong with the command line or the file it names."""
+        """The options, the classes of the backends, and what is wrong with the command line or its file."""
         from colmet.common.runtime import configuration
 
         if self.damage:
@@ -230,10 +230,10 @@ class Target:
 
     @property
     def options(self) -> argparse.Namespace:
-        """What the daemon is told to do.
+        """The options of the daemon.
 
         Raises:
-            Unchecked: that cannot be read.
+            Unchecked: they cannot be read.
         """
         if self._parsed[0] is None:
             raise Unchecked("its configuration cannot be used")
@@ -274,11 +274,11 @@ class Target:
 
     @cached_property
     def backends(self) -> list[Any]:
-        """Those that are asked for, of the side: made, not opened, and to make nothing on the machine.
+        """The enabled backends: made, not opened, and without effects on the machine.
 
         Raises:
             Unchecked: the configuration cannot be read.
-            ConfigError: it asks for what cannot be.
+            ConfigError: it contains what cannot work.
         """
         options = argparse.Namespace(**vars(self.options))
         if self.side == "node":
@@ -294,12 +294,12 @@ class Target:
 
     @cached_property
     def has_systemd(self) -> bool:
-        """Whether systemd runs the services here."""
+        """Whether systemd runs this machine's services."""
         return self.host.is_directory("/run/systemd/system")
 
     @cached_property
     def unit(self) -> dict[str, str]:
-        """What systemd says of the daemon's unit; empty where there is no systemd."""
+        """The properties of the daemon's unit; empty without systemd."""
         if not self.has_systemd:
             return {}
         command = ["systemctl", "show", self.unit_name, "--no-pager", f"--property={_UNIT_PROPERTIES}"]
@@ -311,7 +311,7 @@ class Target:
 
     @cached_property
     def user(self) -> User:
-        """Whose rights the daemon has, or would have if it was started."""
+        """The user of the daemon, or the one that its unit would start it as."""
         if self.pid:
             try:
                 text = self.host.read(f"/proc/{self.pid}/status").decode("ascii", "replace")
@@ -329,13 +329,13 @@ class Target:
 
     @cached_property
     def runtime_directory(self) -> str:
-        """The directory in /run that the daemon's unit makes for it, "" without one."""
+        """The directory in /run that the daemon's unit makes; "" without one."""
         if self.pid or not self.unit.get("RuntimeDirectory"):
             return self.environment("RUNTIME_DIRECTORY")
         return f"/run/{self.unit['RuntimeDirectory']}"
 
     def environment(self, name: str) -> str:
-        """A variable of the environment of the daemon where it runs and may be looked at, else of this command."""
+        """Return a variable of the environment of the daemon where that can be read, else of this command."""
         if self.pid:
             try:
                 for entry in self.host.read(f"/proc/{self.pid}/environ").split(b"\0"):
@@ -349,7 +349,7 @@ class Target:
 
 
 def _check_as(side: str, argv: Sequence[str], user: User) -> str:
-    """Have the daemon's --check-config say why it does not start, as that user; "" where it would.
+    """Return why --check-config of the daemon, as this user, refuses to start; "" where it does not.
 
     Raises:
         Unchecked: it cannot be run.
@@ -376,7 +376,7 @@ def _check_as(side: str, argv: Sequence[str], user: User) -> str:
 
 
 def arguments(host: Host, pid: int, side: str) -> list[str] | None:
-    """The arguments of a process, where it is a daemon of this side; None where it is something else, or gone."""
+    """Return the arguments of a process that is a daemon of this side; None of another process, or an ended one."""
     try:
         data = host.read_start(f"/proc/{pid}/cmdline", MAX_FILE_BYTES)
     except OSError:
@@ -392,7 +392,7 @@ def arguments(host: Host, pid: int, side: str) -> list[str] | None:
 
 
 def _program_at(words: Sequence[str]) -> int:
-    """Which word of a command line is the program, or what Python runs: `journalctl -fu colmet-node` is no daemon."""
+    """Return the index of the program in a command line, or of what Python runs."""
     at = 0
     if words and os.path.basename(words[0]).startswith("python"):
         at = 1
@@ -404,7 +404,7 @@ def _program_at(words: Sequence[str]) -> int:
 
 
 def find_sides(host: Host) -> list[str]:
-    """The daemons that are configured or run on this machine."""
+    """Return the daemons that are configured or run on this machine."""
     found = []
     for side in SIDES:
         places = (f"/etc/colmet/{side}.toml", f"/run/colmet/{side}.sock", f"/run/colmet/{side}/{side}.sock")

@@ -19,7 +19,7 @@ _BLKIO_TICKS = 39  # of the fields behind the name in /proc/<pid>/stat
 
 
 def _wait(directory: str) -> tuple[float, float]:
-    """Write to the disk once; the wait that the kernel counts of this process, and its age, in s."""
+    """Write to the disk once; return the wait that the kernel counts for this process, and its age, in seconds."""
     began = time.monotonic()
     with tempfile.TemporaryFile(dir=directory) as file:
         file.write(os.urandom(WRITTEN))
@@ -31,7 +31,7 @@ def _wait(directory: str) -> tuple[float, float]:
 
 
 def _write_in_turns(directory: str, until: float, out: int) -> bool:
-    """Have one process after the other wait, until a time or an impossible wait; whether all could be done."""
+    """Start one process after the other that waits, until a time or an impossible wait; return whether all worked."""
     while time.monotonic() < until:
         child = os.fork()
         if not child:

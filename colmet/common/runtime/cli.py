@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_CONFIG, f"{logs.priority('ERROR')}{self.prog}: error: {message} (try {self.prog} --help)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line. An option that there is not is the first error: its value may look like another one."""
+        """Parse a command line. An unknown option is the first error: its value may look like another error."""
         words = list(sys.argv[1:] if args is None else args)
         if not any(action.nargs == argparse.REMAINDER for action in self._actions):
             for word in words[: words.index("--") if "--" in words else None]:
@@ -206,7 +206,7 @@ def name_of(action: argparse.Action) -> str:
 
 
 def positive_seconds(text: str) -> float:
-    """A period: a finite number of seconds, at least 0.01."""
+    """Convert a period, an option type: a number of seconds from 0.01 to 86400."""
     value = _float(text)
     if not 0.01 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
@@ -221,7 +221,7 @@ def _float(text: str) -> float:
 
 
 def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    """An option type: a whole number from `low` to `high`."""
+    """Return an option type: a whole number from `low` to `high`."""
 
     def convert(text: str) -> int:
         try:
@@ -236,11 +236,11 @@ def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 class DefaultBound(int):
-    """The default of an option whose 0 was no bound in Colmet 0.6: nothing here grows without one."""
+    """The default of an option, given as 0, which meant no bound in Colmet 0.6: nothing grows without a bound here."""
 
 
 def bound(default: int) -> Callable[[str], int]:
-    """An option type: a whole number; for 0 the default, as a `DefaultBound`."""
+    """Return an option type: a whole number; for 0 the default, as a `DefaultBound`."""
 
     def convert(text: str) -> int:
         return whole_number(0)(text) or DefaultBound(default)
@@ -249,7 +249,7 @@ def bound(default: int) -> Callable[[str], int]:
 
 
 def size_bytes(text: str) -> int:
-    """An option type: a size such as 500M or 4G (powers of 1024), at least 1 MiB; in bytes."""
+    """Convert a size, an option type: 500M or 4G (powers of 1024), at least 1 MiB; return bytes."""
     match = re.fullmatch(r"(\d{1,12})([KMGT]?)", text.strip().upper(), re.ASCII)
     size = int(match[1]) << (10 * " KMGT".index(match[2] or " ")) if match else 0
     if not 1 << 20 <= size < 1 << 60:

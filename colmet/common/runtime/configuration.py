@@ -71,9 +71,9 @@ class Configuration:
     Attributes:
         argv: the command line.
         path: of the file; None where there is none.
-        program: whose options they are.
+        program: that has the options.
         is_check: whether --check-config is given.
-        names: of all options that may stand in a file, by what argparse calls their values.
+        names: of all options that a file may contain, by their names in argparse.
         vain: options without an effect that are accepted, each with the one that it requires.
     """
 
@@ -92,7 +92,7 @@ class Configuration:
         self.vain: list[tuple[str, str]] = []
 
     def read(self) -> argparse.Namespace:
-        """All options: what the command line gives, else the file, else the defaults.
+        """Return all options: from the command line, else the file, else the defaults.
 
         Raises:
             ConfigError: the file cannot be used; the text names file, line and key.
@@ -105,7 +105,7 @@ class Configuration:
         return options
 
     def read_for_start(self) -> argparse.Namespace:
-        """All options, as `read`, for a daemon that is to do what they say: each of them has an effect.
+        """Return all options, as `read`, each of which has an effect.
 
         An option of Colmet 0.6 without one is in `vain`, as its lines are accepted.
 
@@ -118,7 +118,7 @@ class Configuration:
 
 
 def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The values of the options in a configuration file, by what argparse calls them.
+    """Return the values of the options in a configuration file, by their names in argparse.
 
     Args:
         text: of the file.
@@ -151,7 +151,7 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
 
 
 def check_effects(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """See that no option that differs from its default lacks the one that `require` declares.
+    """Check that each option that differs from its default has the one that `require` declares.
 
     Returns:
         options without an effect that are accepted, as those of Colmet 0.6 are, each with the one that it requires.
@@ -182,7 +182,7 @@ def _find_vain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 
 def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The options that may stand in a file, by their long names."""
+    """Return the options that a file may contain, by their long names."""
     return {
         name[2:]: action
         for action in parser._actions
@@ -200,7 +200,7 @@ def _unknown(key: str, value: Any, known: Mapping[str, object]) -> str:
 
 
 def _checked(action: argparse.Action, value: Any) -> Any:
-    """A value of the file as the command line would have it.
+    """Return a value of the file as the command line would have it.
 
     Raises:
         ValueError: it is not one; also argparse's own errors come as this.
@@ -224,7 +224,7 @@ def _checked(action: argparse.Action, value: Any) -> Any:
 
 
 def _converted(action: argparse.Action, value: Any) -> Any:
-    """One text or number, by the option's own type and choices."""
+    """Convert a text or number by the option's type and choices."""
     if type(value) is str:
         text = value
         if "\0" in text:
@@ -250,7 +250,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value of a wrong type by that type: the value itself may be secret."""
+    """Return the type of a wrong value: the value itself may be secret."""
     kinds = {
         bool: "a truth value",
         str: "a text",
@@ -263,10 +263,10 @@ def _shown(value: Any) -> str:
 
 
 def _line(text: str, key: str) -> str:
-    """Where a key stands, ``:7``; "" where that cannot be told.
+    """Return the line of a key, ``:7``; "" where it cannot be found.
 
-    The TOML library does not tell. So whatever looks like the key is replaced by a mark, one at a time: where the mark
-    is then a key, that was it.
+    The TOML library does not report it. So each text that looks like the key is replaced by a mark in turn, until
+    the mark is a key.
     """
     name = re.escape(key)
     pattern = re.compile(rf"^[ \t]*(?:\[\[?[ \t]*)?(\"{name}\"|'{name}'|{name})(?=[ \t]*[=.\]])", re.MULTILINE)
@@ -281,10 +281,10 @@ def _line(text: str, key: str) -> str:
 
 
 def _text(path: str) -> str:
-    """The text of a configuration file.
+    """Return the text of a configuration file.
 
     Raises:
-        ConfigError: it cannot be read, is no regular file, is too large, or somebody else could have written it.
+        ConfigError: it cannot be read, is no regular file, is too large, or another user could have written it.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:

@@ -1,4 +1,4 @@
-"""The control socket of a daemon: what is asked there is answered by handlers, in a thread of its own.
+"""The control socket of a daemon: a thread reads requests, and handlers answer them.
 
 A request names a command; its handler gets the request and gives the answer. What only the main thread may do is handed
 to it as an errand. A request that cannot be answered gets `{"error": why}`, is counted, and ends nothing.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 DIRECTORY = "/run/colmet"
 RUST_COMMAND = "configure"  # what a request without a command asks for: the Rust node has no other
 ERRAND_S = 5.0  # for the main thread to do what it is asked to
-# Whoever asks without end gets a tenth of a CPU at most, and so many answers a second.
+# Bounds on clients that ask without a pause: a tenth of a CPU, and 100 answers a second.
 REST_SHARE = 9.0
 MIN_REST_S = 0.01
 
@@ -76,7 +76,7 @@ def add_client_options(parser: cli.Options) -> None:
 
 
 def client_of(options: argparse.Namespace) -> Client | None:
-    """The keys that the command line of a command names; None where it names none.
+    """Return the keys that the command line of a command names; None without.
 
     Raises:
         ConfigError: one of them is missing, or a file cannot be used.
@@ -91,7 +91,7 @@ def client_of(options: argparse.Namespace) -> Client | None:
 
 
 def check(options: argparse.Namespace) -> Keys | None:
-    """See that the control socket that the command line of a daemon names could be served; the keys of `read_keys`.
+    """Check that the configured control socket can be served; return the keys of `read_keys`.
 
     Raises:
         ConfigError: it could not; or as `read_keys`.
@@ -103,7 +103,7 @@ def check(options: argparse.Namespace) -> Keys | None:
 
 
 def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
-    """Return the keys of those who may ask over TCP, as the command line of a daemon names them; None without.
+    """Return the keys of the clients over TCP, as the command line of a daemon names them; None without.
 
     Args:
         options: of `add_options`, and with --zeromq-curve-secret.
@@ -123,7 +123,7 @@ def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | Non
 
 
 def default_paths(daemon: str) -> list[str]:
-    """Where a daemon's socket is if nobody says, the best place first."""
+    """Return the default paths of a daemon's control socket, the best first."""
     # the second is the RuntimeDirectory= of the daemon's unit, whose user may not write in the first
     runtime = [os.environ.get("RUNTIME_DIRECTORY", ""), os.path.join(os.environ.get("XDG_RUNTIME_DIR", ""), "colmet")]
     directories = dict.fromkeys([DIRECTORY, os.path.join(DIRECTORY, daemon), *filter(os.path.isabs, runtime)])
@@ -131,12 +131,12 @@ def default_paths(daemon: str) -> list[str]:
 
 
 def uri_of(place: str) -> str:
-    """What --control-socket says, as a URI: a path, or a URI as it is."""
+    """Return --control-socket as a URI."""
     return place if place.startswith(("ipc:", "tcp:")) else f"ipc://{os.path.abspath(place)}"
 
 
 class Errands:
-    """What other threads have the main thread do. As a context manager; at its end all that waits is refused.
+    """Calls that other threads have the main thread make. A context manager: at its end all that wait are refused.
 
     Attributes:
         fd: readable when there is something to do.
@@ -161,7 +161,7 @@ class Errands:
         self._wakeup.close()
 
     def call(self, function: Callable[[], T], timeout_s: float = ERRAND_S) -> T:
-        """What `function` returns in the main thread; what it raises is raised here.
+        """Call a function in the main thread; return what it returns, raise what it raises.
 
         Raises:
             Refused: it is not done within the time; where it has not begun by then, it will not be.
@@ -183,7 +183,7 @@ class Errands:
             raise Refused(f"the daemon did not do it within {timeout_s:g} s; {doing}") from None
 
     def serve(self) -> None:
-        """For the main thread: do what waits. No exception leaves here."""
+        """Make the calls that wait, in the main thread. It raises nothing."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
             if waiting:
@@ -197,10 +197,10 @@ class Errands:
 
 
 class Control:
-    """Answers requests: those that come on a socket, and those that somebody else has received.
+    """Answers requests: of the control socket, and those that other parts of the daemon have received.
 
     Args:
-        handlers: by command. They are called by the control socket's thread, or by whoever calls `answer`, one at a
+        handlers: by command. They are called by the control socket's thread, or by the caller of `answer`, one at a
             time each; they raise `Refused` or another `ColmetError` to say why not.
     """
 
@@ -211,11 +211,11 @@ class Control:
         self._thread: threading.Thread | None = None
 
     def counters(self) -> dict[str, int]:
-        """Requests that came, those that were refused, and those that met a defect."""
+        """Return the numbers of requests, of refused ones, and of those that met a defect."""
         return {"requests": self._requests, "refused": self._refused, "failures": self._failures}
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a request, both as bytes; whatever is wrong with the request, there is one."""
+        """Return the answer to a request, both as bytes; an error is an answer, too."""
         self._requests += 1
         try:
             answer = encode(self._handle(decode_request(message)))
@@ -243,20 +243,20 @@ class Control:
         return handler(request)
 
     def start(self, server: ControlServer) -> None:
-        """Have a thread answer what comes on this socket, until `close`."""
+        """Start the thread that answers the requests of this socket, until `close`."""
         self._server = server
         self._thread = threading.Thread(target=self._run, args=(server,), name="control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more; also twice, and without a start. A handler that is at work is waited for, for a while."""
+        """Stop answering; also twice, and without a start. It waits 10 s for a handler that works."""
         if self._server is not None and self._thread is not None:
             self._server.wake()
             self._thread.join(2 * ERRAND_S)
             self._server = self._thread = None
 
     def _run(self, server: ControlServer) -> None:
-        """The thread."""
+        """Answer requests, in the thread."""
         while (asked := server.receive()) is not None:
             began = time.thread_time()
             server.send(asked.envelope, self.answer(asked.message))
@@ -265,7 +265,7 @@ class Control:
 
 
 def listen(place: str | None, daemon: str, control: Control, keys: Keys | None = None) -> None:
-    """Have the control socket that the command line asks for answered; or the default one, where there can be one.
+    """Serve the control socket of the command line, or the default one where that is possible.
 
     Args:
         place: --control-socket.
@@ -274,7 +274,7 @@ def listen(place: str | None, daemon: str, control: Control, keys: Keys | None =
         keys: for TCP, of `check`.
 
     Raises:
-        ConfigError: the socket that was asked for cannot be had.
+        ConfigError: the socket of the command line cannot be opened.
     """
     if place is not None:
         if place:
@@ -309,7 +309,7 @@ def ask(
     timeout_s: float = 2 * ERRAND_S,
     client: Client | None = None,
 ) -> dict[str, Any]:
-    """Ask a daemon something.
+    """Send a request to a daemon, and return its answer.
 
     Args:
         place: of its socket, as --control-socket; None for the default one.

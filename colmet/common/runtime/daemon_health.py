@@ -19,10 +19,10 @@ NOTE_S = 10.0
 
 
 class RecentGrowth:
-    """How much counters have grown within the last hour: what went wrong long ago is no news.
+    """The growth of counters within the last hour.
 
     Args:
-        start: what they count from; 0 where nothing is said.
+        start: the first values; 0 for those that it lacks.
         monotonic: seconds.
     """
 
@@ -34,7 +34,7 @@ class RecentGrowth:
         self._latest = dict(start)
 
     def note(self, totals: Mapping[str, int]) -> None:
-        """Note what has been counted since the start."""
+        """Note the totals since the start."""
         now = self._monotonic()
         if now - self._notes[-1][0] >= _STEP_S:
             self._notes.append((now, dict(totals)))
@@ -43,13 +43,13 @@ class RecentGrowth:
         self._latest = dict(totals)
 
     def growth(self) -> dict[str, int]:
-        """By how much each has grown."""
+        """Return the growth of each counter."""
         before = self._notes[0][1]
         return {name: max(0, count - before.get(name, 0)) for name, count in self._latest.items()}
 
 
 class Backlog:
-    """For how long the oldest of what waits has done so, from notes of how much has come by when.
+    """The age of the oldest of what waits, from notes of how much had come by a time.
 
     Args:
         monotonic: seconds.
@@ -66,14 +66,14 @@ class Backlog:
             self._notes.append((now, came))
 
     def behind_s(self, came: int, waiting: int) -> float:
-        """Seconds, at least: as far back as the notes go, to 10 s; 0 where nothing waits, or has not for long."""
+        """Return the age in seconds, to 10 s and at most that of the oldest note; 0 where nothing waits."""
         done = came - waiting
         then = next((when for when, count in list(self._notes) if count > done), None)
         return 0.0 if then is None else round(self._monotonic() - then, 1)
 
 
 class DaemonIdentity:
-    """Which daemon this is, and since when."""
+    """The daemon, and the time of its start."""
 
     def __init__(self, daemon: str) -> None:
         self.daemon = daemon
@@ -87,7 +87,7 @@ class DaemonIdentity:
         return time.monotonic() - self._start
 
     def values(self) -> dict[str, Any]:
-        """The first keys of a status."""
+        """Return the first keys of a status."""
         return {
             "daemon": self.daemon,
             "version": __version__,
@@ -97,16 +97,16 @@ class DaemonIdentity:
         }
 
     def families(self) -> Iterator[Family]:
-        """Of metrics: which daemon this is, and since when."""
+        """Yield the metrics of the daemon and its start."""
         name = f"colmet_{self.daemon}"
-        told = labels({"version": __version__, "host": self._host})
-        yield Family(f"{name}_info", "gauge", "Always 1; the labels tell which daemon this is.", [(told, 1)])
+        about = labels({"version": __version__, "host": self._host})
+        yield Family(f"{name}_info", "gauge", "Always 1; the labels name the daemon.", [(about, 1)])
         yield single(f"{name}_start_time_seconds", "gauge", "When it was started, since the epoch.", self._started)
         yield single(f"{name}_cpu_seconds_total", "counter", "CPU time of the process.", time.process_time())
 
 
 def single(name: str, kind: str, help_text: str, value: Number | None) -> Family:
-    """A family of one sample without labels; of none where there is no value."""
+    """Return a family of one sample without labels; without a sample for None."""
     return Family(name, kind, help_text, [] if value is None else [("", value)])
 
 
@@ -122,7 +122,7 @@ GAUGES = frozenset(
 
 
 def families_of(prefix: str, part: str, counters: Mapping[str, Number]) -> Iterator[Family]:
-    """A family for each of a part's counters."""
+    """Yield a family for each of a part's counters."""
     for key, value in counters.items():
         kind = "gauge" if key in GAUGES or key.endswith("_s") else "counter"
         end = f"{key[:-2]}_seconds" if key.endswith("_s") else key.removeprefix(f"{part}_")

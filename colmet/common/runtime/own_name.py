@@ -7,19 +7,19 @@ from collections.abc import Collection
 
 
 def own_names() -> frozenset[str]:
-    """By which this machine is asked on itself."""
+    """Return the names by which this machine is asked on itself."""
     name = socket.gethostname().lower()
     return frozenset({"localhost", name, name.partition(".")[0]})
 
 
 def is_known(value: str, names: Collection[str]) -> bool:
-    """Whether a Host header has one of these names, or an address, with or without a port."""
+    """Return whether a Host header has one of these names, or an address, with or without a port."""
     host = _host(value)
     return host in names or _is_address(host)
 
 
 def _host(value: str) -> str:
-    """The name of a Host header, without the port."""
+    """Return the name of a Host header, without the port."""
     name, colon, port = value.strip().lower().rpartition(":")
     return (name if colon and port.isdigit() else value.strip().lower()).rstrip(".")
 

@@ -1,4 +1,4 @@
-"""Figures in the text format of Prometheus, version 0.0.4, a piece at a time."""
+"""Metrics in the text format of Prometheus, version 0.0.4, in pieces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
 
 def named(*parts: str, kind: str = "gauge") -> str:
-    """A metric's name: the parts joined; those of counters end in _total."""
+    """Return a metric's name: the parts joined; those of counters end in _total."""
     name = _NOT_A_NAME.sub("_", "_".join(parts))
     return f"{name}_total" if kind == "counter" and not name.endswith("_total") else name
 
@@ -43,7 +43,7 @@ def in_base_unit(name: str, unit: str, kind: str) -> tuple[str, Number]:
 
 
 def labels(pairs: Mapping[str, str]) -> str:
-    """Labels in their form, with braces; empty for none."""
+    """Return labels in braces; "" for none."""
     if not pairs:
         return ""
     return "{" + ",".join([f'{name}="{_escaped(value)}"' for name, value in pairs.items()]) + "}"
@@ -54,7 +54,7 @@ def _escaped(value: str) -> str:
 
 
 def render(families: Iterable[Family]) -> Iterator[str]:
-    """The text, in pieces of at most so many lines; a family without a sample is left out."""
+    """Yield the text, in pieces of a number of lines; without families that have no sample."""
     for family in families:
         help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
         lines = [f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"]

@@ -1,4 +1,4 @@
-"""Options that change while a daemon runs: by its configuration file and SIGHUP, or because somebody asks it to."""
+"""Options that change while a daemon runs: by its configuration file and SIGHUP, or by a request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Prepare = Callable[[Any], Callable[[], None]]
 
 
 def at_once(take: Callable[[Any], None]) -> Prepare:
-    """For a value that can always be taken."""
+    """Return how to change an option that accepts every value."""
     return lambda value: lambda: take(value)
 
 
 class Settings:
-    """The options in effect, and how those that can change at run time do.
+    """The options in effect, and how some of them change at run time.
 
     For the daemon's main thread.
 
@@ -42,12 +42,12 @@ class Settings:
         self.reloads = self.failures = 0
 
     def add(self, prepares: Mapping[str, Prepare]) -> None:
-        """Declare options that can change, by what argparse calls their values."""
+        """Declare options that can change, by their names in argparse."""
         self._prepares.update(prepares)
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command line; empty where nothing is known of it."""
+        """The command line; empty where it is not known."""
         return self._configuration.argv if self._configuration is not None else ()
 
     def refresh(self) -> None:
@@ -63,11 +63,11 @@ class Settings:
         return name in self._prepares
 
     def value(self, name: str) -> Any:
-        """What is in effect."""
+        """Return the value in effect."""
         return getattr(self._options, name)
 
     def change(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Put new values into effect, all or none; those that changed, as (old, new).
+        """Put new values into effect, all or none; return those that changed, as (old, new).
 
         Raises:
             ConfigError: one of them cannot be; nothing has changed.
@@ -85,7 +85,7 @@ class Settings:
         return changes
 
     def reload(self) -> None:
-        """On SIGHUP: read the configuration file again. One that cannot be used changes nothing."""
+        """Read the configuration file again, on SIGHUP. One that cannot be used changes nothing."""
         configuration = self._configuration
         if configuration is None or configuration.path is None:
             log.info("SIGHUP: nothing to read again, there is no --config")
@@ -106,7 +106,7 @@ class Settings:
             log.warning("configuration needs a restart: %s", ", ".join(sorted(map(self._named, others))))
 
     def counters(self) -> dict[str, int]:
-        """How often the file was read again, and could not be used."""
+        """Return how often the file was read again, and could not be used."""
         return {"reloads": self.reloads, "failures": self.failures}
 
     def _named(self, name: str) -> str:
@@ -114,7 +114,7 @@ class Settings:
 
 
 def verbosity(count: int) -> int:
-    """The level of the log for a number of -v: WARNING, INFO, DEBUG, as in Colmet 0.6 (30 - 10 x count)."""
+    """Return the level of the log for a number of -v: WARNING, INFO, DEBUG, as in Colmet 0.6 (30 - 10 x count)."""
     return max(logging.DEBUG, logging.WARNING - 10 * count)
 
 

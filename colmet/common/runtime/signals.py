@@ -10,7 +10,7 @@ from colmet.common.runtime.wakeup import Wakeup
 
 
 class Signals:
-    """Signals as data: a descriptor that becomes readable, and the set of those that came.
+    """Handlers that note signals: a descriptor that becomes readable, and the set of those that came.
 
     Use in the main thread, as a context manager; the former handlers are put back at the end.
     """
@@ -40,11 +40,11 @@ class Signals:
         self.pending.add(signal.Signals(number))
 
     def stop_wanted(self) -> bool:
-        """Whether SIGTERM or SIGINT came."""
+        """Return whether SIGTERM or SIGINT came."""
         return bool(self.pending & {signal.SIGTERM, signal.SIGINT})
 
     def take(self, number: signal.Signals) -> bool:
-        """Whether this signal came since the last call."""
+        """Return whether this signal came since the last call."""
         came = number in self.pending
         self.pending.discard(number)
         return came

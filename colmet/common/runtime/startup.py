@@ -22,7 +22,7 @@ HWM = 1000  # messages in a queue of ZeroMQ
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """The options that both daemons have."""
+    """Declare the options that both daemons have."""
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )
@@ -37,7 +37,7 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_queue_options(parser: Options) -> None:
-    """The options of ZeroMQ's queues, which both daemons have."""
+    """Declare the options of ZeroMQ's queues, which both daemons have."""
     parser.add_argument(
         "--zeromq-hwm",
         metavar="N",
@@ -60,7 +60,7 @@ def set_up_logging(verbose: int) -> None:
 
 
 def load(names: Mapping[str, str]) -> list[Any]:
-    """The classes that a table of backends names as ``module:Class``."""
+    """Import the classes that a table of backends names as ``module:Class``."""
     classes = []
     for target in names.values():
         module, _, name = target.partition(":")
@@ -69,7 +69,7 @@ def load(names: Mapping[str, str]) -> list[Any]:
 
 
 def raise_open_file_limit(wanted: int = 65536) -> int:
-    """Raise this process's soft limit on open files towards `wanted`, as far as the hard limit lets; the new limit."""
+    """Raise the soft limit on open files to `wanted`, or as far as the hard limit allows; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if limit > soft:
@@ -79,9 +79,9 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
 
 
 def tune_garbage_collector() -> None:
-    """Have Python look for cycles seldom: what daemons handle by the thousands is in none.
+    """Let Python search for reference cycles rarely: the many objects of the daemons are in none.
 
-    With the default thresholds half of the collector's CPU time from bytes to HDF5 goes into looking again and again.
+    With the default thresholds these searches use half of the collector's CPU time from bytes to HDF5.
     """
     gc.collect()
     gc.freeze()  # modules and code, which stay
@@ -95,13 +95,12 @@ def run_daemon(
     run: Callable[[argparse.Namespace, Sequence[type[Any]], Settings], int | None],
     argv: Sequence[str] | None,
 ) -> int:
-    """What an entry point does: load the backends, read the command line and the configuration file, run.
+    """Run a daemon: import its backends, read its command line and configuration file, and work.
 
-    The exit status is what `run` says, 0 where it says nothing.
-    An error raised on purpose is one line on stderr.
+    The exit status is that of `run`, 0 for None. A `ColmetError` is one line on stderr.
 
-    With --check-config `check` is called in place of `run`: all that a start does before it opens anything, as the
-    user whom the daemon's unit names, where root asks.
+    With --check-config `check` is called in place of `run`: all that a start does before it opens anything; where
+    root calls it, as the user of the daemon's unit.
     """
     classes = load(names)
     read = configuration.Configuration(lambda: build_parser(classes), argv)

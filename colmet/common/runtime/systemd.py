@@ -1,4 +1,4 @@
-"""What a daemon tells the service manager that has started it: sd_notify(3) of systemd, and whoever speaks like it."""
+"""Notify the service manager that has started the daemon: sd_notify(3) of systemd, and others with its protocol."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = logging.getLogger(__name__)
 
 STATUS_S = 10.0  # between two status lines
 MAX_STATUS = 200  # characters
-WAIT_S = 2.0  # where the service manager is busy, for what it has to hear: a start that it does not hear of, it ends
-AGAIN_S = 1.0  # until the watchdog is told again what it could not be
+WAIT_S = 2.0  # for a busy service manager, which kills a daemon that does not report its start
+AGAIN_S = 1.0  # until the next try to notify the watchdog
 
 
 class Service:
-    """Says that the daemon is ready, how it is, that it is alive and that it ends; nothing where nobody listens.
+    """Notifies of start, state, life and end of the daemon; does nothing without a service manager.
 
     Args:
         address: of the service manager's socket; a name that begins with @ is an abstract one; '' for none.
-        watchdog_s: within which it wants to hear that the daemon is alive; 0 where it does not.
+        watchdog_s: the watchdog's timeout; 0 without a watchdog.
         monotonic: seconds.
     """
 
@@ -41,7 +41,7 @@ class Service:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Service:
-        """As the environment says; what it says is taken out of it, so that no program we start speaks for us."""
+        """Return the service of the environment, and remove its variables: no started program may use them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         watchdog_us = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "")
@@ -56,32 +56,32 @@ class Service:
         return cls(address, int(watchdog_us) / 1e6 if ours and is_number else 0)
 
     def ready(self) -> None:
-        """It does its work from now on; also after `reloading`."""
+        """Notify that the daemon works; also after `reloading`."""
         self._send("READY=1", WAIT_S)
 
     def reloading(self) -> None:
-        """It reads its configuration again; `ready` says when it has."""
+        """Notify that the daemon reads its configuration again, until `ready`."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", WAIT_S)
 
     def status(self, make: Callable[[], str]) -> None:
-        """How it is, one line; `make` is called where the time for another one has come."""
+        """Send the state, a line; `make` is called when the next one is due."""
         now = self._monotonic()
         if self._socket is not None and now >= self._status_at:
             self._status_at = now + STATUS_S
             self._send(f"STATUS={' '.join(make().split())[:MAX_STATUS]}")
 
     def alive(self) -> None:
-        """The main thread gets on: tell the watchdog, where it is time to."""
+        """Notify the watchdog when that is due: the main thread works."""
         now = self._monotonic()
         if now >= self._alive_at:
             self._alive_at = now + (self._interval_s if self._send("WATCHDOG=1") else min(AGAIN_S, self._interval_s))
 
     def delay_s(self) -> float:
-        """Seconds until `alive` is to be called again; infinite where nobody waits for it."""
+        """Return the seconds until the next call of `alive` is due; infinite without a watchdog."""
         return max(0.0, self._alive_at - self._monotonic())
 
     def stopping(self) -> None:
-        """It is about to end."""
+        """Notify that the daemon ends."""
         self._send("STOPPING=1", WAIT_S)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Service:
             self._socket = None
 
     def _send(self, text: str, wait_s: float = 0) -> bool:
-        """Whether it is told, within that time."""
+        """Send a message; return whether that worked within the time."""
         if self._socket is None:
             return True
         try:
