@@ -225,7 +225,7 @@ class CollectorHealth:
         own = [
             (labels({"output": o.output.name, "name": k}), v)
             for o in self._workers
-            for k, v in o.output.counters().items()
+            for k, v in o.output_counters().items()
         ]
         yield Family(f"{name}_output_counts", "untyped", "What the output counts itself, by name.", own)
         journal = status["journal"]

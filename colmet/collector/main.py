@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
-from colmet.common.runtime import cli, control, metrics_http, startup
+from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.daemon_health import NOTE_S
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.readable import readable
@@ -256,7 +257,7 @@ class Collector:
         until = time.monotonic() + LAST_WRITE_S
         for worker in self._workers:
             if not worker.join(max(0.0, until - time.monotonic())):
-                worker.output.interrupt()
+                plugins.attempt(worker.output, worker.output.interrupt)
         until = time.monotonic() + LAST_JOIN_S
         left = [worker for worker in self._workers if not worker.join(max(0.0, until - time.monotonic()))]
         for worker in left:
@@ -372,13 +373,25 @@ def open_workers(outputs: Sequence[OutputBackend], journal: Journal, options: ar
     try:
         for output in outputs:
             state = journal.state(output.name)
-            output.open(state)
+            if not plugins.attempt(output, lambda output=output, state=state: output.open(state)):  # type: ignore[misc]
+                continue
             workers.append(OutputWorker(output, journal, state, options.buffer_size, options.sample_period))
     except BaseException:
         for output in outputs:
             output.close()
         raise
     return workers
+
+
+@lru_cache(maxsize=1)
+def load_backends() -> plugins.Backends:
+    """Return the outputs there are, those of plug-ins included."""
+    return plugins.load(NAMES, "colmet.collector_backends", OutputBackend, build_parser)
+
+
+def full_parser() -> cli.Parser:
+    """Return the parser of the command line, with the options of plug-ins."""
+    return load_backends().parser(build_parser)
 
 
 class CollectorParts(NamedTuple):
@@ -408,7 +421,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
     Raises:
         ConfigError: the options ask for what cannot be done.
     """
-    outputs = [output for cls in classes if (output := cls.from_options(options)) is not None]
+    outputs = [output for cls in classes if (output := plugins.make(cls, options)) is not None]
     serves_gridengine = (options.gridengine or options.gridengine_xml) and options.http_listen is not None
     if not outputs and not serves_gridengine:
         raise ConfigError(
@@ -426,7 +439,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     journal_dir = _journal_dir(options, outputs)
     for output in outputs:
-        output.check(journal_dir)
+        plugins.attempt(output, lambda output=output: output.check(journal_dir))  # type: ignore[misc]
     check_directory(journal_dir)
     return CollectorParts(outputs, journal_dir, keys, control_keys, page_service)
 
@@ -466,7 +479,7 @@ def run(
     listeners = Listeners.from_environment()
     if options.check_journal:
         return check_journal(
-            _journal_dir(options, [one for cls in classes if (one := cls.from_options(options)) is not None])
+            _journal_dir(options, [one for cls in classes if (one := plugins.make(cls, options)) is not None])
         )
     parts = build(options, classes)
     check_start(options, parts)
@@ -645,6 +658,7 @@ def make_collector(
             "control": asked.counters,
             "configuration": settings.counters,
             "limited": reception.limits.counters,
+            "plugins": load_backends().counters,
         },
         interface=interface,
     )
@@ -679,7 +693,7 @@ def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Rec
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``colmet-collector``; return the exit status."""
-    return startup.run_daemon(NAMES, build_parser, check, run, argv)
+    return startup.run_daemon(load_backends(), build_parser, check, run, argv)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ class OutputWorker:
         self._lost_until = 0  # counted
         self._defects = 0  # records that met one
         self._recovered = False
+        self._counters_failed = False
         self._since: float | None = None  # something has waited
         self._not_before = 0.0  # so that rows are gathered
         self._retry_at = 0.0
@@ -87,8 +88,18 @@ class OutputWorker:
             "lost": self.lost,
             "dropped": self.dropped,
             "failures": self.failures,
-            **self.output.counters(),
+            **self.output_counters(),
         }
+
+    def output_counters(self) -> dict[str, int]:
+        """Return what the output counts; empty, with an error in the log, where it fails to."""
+        try:
+            return {name: int(count) for name, count in self.output.counters().items()}
+        except Exception as err:  # noqa: BLE001 - status and log go on without them
+            if not self._counters_failed:
+                self._counters_failed = True
+                log.error("counters missing output=%s: %s: %s", self.output.name, type(err).__name__, err)
+            return {}
 
     # -- for the main thread --
 

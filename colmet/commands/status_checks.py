@@ -31,6 +31,9 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Verdi
         return Verdict([Finding(Level.UNKNOWN if cannot_ask else Level.FAIL, str(status))])
     judge_daemon = _judge_node if status["daemon"] == "node" else _judge_collector
     found, well, figures = judge_daemon(status, max_age_s, max_behind_s)
+    missing = status.get("plugins", {}).get("failed", 0)
+    if missing:
+        found.append(warn(f"{counted(missing, 'plug-ins')} not loaded, see the log"))
     found += [
         warn(f"{counted(value, plain(name))} in the last hour")
         for name, value in status.get("last_hour", {}).items()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli, startup
+from colmet.common.runtime import cli
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.runtime.plural import counted
@@ -89,12 +89,11 @@ def configured_url(path: str) -> str:
         ConfigError: nobody says; the text tells what to give.
     """
     from colmet.collector import main as collector  # takes all that a collector is made of
-    from colmet.collector.backends import NAMES
     from colmet.common.runtime.configuration import Configuration
 
     what = "give the URL of a server, such as http://head:8080"
     try:
-        options = Configuration(lambda: collector.build_parser(startup.load(NAMES)), ["--config", path]).read()
+        options = Configuration(collector.full_parser, ["--config", path]).read()
     except ConfigError as err:
         raise ConfigError(f"{err}; {what}, or the collector's file as --config") from err
     listen = getattr(options, "http_listen", None)

@@ -157,8 +157,7 @@ class Runner:
             log.warning("backend off backend=%s: %s", self.backend.name, err)
         else:
             log.debug("backend still off backend=%s: %s", self.backend.name, err)
-        self.backend.close()
-        self.is_open = False
+        self._close_failed()
         self._retry_at = self._monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
 
@@ -278,6 +277,17 @@ class Runner:
                 "sample failed backend=%s failures=%d: %s", self.backend.name, self.failures, err, exc_info=defect
             )
 
+    def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
+        """Return the backend's options that can change while it runs."""
+        return self._call(self.backend.changes, {})
+
+    def _close_failed(self) -> None:
+        self.is_open = False
+        try:
+            self.backend.close()
+        except Exception:  # it is opened again later all the same
+            log.exception("close failed backend=%s", self.name)
+
     def close(self) -> None:
         """Close the backend; can be called twice."""
         self.backend.close()
@@ -354,7 +364,7 @@ class Agent:
         if self._agent_stats is not None:
             found["agent_stats_period"] = at_once(self._agent_stats.change)
         for runner in self._runners:
-            for name, prepare in runner.backend.changes().items():
+            for name, prepare in runner.changes().items():
                 found[name] = functools.partial(self._prepare, runner, prepare)
         return found
 
@@ -416,6 +426,7 @@ class Agent:
         with self._spared():
             if self._mapping is not None:
                 tables += self._mapping.tables(time_ns, [one.backend for one in self._runners if one.is_open])
+        with self._spared():
             if self._agent_stats is not None and self._agent_stats.is_due():
                 tables.append(self._agent_stats.table(time_ns, self._runners, self._totals()))
         return tables

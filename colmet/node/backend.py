@@ -7,8 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from colmet.common.runtime.capabilities import bits
 from colmet.common.runtime.cli import Options
 from colmet.common.schema import Field, Sample, Schema
+from colmet.common.tables import is_declared
+from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.command import Command
@@ -158,3 +161,24 @@ class InputBackend(ABC):
         names = [name for action in scratch._actions for name in action.option_strings]
         on, off = [next((n for n in names if n.startswith(start)), "") for start in ("--enable-", "--disable-")]
         return on, off
+
+
+def check_declarations(cls: type[InputBackend], others: Sequence[type[InputBackend]]) -> None:
+    """Check what the class of a plug-in declares.
+
+    Raises:
+        ValueError: a table is Colmet's or another plug-in's, or `agent_default` has no column for a counter.
+        KeyError: there is no such capability.
+    """
+    tables = (cls.schema, *cls.others)
+    taken = {schema.name: other.name for other in others for schema in (other.schema, *other.others)}
+    for schema in tables:
+        if is_declared(schema.name) or schema.name in taken:
+            owner = taken.get(schema.name, "Colmet")
+            raise ValueError(f"its table {schema.name} has the name of a table of {owner}")
+    if len({schema.name for schema in tables}) < len(tables):
+        raise ValueError("two of its tables have one name")
+    unknown = sorted({field.name for field in cls.agent_counters} - BACKEND_COUNTERS)
+    if unknown:
+        raise ValueError(f"agent_default has no column for its counters {', '.join(unknown)}: give them a table")
+    bits(cls.capabilities)

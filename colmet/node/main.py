@@ -12,11 +12,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.live.latest_rows import Latest
-from colmet.common.runtime import cli, control, metrics_http, startup
+from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
@@ -27,7 +28,7 @@ from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
 from colmet.node import live_config, once, rust_configuration
 from colmet.node.agent import Agent
-from colmet.node.backend import InputBackend
+from colmet.node.backend import InputBackend, check_declarations
 from colmet.node.backends import NAMES
 from colmet.node.delivery import link
 from colmet.node.delivery.requests import Requests
@@ -170,6 +171,17 @@ def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
     return JobSource(host, roots, patterns, find_unit(options, host))
 
 
+@lru_cache(maxsize=1)
+def load_backends() -> plugins.Backends:
+    """Return the input backends there are, those of plug-ins included."""
+    return plugins.load(NAMES, "colmet.node_backends", InputBackend, build_parser, check_declarations)
+
+
+def full_parser() -> cli.Parser:
+    """Return the parser of the command line, with the options of plug-ins."""
+    return load_backends().parser(build_parser)
+
+
 class NodeParts(NamedTuple):
     """The parts of a node, before anything is opened.
 
@@ -195,7 +207,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
         ConfigError: the options ask for what cannot be done.
     """
     host = host or Host()
-    backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    backends = [backend for cls in classes if (backend := plugins.make(cls, options, host)) is not None]
     link.addresses(options)
     security = curve.from_options(options)
     control_keys = control.check(options)
@@ -294,6 +306,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
             "control": asked.counters,
             "configuration": settings.counters,
             "remote": sending.remote.counters,
+            "plugins": load_backends().counters,
         }
         rust = open_rust_port(options, asked, stack)
         if rust is not None:
@@ -476,7 +489,7 @@ def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``colmet-node``; return the exit status."""
-    return startup.run_daemon(NAMES, build_parser, check, run, argv)
+    return startup.run_daemon(load_backends(), build_parser, check, run, argv)
 
 
 if __name__ == "__main__":

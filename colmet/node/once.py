@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from colmet import __version__
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, plugins
 from colmet.common.runtime.checks import good, warn
 from colmet.common.runtime.text_layout import columns, printable, wrap
 from colmet.common.schema import Field, Sample, Table, Value
@@ -238,7 +238,7 @@ class _Trial:
     def __init__(self, cls: type[InputBackend], options: argparse.Namespace, host: Host) -> None:
         self.name = cls.name
         self.runner: Runner | None = None
-        backend = cls.from_options(options, host)
+        backend = plugins.make(cls, options, host)
         if backend is None:
             self.finding = good(f"off: {switch_of(cls)}")
             return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, startup
+from colmet.common.runtime import cli
 from colmet.stored.series import History
 
 CONFIG = "/etc/colmet/collector.toml"
@@ -99,10 +99,9 @@ def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> ar
         ConfigError: there is no such file, or it cannot be used.
     """
     from colmet.collector import main as collector
-    from colmet.collector.backends import NAMES
     from colmet.common.runtime.configuration import Configuration
 
     try:
-        return Configuration(lambda: collector.build_parser(startup.load(NAMES)), ["--config", path]).read()
+        return Configuration(collector.full_parser, ["--config", path]).read()
     except ConfigError as err:
         raise ConfigError(f"{err}; give {other}, or the collector's file as --config") from err

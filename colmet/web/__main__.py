@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from colmet.collector import main as collector
-from colmet.collector.backends import NAMES
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.configuration import Configuration
@@ -111,7 +110,7 @@ def serve() -> int:
 
 def _serve(argv: Sequence[str] | None, feed: Callable[[], socket.socket], kernel: socket.socket | None = None) -> int:
     try:
-        options = Configuration(lambda: collector.build_parser(startup.load(NAMES)), argv).read()
+        options = Configuration(collector.full_parser, argv).read()
     except ConfigError as err:
         startup.set_up_logging(0)
         log.error("%s", err)

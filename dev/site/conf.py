@@ -38,6 +38,7 @@ NAVIGATION = (
         ),
     ),
     ("Services", ("tools/http", "tools/grafana", "tools/mem", "tools/oar", "tools/facility")),
+    ("Extension", ("plugins",)),
     ("Reference", ("metrics", "wire")),
     ("Developers", ("architecture", "testing", "decisions")),
 )

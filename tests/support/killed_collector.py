@@ -51,7 +51,7 @@ def start(place, segment_bytes, *arguments):
     startup.load(NAMES)
     for one in filter(None, place.split("|")):
         kill_at(one)
-    return startup.run_daemon(NAMES, main.build_parser, main.check, main.run, arguments)
+    return startup.run_daemon(main.load_backends(), main.build_parser, main.check, main.run, arguments)
 
 
 if __name__ == "__main__":

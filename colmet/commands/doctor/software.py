@@ -135,6 +135,16 @@ def check_modules(target: Target) -> Iterator[Finding]:
             yield good(f"for pictures, Parquet and the terminal: {listed}{hint}")
 
 
+def check_plugins(target: Target) -> Iterator[Finding]:
+    """Check the backends of other distributions: which are loaded, and why others are not."""
+    if target.damage:
+        return
+    for problem in target.plugins.problems:
+        yield fail(f"plug-in not loaded: {problem}", "correct or remove its distribution (docs/plugins.md)")
+    for entry in target.plugins.plugins:
+        yield good(f"plug-in: {entry}")
+
+
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     """Set a variable of the environment to the daemon's value meanwhile."""

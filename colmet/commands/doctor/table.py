@@ -10,6 +10,7 @@ _NODE, _COLLECTOR = SIDES[:1], SIDES[1:]
 
 CHECKS = (
     Check("libraries", "python modules", SIDES, software.check_modules),
+    Check("libraries", "plug-ins", SIDES, software.check_plugins),
     Check("daemon", "configuration", SIDES, daemon.check_configuration),
     Check("daemon", "running", SIDES, daemon.check_running),
     Check("daemon", "health", SIDES, daemon.check_health),

@@ -15,13 +15,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
 from colmet.common.runtime.capabilities import bits
 from colmet.common.runtime.checks import Unchecked
 from colmet.common.runtime.cli import EXIT_CONFIG
 from colmet.node.system.host import Host
+
+if TYPE_CHECKING:
+    from colmet.common.runtime.plugins import Backends
 
 SIDES = ("node", "collector")
 MAX_FILE_BYTES = 64 << 10
@@ -33,10 +36,10 @@ CHECK_S = 30.0  # for --check-config, which loads all of the daemon
 _CHECK = """
 import json, os, sys
 sys.path[:] = filter(None, sys.path)
-from colmet.common.runtime import capabilities, startup
+from colmet.common.runtime import capabilities
 from colmet.common.runtime import startup
 from colmet.{side} import main
-startup.load(main.NAMES)
+main.load_backends()
 groups, group, uid, rights = json.loads(sys.argv.pop(1))
 os.setgroups(groups)
 os.setgid(group)
@@ -191,12 +194,16 @@ class Target:
         return []
 
     @cached_property
-    def _loaded(self) -> tuple[Any, list[type[Any]]]:
+    def _loaded(self) -> tuple[Any, Sequence[type[Any]]]:
         """The daemon's module, and the classes of its backends."""
-        from colmet.common.runtime import startup
-
         main = importlib.import_module(f"colmet.{self.side}.main")
-        return main, startup.load(main.NAMES)
+        return main, main.load_backends().classes
+
+    @property
+    def plugins(self) -> Backends:
+        """The backends there are, with what is known of plug-ins."""
+        backends: Backends = self._loaded[0].load_backends()
+        return backends
 
     @cached_property
     def damage(self) -> str:
@@ -210,7 +217,7 @@ class Target:
         return ""
 
     @cached_property
-    def _parsed(self) -> tuple[argparse.Namespace | None, list[type[Any]], str]:
+    def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str]:
         """The options, the classes of the backends, and what is wrong with the command line or its file."""
         from colmet.common.runtime import configuration
 
@@ -220,7 +227,7 @@ class Target:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-                read = configuration.Configuration(lambda: main.build_parser(classes), self.argv)
+                read = configuration.Configuration(main.full_parser, self.argv)
                 return read.read_for_start(), classes, ""
         except ConfigError as err:
             return None, [], str(err)
@@ -283,9 +290,11 @@ class Target:
         options = argparse.Namespace(**vars(self.options))
         if self.side == "node":
             options.state_dir, options.perfhw_make_cgroup = "", False
+        from colmet.common.runtime import plugins
+
         made = []
         for cls in self._parsed[1]:
-            backend = cls.from_options(options, self.host) if self.side == "node" else cls.from_options(options)
+            backend = plugins.make(cls, options, *([self.host] if self.side == "node" else []))
             if backend is not None:
                 made.append(backend)
         return made

@@ -37,12 +37,16 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         older: options that an abbreviation means, though options that came later begin with it, too.
+        ignores_unknown: whether unknown options are no error, as they may be those of a plug-in that is not loaded.
+        ignored: those that were ignored.
     """
 
     older: frozenset[str] = frozenset()
+    ignores_unknown = False
 
     def __init__(self, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(prog, None, description, epilog, formatter_class=_Formatter, add_help=False)
+        self.ignored: list[str] = []
         self._positionals.title, self._optionals.title = "arguments", "options"
         self._negative_number_matcher = re.compile(r"-\d")  # --since -2h: a value, no option
         self.add_argument("-h", "--help", action=_Help, const=False, help="print this help, and exit")
@@ -59,7 +63,9 @@ class Parser(argparse.ArgumentParser):
             for word in words[: words.index("--") if "--" in words else None]:
                 self._check_option(word.partition("=")[0])
         options, left = self.parse_known_args(words, namespace)
-        if left:
+        if left and self.ignores_unknown:
+            self.ignored += [word.partition("=")[0] for word in left if word.startswith("--")]
+        elif left:
             if left[0].startswith("-"):
                 self._refuse_option(left[0])
             self.error(f"unexpected argument {left[0]!r:.100}")
@@ -73,6 +79,8 @@ class Parser(argparse.ArgumentParser):
         return super()._get_positional_kwargs(dest, **settings)
 
     def _check_option(self, word: str) -> None:
+        if self.ignores_unknown:
+            return
         if word.startswith("--") and not any(name.startswith(word) for name in self._option_string_actions):
             self._refuse_option(word)
 

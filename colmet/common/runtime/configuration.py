@@ -75,6 +75,7 @@ class Configuration:
         is_check: whether --check-config is given.
         names: of all options that a file may contain, by their names in argparse.
         vain: options without an effect that are accepted, each with the one that it requires.
+        ignored: unknown options, which may be those of a plug-in that is not loaded.
     """
 
     def __init__(self, build: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> None:
@@ -90,6 +91,7 @@ class Configuration:
         self.program = parser.prog
         self.is_check = bool(self._given.get("check_config"))
         self.vain: list[tuple[str, str]] = []
+        self.ignored: list[str] = list(getattr(parser, "ignored", ()))
 
     def read(self) -> argparse.Namespace:
         """Return all options: from the command line, else the file, else the defaults.
@@ -101,6 +103,7 @@ class Configuration:
         options = parser.parse_args([])
         if self.path is not None:
             vars(options).update(parse(_text(self.path), self.path, parser))
+            self.ignored += getattr(parser, "ignored", ())
         vars(options).update(self._given)
         return options
 
@@ -139,6 +142,9 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
     values: dict[str, Any] = {}
     for key, value in found.items():
         action = actions.get(key)
+        if action is None and getattr(parser, "ignores_unknown", False):
+            parser.ignored.append(f"--{key}")  # type: ignore[attr-defined]
+            continue
         try:
             if action is None:
                 raise ValueError(_unknown(key, value, actions))

@@ -117,6 +117,7 @@ GAUGES = frozenset(
         *("held", "memory_bytes", "disk_bytes", "disk_segments"),
         *("callers", "connections", "keys", "broken_keys", "running"),
         *("outstanding", "collectors", "collectors_there", "collectors_mute"),
+        *("loaded", "failed"),  # plug-ins
     }
 )
 

@@ -8,13 +8,16 @@ import importlib
 import logging
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colmet import __version__
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import configuration, logs, service_unit
+from colmet.common.runtime import cli, configuration, logs, service_unit
 from colmet.common.runtime.cli import EXIT_CONFIG, DefaultBound, Options, Rare, bound, whole_number
 from colmet.common.runtime.reload import Settings, verbosity
+
+if TYPE_CHECKING:
+    from colmet.common.runtime.plugins import Backends
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +92,8 @@ def tune_garbage_collector() -> None:
 
 
 def run_daemon(
-    names: Mapping[str, str],
-    build_parser: Callable[[Sequence[type[Any]]], argparse.ArgumentParser],
+    backends: Backends,
+    build_parser: Callable[[Sequence[type[Any]]], cli.Parser],
     check: Callable[[argparse.Namespace, Sequence[type[Any]]], None],
     run: Callable[[argparse.Namespace, Sequence[type[Any]], Settings], int | None],
     argv: Sequence[str] | None,
@@ -102,8 +105,8 @@ def run_daemon(
     With --check-config `check` is called in place of `run`: all that a start does before it opens anything; where
     root calls it, as the user of the daemon's unit.
     """
-    classes = load(names)
-    read = configuration.Configuration(lambda: build_parser(classes), argv)
+    classes = backends.classes
+    read = configuration.Configuration(lambda: backends.parser(build_parser), argv)
     try:
         own = service_unit.find(read.program) if read.is_check else None
         if own is not None:
@@ -111,9 +114,11 @@ def run_daemon(
         options = read.read_for_start()
     except ConfigError as err:
         set_up_logging(0)
+        _log_problems(backends, read)
         log.error("%s", err)
         return EXIT_CONFIG
     set_up_logging(options.verbose)
+    _log_problems(backends, read)
     for option, required in read.vain:
         log.warning("option without an effect: %s requires %s", option, required)
     if isinstance(options.zeromq_hwm, DefaultBound):
@@ -131,3 +136,11 @@ def run_daemon(
     except ColmetError as err:
         log.error("%s", err)
         return 1
+
+
+def _log_problems(backends: Backends, read: configuration.Configuration) -> None:
+    """Log which plug-ins are missing, and which options that may concern."""
+    for problem in backends.problems:
+        log.error("plug-in not loaded: %s", problem)
+    if read.ignored:
+        log.warning("unknown options ignored, a plug-in is not loaded: %s", " ".join(dict.fromkeys(read.ignored)))

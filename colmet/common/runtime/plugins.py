@@ -1,0 +1,218 @@
+"""Backends of other distributions, which entry points name: found, checked, and loaded beside Colmet's own.
+
+A plug-in is code of root's own installation, and runs with the daemon's rights: the checks here are for its mistakes.
+One that cannot be used is a line in the log; Colmet's own backends and the other plug-ins go on without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from colmet.common.errors import ColmetError
+from colmet.common.runtime import cli, startup
+
+log = logging.getLogger(__name__)
+
+_MAX_BYTES = 64 << 10
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
+_RESERVED = frozenset({"agent"})  # the row of the agent itself in agent_default
+_METADATA = (".dist-info", ".egg-info")
+
+
+class EntryPoint(NamedTuple):
+    """A line of a distribution's entry_points.txt.
+
+    Attributes:
+        name: left of the equals sign.
+        target: ``module:Class``.
+        distribution: name and version, as its folder of metadata has them.
+    """
+
+    name: str
+    target: str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.target} of {self.distribution}"
+
+
+class Backends(NamedTuple):
+    """The classes of backends that a daemon can use.
+
+    Attributes:
+        classes: Colmet's own, then those of plug-ins.
+        plugins: the plug-ins that are loaded.
+        problems: why the others are not, a line each.
+    """
+
+    classes: Sequence[type[Any]]
+    plugins: Sequence[EntryPoint] = ()
+    problems: Sequence[str] = ()
+
+    def parser(self, build: Callable[[Sequence[type[Any]]], cli.Parser]) -> cli.Parser:
+        """Return the parser of the daemon's command line, which ignores unknown options where a plug-in is missing."""
+        parser = build(self.classes)
+        parser.ignores_unknown = bool(self.problems)
+        return parser
+
+    def counters(self) -> dict[str, int]:
+        """Return how many plug-ins are loaded and how many are not."""
+        return {"loaded": len(self.plugins), "failed": len(self.problems)}
+
+
+def find(group: str, path: Sequence[str] | None = None) -> Iterator[EntryPoint]:
+    """Yield the entry points of a group, of all distributions that this Python can import.
+
+    importlib.metadata does the same, but adds 1.7 MB to each agent.
+
+    Args:
+        group: of the entry points, such as ``colmet.node_backends``.
+        path: where to look, as sys.path.
+    """
+    seen = set()
+    for folder in sys.path if path is None else path:
+        try:
+            names = sorted([name for name in os.listdir(folder or ".") if name.endswith(_METADATA)])
+        except OSError:  # part of a usual sys.path, such as pythonXY.zip
+            continue
+        for name in names:
+            distribution = name.rpartition(".")[0]
+            project = distribution.partition("-")[0].lower()
+            if project in seen:  # a second one on the path is not imported, either
+                continue
+            seen.add(project)
+            try:
+                with open(os.path.join(folder or ".", name, "entry_points.txt"), encoding="utf-8") as file:
+                    text = file.read(_MAX_BYTES)
+            except (OSError, UnicodeDecodeError):  # most distributions have none
+                continue
+            yield from parse(text, group, distribution.replace("-", " ", 1))
+
+
+def parse(text: str, group: str, distribution: str) -> Iterator[EntryPoint]:
+    """Yield the entry points of a group in the text of an entry_points.txt."""
+    section = ""
+    for line in text.splitlines():
+        line = line.strip()
+        if line.startswith("["):
+            section = line.strip("[]").strip()
+        elif section == group and "=" in line and line[0] not in "#;":
+            name, _, target = line.partition("=")
+            yield EntryPoint(name.strip(), target.partition("[")[0].strip(), distribution)
+
+
+def load(
+    names: Mapping[str, str],
+    group: str,
+    base: type[Any],
+    build_parser: Callable[[Sequence[type[Any]]], cli.Parser],
+    check: Callable[[type[Any], Sequence[type[Any]]], None] = lambda cls, others: None,
+) -> Backends:
+    """Load Colmet's own backends and those of plug-ins.
+
+    Args:
+        names: Colmet's own, as ``module:Class`` by name.
+        group: of the entry points of plug-ins.
+        base: the class that a plug-in's class extends.
+        build_parser: builds the parser of the daemon's command line for classes.
+        check: raises ValueError where a class cannot be used beside others.
+    """
+    classes: list[type[Any]] = list(startup.load(names))
+    plugins, problems = [], []
+    for entry in find(group):
+        try:
+            (cls,) = startup.load({entry.name: entry.target})
+            _check_class(cls, base, [one.name for one in classes])
+            check(cls, classes)
+            _check_options(cls, classes, build_parser)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - whatever a plug-in does wrong is its own failure
+            text = str(err) if isinstance(err, (ValueError, ImportError)) else f"{type(err).__name__}: {err}"
+            problems.append(f"{entry}: {text}")
+        else:
+            classes.append(cls)
+            plugins.append(entry)
+    return Backends(classes, plugins, problems)
+
+
+def _check_class(cls: Any, base: type[Any], taken: Sequence[str]) -> None:
+    if not inspect.isclass(cls) or not issubclass(cls, base):
+        raise ValueError(f"no class that extends {base.__module__}.{base.__qualname__}")
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        raise ValueError(f"{cls.__qualname__} lacks {', '.join(missing)}")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+        raise ValueError(f"{cls.__qualname__}.name is {name!r}: use up to 32 lower case letters, digits, _ and -")
+    if name in taken:
+        raise ValueError(f"there is a backend named {name} already")
+
+
+def _check_options(
+    cls: type[Any], classes: Sequence[type[Any]], build_parser: Callable[[Sequence[type[Any]]], cli.Parser]
+) -> None:
+    """Check that its options fit beside those there are.
+
+    Raises:
+        ValueError: an option, or where argparse stores its value, is another one's; an argument is required.
+        argparse.ArgumentError: an option is another one's.
+    """
+    taken = {action.dest for action in build_parser(classes)._actions}
+    parser = build_parser([*classes, cls])
+    parser.format_help(everything=True)  # fails where a help has a wrong %
+    scratch = argparse.ArgumentParser(add_help=False)
+    cls.add_options(scratch)
+    for action in scratch._actions:
+        option = next((name for name in action.option_strings if name.startswith("--")), "")
+        if not option or action.required:
+            raise ValueError(f"its argument {option or action.dest} is required, or has no name that begins with --")
+        if action.dest in taken:
+            raise ValueError(f"{option} stores its value as {action.dest}, as another option does")
+
+
+def is_own(cls: type[Any]) -> bool:
+    """Return whether a class is Colmet's own."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def make(cls: type[Any], *args: Any) -> Any:
+    """Return the backend that the options ask for; None where they do not, or where a plug-in fails to make it.
+
+    Args:
+        cls: of the backend.
+        args: of its ``from_options``.
+
+    Raises:
+        ConfigError: the options ask for what cannot be done.
+    """
+    made: list[Any] = []
+    attempt(cls, lambda: made.append(cls.from_options(*args)))
+    return made[0] if made else None
+
+
+def attempt(backend: Any, step: Callable[[], Any]) -> bool:
+    """Do a step of a backend's start or end; return whether it was done. A defect of a plug-in is an error in the log.
+
+    Args:
+        backend: it, or its class.
+        step: what is done.
+
+    Raises:
+        ColmetError: what the step raises on purpose.
+    """
+    try:
+        step()
+    except ColmetError:
+        raise
+    except Exception as err:
+        if is_own(backend if inspect.isclass(backend) else type(backend)):
+            raise
+        log.error("plug-in failed backend=%s: %s: %s", backend.name, type(err).__name__, err)
+        return False
+    return True
