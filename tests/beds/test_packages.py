@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.machine import Machine, tell
+from tests.support.packages import ROOMS, RUN, imports, programs_of, run, sources
 
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
@@ -233,6 +234,21 @@ def assert_commands_have_manuals_and_completion(machine):
         assert [file for file in files if re.fullmatch(rf"/usr/share/man/man[18]/{command}\.[18]\.gz", file)], command
         if command != "colmet-web":
             assert f"/usr/share/bash-completion/completions/{command}" in files
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_package_and_what_it_depends_on_import_every_module_and_run_every_command(packages, package, tmp_path):
+    """The files of the package and of colmet-common alone, with the Python modules of their dependencies."""
+    for path in packages:
+        if path.name.startswith((f"{package}_", "colmet-common_")):
+            subprocess.run(["dpkg-deb", "-x", path, tmp_path], check=True)
+    (installed,) = (tmp_path / "usr/lib").glob("python3*/dist-packages")
+    rooms, fields = ROOMS[package]
+    where = f"import colmet; assert colmet.__file__.startswith({str(installed)!r}), colmet.__file__\n"
+    run(package, where + imports(sources(rooms)), *fields, path=str(installed))
+    run(package, where + RUN.format(programs=programs_of(package)), path=str(installed))
+    for path in (tmp_path / "usr/bin").iterdir():
+        assert path.stat().st_mode & 0o111, path
 
 
 def test_the_packages_start_both_daemons_and_go_again(machine, packages):
