@@ -21,9 +21,11 @@ import pytest
 import colmet
 from colmet.collector.backends.hdf5 import h5file, isolated, repair
 from colmet.collector.backends.hdf5 import output as output_module
+from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
 from colmet.collector.backends.hdf5.h5file import Damaged
-from colmet.collector.backends.hdf5.output import Hdf5Output, Notes, rotation
+from colmet.collector.backends.hdf5.options import rotation
+from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from tests.support.hdf5_killed import expected, record, stored
@@ -221,7 +223,7 @@ def test_notes_that_are_not_ours_are_not_used(tmp_path, caplog, wrong):
     output.close()
     state.save(10, {**state.notes, **wrong})
     with pytest.raises(ValueError, match=r"undo|value|plan|unexpected"):
-        Notes.parse(state.notes)
+        Checkpoint.parse(state.notes)
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
     output.close()
@@ -825,7 +827,12 @@ def from_command_line(*words):
 
 def test_options_of_rotation():
     output = from_command_line("--hdf5-filepath=x", "--hdf5-rotate=1d", "--hdf5-rotate=10G", "--hdf5-max-delay=7")
-    assert (output._rotate_s, output._rotate_bytes, output.max_delay_s, output.share) == (86400, 10 << 30, 7, 0.02)
+    assert (output.rotation.period_s, output.rotation.max_bytes, output.max_delay_s, output.share) == (
+        86400,
+        10 << 30,
+        7,
+        0.02,
+    )
     with pytest.raises(ConfigError, match=r"ends in \.hdf5, so it is the one file.*give --hdf5-filepath x,"):
         from_command_line("--hdf5-filepath=x.hdf5", "--hdf5-rotate=1d")
     with pytest.raises(ConfigError, match="one period, one size"):
@@ -941,7 +948,7 @@ def test_a_file_that_can_be_read_and_not_written_is_replaced(tmp_path, monkeypat
 def test_a_record_that_no_file_takes_is_a_defect_and_has_no_more_files_replaced(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 30)
-    fails_to_append(monkeypatch, lambda file, part: 35 in part.joined.rows["number"].tolist())
+    fails_to_append(monkeypatch, lambda file, part: 35 in part.batch.rows["number"].tolist())
     raised = []
     for _ in range(20):
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from colmet.collector.backends.hdf5.output import Notes
+from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.journal import output_state
 
 DOCUMENT = {"form": 1, "journal": "0123456789abcdef", "position": 7, "keep_from": 3, "notes": {}}
 SEEDS = [
     json.dumps(DOCUMENT).encode(),
-    json.dumps({**DOCUMENT, "notes": json.loads(json.dumps(Notes()._asdict()))}).encode(),
+    json.dumps({**DOCUMENT, "notes": json.loads(json.dumps(Checkpoint()._asdict()))}).encode(),
 ]
 
 
@@ -23,6 +23,6 @@ def one(data: bytes) -> None:
     assert 0 <= document["keep_from"] <= document["position"] < 1 << 63
     assert isinstance(document["journal"], str)
     try:
-        Notes.parse(document["notes"])
+        Checkpoint.parse(document["notes"])
     except ValueError:
         return

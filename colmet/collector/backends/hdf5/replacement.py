@@ -1,0 +1,101 @@
+"""A damaged file is replaced: from the journal where that has all of it, else by what can be read of it.
+
+Each step is saved before it is done, and can be done again after a kill.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import NamedTuple
+
+from colmet.collector.backends.hdf5.checkpoint import REPLAY, SALVAGE, Checkpoint
+from colmet.collector.backends.hdf5.isolated import salvage
+from colmet.collector.journal.output_state import OutputState
+from colmet.common.runtime.directories import sync_directory
+
+log = logging.getLogger(__name__)
+
+
+class Replaced(NamedTuple):
+    """What takes the place of a damaged file.
+
+    Attributes:
+        checkpoint: of the new file.
+        position: where the output goes on in the journal.
+        rows_lost: rows that are nowhere now.
+    """
+
+    checkpoint: Checkpoint
+    position: int
+    rows_lost: int
+
+
+def plan(path: str, saved: Checkpoint, state: OutputState) -> Checkpoint:
+    """Return how the file at `path` is to be replaced, as a checkpoint."""
+    return saved._replace(plan=REPLAY if _can_replay(saved, state) else SALVAGE, aside=_unused(f"{path}.damaged"))
+
+
+def carry_out(path: str, planned: Checkpoint, state: OutputState) -> Replaced:
+    """Do what was planned, or what is left of it; the file is closed meanwhile.
+
+    Raises:
+        OSError: a file cannot be moved.
+        OutputUnavailable: the damaged file cannot be read now.
+    """
+    if planned.plan == REPLAY and planned.first is not None and _can_replay(planned, state):
+        return _replay(path, planned.aside, planned.first)
+    return _salvage(path, planned, state.position)
+
+
+def _can_replay(saved: Checkpoint, state: OutputState) -> bool:
+    return saved.first is not None and state.oldest <= saved.first
+
+
+def _replay(path: str, aside: str, first: int) -> Replaced:
+    if os.path.lexists(path) and not os.path.lexists(aside):
+        os.rename(path, aside)
+        sync_directory(os.path.dirname(path))
+    log.error(
+        "damaged file set aside, all its rows are written again from the journal: path=%s aside=%s; remove the latter "
+        "when the new file is complete",
+        path,
+        aside,
+    )
+    return Replaced(Checkpoint(path, first=first, tables=0), first, 0)
+
+
+def _salvage(path: str, planned: Checkpoint, position: int) -> Replaced:
+    aside, rows_lost = planned.aside, 0
+    if not os.path.lexists(aside):
+        try:
+            os.link(path, aside)
+        except OSError:  # a file system without links
+            os.rename(path, aside)
+        sync_directory(os.path.dirname(path))
+    if not os.path.lexists(path) or os.path.samefile(path, aside):
+        rebuilding = f"{path}.rebuilding"
+        saved = salvage(aside, rebuilding, path, planned.tables, planned.undo, planned.tails)
+        os.replace(rebuilding, path)
+        sync_directory(os.path.dirname(path))
+        rows_lost = saved.lost_rows
+        log.error(
+            "damaged file set aside, replaced by what can be read of it: path=%s aside=%s tables=%d rows=%d "
+            "tables_lost=%d rows_lost=%d; keep the latter if rows were lost that matter to you, else remove it",
+            path,
+            aside,
+            saved.tables,
+            saved.rows,
+            saved.lost_tables,
+            saved.lost_rows,
+        )
+    return Replaced(Checkpoint(path), position, rows_lost)
+
+
+def _unused(path: str) -> str:
+    """Return this path, or one with a number behind it where it is taken."""
+    found, number = path, 0
+    while os.path.lexists(found):
+        number += 1
+        found = f"{path}.{number}"
+    return found

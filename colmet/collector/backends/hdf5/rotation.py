@@ -1,0 +1,99 @@
+"""Names of the files of an output, and when it begins the next one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from colmet.collector.backend import JournalRecord
+from colmet.common.errors import ConfigError
+
+SUFFIX = ".hdf5"
+NS = 1_000_000_000
+
+
+class FileNames:
+    """Names the files of an output.
+
+    Args:
+        configured: the file, where it ends in ``.hdf5``; otherwise files are ``<configured>.<epoch seconds>.hdf5``.
+
+    Attributes:
+        is_fixed: whether there is one file alone.
+    """
+
+    def __init__(self, configured: str) -> None:
+        self.configured = configured
+        self.is_fixed = configured.endswith(SUFFIX)
+
+    def path_at(self, time_s: int) -> str:
+        """Return the path of the file that begins at a time, in seconds since the epoch."""
+        if self.is_fixed:
+            return os.path.abspath(self.configured)
+        if not os.path.basename(self.configured):
+            raise ConfigError(
+                f"--hdf5-filepath {self.configured}: names a directory; add the start of a file name to it"
+            )
+        return os.path.abspath(f"{self.configured}.{time_s:010d}{SUFFIX}")
+
+    def is_ours(self, path: str) -> bool:
+        """Return whether the command line leads to this file, at some time."""
+        return path == self.path_at(0) if self.is_fixed else self.begun_s(path) is not None
+
+    def begun_s(self, path: str) -> int | None:
+        """Return the time in the name of a file, None where the name is none of ours."""
+        start, end = os.path.abspath(self.configured) + ".", SUFFIX
+        digits = path[len(start) : -len(end)]
+        if path.startswith(start) and path.endswith(end) and re.fullmatch(r"[0-9]{10}", digits, re.ASCII):
+            return int(digits)
+        return None
+
+
+class Rotation:
+    """Decides with which record the next file begins.
+
+    Args:
+        names: of the files.
+        period_s: begin a file at each multiple of this period since the epoch; 0 for never.
+        max_bytes: begin a file when one has reached this size; 0 for never.
+
+    Attributes:
+        planned: number of the first record of the next file, and the path of that file; None where nothing is planned.
+    """
+
+    def __init__(self, names: FileNames, period_s: int = 0, max_bytes: int = 0) -> None:
+        self._names = names
+        self.period_s = period_s
+        self.max_bytes = max_bytes
+        self.planned: tuple[int, str] | None = None
+
+    def next_path(self, path: str, record: JournalRecord) -> str:
+        """Return the path of the file that begins with this record; "" where it goes on in the file at `path`."""
+        if self.planned is not None and record.number >= self.planned[0]:
+            return self.planned[1]
+        if self.period_s:
+            period = received_s(record) // self.period_s
+            if period > (self._names.begun_s(path) or 0) // self.period_s:
+                return self._names.path_at(period * self.period_s)
+        return ""
+
+    def is_full(self, size_bytes: int) -> bool:
+        """Return whether a file of this size is complete."""
+        return not self._names.is_fixed and 0 < self.max_bytes <= size_bytes
+
+    def count(self, path: str, records: Sequence[JournalRecord]) -> int:
+        """Return how many of the records, of which the first one does, go to the file at `path`."""
+        if self.planned is None and not self.period_s:
+            return len(records)
+        return next((n for n, record in enumerate(records) if n and self.next_path(path, record)), len(records))
+
+    def begun(self, path: str) -> None:
+        """Note that the output has begun the file at `path`."""
+        if self.planned is not None and path == self.planned[1]:
+            self.planned = None
+
+
+def received_s(record: JournalRecord) -> int:
+    """Return the time of receipt, in seconds since the epoch."""
+    return record.received_ns // NS
