@@ -12,6 +12,7 @@ from colmet.collector.journal.journal import Cursor, Journal, Reading
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.pacing import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,7 @@ class OutputWorker:
         self._counters_failed = False
         self._since: float | None = None  # something has waited
         self._not_before = 0.0  # so that rows are gathered
-        self._retry_at = 0.0
-        self._retry_s = FIRST_RETRY_S
+        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, monotonic)
         self._reopen_at: int | None = None
         self._stop_by: float | None = None
         self._thread = threading.Thread(target=self._run, name=output.name, daemon=True)
@@ -149,7 +149,7 @@ class OutputWorker:
     def _last_turns(self) -> None:
         assert self._stop_by is not None
         failures = self.failures
-        self._retry_at = 0.0
+        self._backoff.reset()
         while self._recover() and self.waiting and self._monotonic() < self._stop_by:
             self._write_next()
             if self.failures > failures:
@@ -167,7 +167,7 @@ class OutputWorker:
 
     def _turn(self) -> None:
         """Do what is due now."""
-        if self._monotonic() < self._retry_at or not self._recover():
+        if not self._backoff.is_due() or not self._recover():
             return
         with self._journal.changed:
             due = self._due()
@@ -198,8 +198,8 @@ class OutputWorker:
     def _delay_s(self) -> float | None:
         """Seconds until something may be due; None where that is not before the journal has more."""
         now = self._monotonic()
-        if self._retry_at > now:
-            return self._retry_at - now
+        if not self._backoff.is_due():
+            return self._backoff.left_s()
         if self._reopen_at is not None or not self._recovered:
             return 0.0
         if self._due():
@@ -255,20 +255,18 @@ class OutputWorker:
             self._count_failure(str(err))
             if powers_of_ten(self.failures):
                 log.error("output unavailable output=%s failures=%d: %s", self.output.name, self.failures, err)
-            self._retry_at = self._monotonic() + self._retry_s
-            self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+            self._backoff.fail()
             return False
         except Exception as err:  # a defect of ours in one output must not stop the others
             self._count_failure(f"{type(err).__name__}: {err}")
             if powers_of_ten(self.failures):
                 log.exception("output failed output=%s failures=%d", self.output.name, self.failures)
-            self._retry_at = self._monotonic() + self._retry_s
-            self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+            self._backoff.fail()
             return False
         if self.failures:
             log.warning("output available again output=%s waiting=%d", self.output.name, self.waiting)
         self.failures, self.why = 0, ""
-        self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
+        self._backoff.reset()
         return True
 
     def _count_failure(self, why: str) -> None:

@@ -39,6 +39,7 @@ from colmet.common.runtime.configuration import require
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import ListenAddress, cannot_listen, listen_address, resolve
+from colmet.common.runtime.pacing import Backoff
 from colmet.common.runtime.readable import readable
 
 log = logging.getLogger(__name__)
@@ -541,21 +542,22 @@ class WebLauncher:
     # -- the thread --
 
     def _run(self) -> None:
-        delay_s, failures = FIRST_DELAY_S, 0
+        backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S, self._monotonic)
         while True:
             began = self._monotonic()
             why = self._live()
             if self._stopping.is_set():
                 return
             if self._monotonic() - began >= STEADY_S:
-                delay_s, failures = FIRST_DELAY_S, 0
-            failures += 1
+                backoff.reset()
+            delay_s, failures = backoff.fail(), backoff.failures
             self._restarts += 1
             if powers_of_ten(failures):
-                log.error("JSON interface ended, tried again failures=%d delay_s=%g: %s", failures, delay_s, why)
+                log.error(
+                    "JSON interface ended, tried again failures=%d delay_s=%g: %s", backoff.failures, delay_s, why
+                )
             if self._stopping.wait(delay_s):
                 return
-            delay_s = min(MAX_DELAY_S, 2 * delay_s)
 
     def _live(self) -> str:
         """Start it, and go with it to its end; why it has ended."""

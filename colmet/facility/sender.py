@@ -41,6 +41,7 @@ from colmet.common.runtime.http_client import (
     parse_url,
 )
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.pacing import growing_pause_s
 from colmet.facility.spool import MAX_DOCUMENT_BYTES, DocumentMemory, DocumentSpool, DocumentStore, WaitingDocument
 
 log = logging.getLogger(__name__)
@@ -549,7 +550,7 @@ class DocumentSender:
         """Before a try: longer each time, and another for each of many hosts that all wait for the same endpoint."""
         if number == 0 or answer.pause_s is not None:
             return 0.0
-        return float(min(FIRST_PAUSE_S * 2 ** (number - 1), LONGEST_PAUSE_S) * (0.5 + self._jitter()))
+        return growing_pause_s(number, FIRST_PAUSE_S, LONGEST_PAUSE_S) * (0.5 + self._jitter())
 
     def _wait(self, until: float) -> bool:
         """Wait, but not beyond the deadline; whether there is time left then."""

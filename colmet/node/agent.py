@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.pacing import Backoff, TokenBucket
 from colmet.common.runtime.reload import Prepare, at_once
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
@@ -60,25 +61,17 @@ class Pace:
     """
 
     def __init__(self, per_s: float, at_once: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_s
-        self._at_once = at_once
-        self._monotonic = monotonic
-        self._wakes = float(at_once)
-        self._work_s = WORK_AT_ONCE_S
-        self._as_of = monotonic()
+        self._wakes = TokenBucket(per_s, at_once, monotonic)
+        self._work_s = TokenBucket(WORK_SHARE, WORK_AT_ONCE_S, monotonic)
 
     def rest_s(self) -> float:
         """Return the seconds to rest before the next wake-up; 0 for none."""
-        now = self._monotonic()
-        self._wakes = min(self._at_once, self._wakes + (now - self._as_of) * self._per_s)
-        self._work_s = min(WORK_AT_ONCE_S, self._work_s + (now - self._as_of) * WORK_SHARE)
-        self._as_of = now
-        return max(0.0, (1 - self._wakes) / self._per_s, -self._work_s / WORK_SHARE)
+        return max(self._wakes.wait_s(1), self._work_s.wait_s(0))
 
     def woken(self, took_s: float = 0) -> None:
         """Count a wake-up and its CPU time in seconds: the more it took, the longer the rest."""
-        self._wakes -= 1
-        self._work_s -= took_s
+        self._wakes.use(1)
+        self._work_s.use(took_s)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -128,13 +121,11 @@ class Runner:
         self.dropped_counters: set[str] = set()
         self._counter_names = BACKEND_COUNTERS.intersection([field.name for field in backend.agent_counters])
         self._period_ns = period_s * 1e9
-        self._monotonic = monotonic
-        self._retry_at = monotonic()
-        self._retry_s = FIRST_RETRY_S
+        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, monotonic)
 
     def open(self) -> bool:
         """Open the backend if it is closed and a retry is due; return whether it is open."""
-        if not self.is_open and self._monotonic() >= self._retry_at:
+        if not self.is_open and self._backoff.is_due():
             try:
                 with self.meter:
                     self.backend.open()
@@ -153,13 +144,12 @@ class Runner:
 
     def _wait(self, err: Exception) -> None:
         self.why = str(err)
-        if self._retry_s == FIRST_RETRY_S:
+        if not self._backoff.failures:
             log.warning("backend off backend=%s: %s", self.backend.name, err)
         else:
             log.debug("backend still off backend=%s: %s", self.backend.name, err)
         self._close_failed()
-        self._retry_at = self._monotonic() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+        self._backoff.fail()
 
     @property
     def fd(self) -> int:
@@ -192,7 +182,7 @@ class Runner:
 
     def change(self, commit: Callable[[], Iterable[Sample]], time_ns: int) -> list[Table]:
         """Change an option of the backend; return the tables of what it measured until then."""
-        self._retry_at, self._retry_s = self._monotonic(), FIRST_RETRY_S  # what it needs may exist now
+        self._backoff.reset()  # what it needs may exist now
         return self._call(lambda: self._tables(commit(), time_ns), [])
 
     def pace(self, period_s: float) -> None:
@@ -237,7 +227,7 @@ class Runner:
         self.rows += sum(map(len, tables))
         if tables:
             self.sampled_ns = time_ns
-            self._retry_s = FIRST_RETRY_S  # the next failure is logged as a warning again
+            self._backoff.reset()  # the next failure is logged as a warning again
         return tables
 
     def _call(self, function: Callable[[], _Result], otherwise: _Result) -> _Result:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from colmet.common.runtime import cli
+from colmet.common.runtime.pacing import TokenBucket
 
 BURST_S = 10.0  # what may come at once: so much as in this time
 MAX_SENDERS = 16384  # that are remembered; those that were heard longest ago are forgotten, and may send a burst again
@@ -27,38 +28,38 @@ class Budget:
     """What each sender may use in a second: a token bucket each.
 
     Args:
-        per_s: so much a second.
-        at_once: so much may be used after a while without any.
+        per_s: what one node may use in a second.
+        at_once: what it may use at once after a quiet time.
         monotonic: a clock, in seconds.
     """
 
     def __init__(self, per_s: float, at_once: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.limit(per_s, at_once)
         self._monotonic = monotonic
-        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # how much, and when it was so much
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def limit(self, per_s: float, at_once: float) -> None:
-        """Let each use so much from now on; infinity is no limit."""
+        """Set the limits of one node; infinity is no limit."""
         self._per_s, self.at_once = per_s, at_once
 
     def left(self, sender: str, nodes: float = 1) -> float:
-        """What a sender that counts as `nodes` nodes may use now; below 0 where it used too much."""
-        return nodes * self.at_once - self._now(sender, nodes)[0]
+        """Return what a sender that counts as `nodes` nodes may use now; below 0 where it used too much."""
+        bucket = self._buckets.get(sender)
+        if bucket is None:
+            return nodes * self.at_once
+        bucket.limit(self._per_s * nodes, self.at_once * nodes)
+        return bucket.left()
 
     def use(self, sender: str, amount: float, nodes: float = 1) -> None:
-        """It uses so much."""
-        used, now = self._now(sender, nodes)
-        self._used[sender] = (used + amount, now)
-        self._used.move_to_end(sender)
-        if len(self._used) > MAX_SENDERS:
-            self._used.popitem(last=False)
-
-    def _now(self, sender: str, nodes: float) -> tuple[float, float]:
-        now = self._monotonic()
-        used, before = self._used.get(sender, (0.0, now))
-        if now > before:
-            used = max(0.0, used - (now - before) * self._per_s * nodes)
-        return used, now
+        """Count what a sender uses."""
+        bucket = self._buckets.get(sender)
+        if bucket is None:
+            bucket = self._buckets[sender] = TokenBucket(self._per_s, self.at_once, self._monotonic)
+        bucket.limit(self._per_s * nodes, self.at_once * nodes)
+        bucket.use(amount)
+        self._buckets.move_to_end(sender)
+        if len(self._buckets) > MAX_SENDERS:
+            self._buckets.popitem(last=False)
 
 
 class RateLimit:

@@ -13,6 +13,7 @@ from colmet.common.errors import ConfigError, WireError
 from colmet.common.runtime import cli
 from colmet.common.runtime.keys import read_uris
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.pacing import TokenBucket, growing_pause_s
 from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
@@ -262,8 +263,8 @@ class NodeLink:
         self._cursor: Key | None = (0, 0)  # nothing before it is to be sent; None: nothing at all
         self._passed: Key | None = None  # the first that was passed over, as it was sent in v1 before
         self._decoder = Decoder()
-        self._tokens = 1.0
-        self._tokens_at = monotonic()
+        self._tokens = TokenBucket(rate, _burst(rate), monotonic)
+        self._tokens.use(self._tokens.left() - 1)
         self._looked_at = monotonic()
         self._uplink = uplinks[0]
         self._failures = 0
@@ -278,6 +279,7 @@ class NodeLink:
     def pace(self, rate: float) -> None:
         """Send so many batches a second that are not new, from now on."""
         self._rate = rate
+        self._tokens.limit(rate, _burst(rate))
 
     @property
     def uplinks(self) -> Sequence[Uplink]:
@@ -341,7 +343,7 @@ class NodeLink:
     def _finish(self) -> None:
         """Send what waits, as long as there is somebody to take it, and not for long."""
         until = self._monotonic() + self._times.farewell_s
-        self._tokens = self._rate * self._times.farewell_s
+        self._tokens.use(self._tokens.left() - _burst(self._rate))  # it may use all at once
         while True:
             self.step()
             now = self._monotonic()
@@ -360,7 +362,7 @@ class NodeLink:
             if not self._uplink.push.connected:
                 writable.append(self._uplink.push.socket)
             elif self._may_send_again() and len(self._outstanding) < self._window_of_old:
-                timeout_s = min(timeout_s, max(0.0, (1.0 - self._tokens) / self._rate))
+                timeout_s = min(timeout_s, self._tokens.wait_s())
         wait([self._wake_fd, self._requests.fd, *self._sockets()], writable, timeout_s)
 
     # -- what it does --
@@ -477,7 +479,7 @@ class NodeLink:
             self._outbox.release(key)
             return True
         tries = self._tries.get(key, 0)
-        pause_s = min(self._times.resend_s * 2 ** min(tries, 10), self._times.resend_most_s)
+        pause_s = growing_pause_s(tries + 1, self._times.resend_s, self._times.resend_most_s)
         self._outstanding[key] = (uplink, now + pause_s)
         return True
 
@@ -491,15 +493,13 @@ class NodeLink:
 
     def _send_waiting(self, now: float) -> None:
         """Send what is not new, in order, at a bounded rate."""
-        self._tokens = min(max(1.0, self._rate / 4), self._tokens + (now - self._tokens_at) * self._rate)
-        self._tokens_at = now
         if not self._may_send_again():
             return
         is_v1 = self._uplink.dialect == V1
         if is_v1 and self._passed is not None:
             self._set_back(self._passed)
             self._passed = None
-        while self._cursor is not None and self._tokens >= 1 and len(self._outstanding) < self._window_of_old:
+        while self._cursor is not None and self._tokens.left() >= 1 and len(self._outstanding) < self._window_of_old:
             key = self._outbox.following(self._cursor)
             if key is None:
                 self._cursor = None
@@ -512,14 +512,14 @@ class NodeLink:
                     message = self._outbox.message(key)
                 except OSError:  # its file tells of it; in a moment it may be read
                     self._cursor = key
-                    self._tokens = -self._rate
+                    self._tokens.use(self._tokens.left() + self._rate)  # rest for a second
                     return
                 if message is not None:
                     if not self._send(key, message, now):
                         self._cursor = key
                         return
                     self.resent += 1
-                    self._tokens -= 1 + len(message) // TOKEN_BYTES
+                    self._tokens.use(1 + len(message) // TOKEN_BYTES)
             self._cursor = key[0], key[1] + 1
 
     def _look(self, now: float) -> None:
@@ -550,3 +550,8 @@ class NodeLink:
             if len(self._tries) > self._most_tries:  # of some that were acknowledged before they were sent again
                 self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
                 self._most_tries = 2 * len(self._tries) + self._window
+
+
+def _burst(rate: float) -> float:
+    """Return how many batches may be sent at once after a quiet time."""
+    return max(1.0, rate / 4)
