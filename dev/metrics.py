@@ -21,30 +21,30 @@ from colmet.node.backends import NAMES
 HEAD = """\
 # Metrics
 
-Every table that `colmet-node` and `colmet-facility` send, from the schemas in the source (`make docs` writes this
-page). In HDF5 a table is `/job_<id>/<table>`, that of the node itself `/job_0/<table>`; in Elasticsearch it is the
-index `colmet_<table>` in lower case. Outputs add columns to each row:
+All tables of `colmet-node` and `colmet-facility`, from the catalogue in the source (`make docs` writes this page). In
+HDF5 a table is `/job_<id>/<table>`, or `/job_0/<table>` for the node itself; in Elasticsearch it is the index
+`colmet_<table>` in lower case. Outputs add columns to each row:
 
-| column | where | meaning |
+| column | outputs | meaning |
 | --- | --- | --- |
-| `timestamp` | everywhere | when it was measured, seconds since the epoch |
-| `hostname` | everywhere | the node |
-| `job_id` | everywhere | the job; 0 for the node itself |
+| `timestamp` | all | time of the measurement, seconds since the epoch |
+| `hostname` | all | the node |
+| `job_id` | all | the job; 0 for the node itself |
 | `metric_backend` | HDF5, JSON, CSV | the name of the table |
-| `involved_jobs` | tables of the node: JSON, Elasticsearch; HDF5 where Colmet 0.6 had it \
+| `involved_jobs` | tables of the node: JSON, Elasticsearch; in HDF5 the tables of Colmet 0.6 \
 (`RAPLstats_default`, `infinibandstats_default`, `lustrestats_default`, `ipmipowerstats_default`) | the jobs on the \
 node at that time; in HDF5 the text of a JSON list, of 8,192 bytes at most |
 
-A *counter* only grows, over the life of a job or from the start of the agent; a *gauge* is the value at that time, or
-over the last period where its text says so; a *label* says what the row is about. A value that is missing is -1 in
-HDF5, and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. A row's values of tasks
-are summed over the job where nothing else is said.
+A *counter* only grows, over the life of a job or from the start of the agent. A *gauge* is the value at that time, or
+over the last period if its text says so. A *label* identifies the subject of the row. A missing value is -1 in HDF5,
+and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. Values of tasks are summed
+over the job unless the text says otherwise.
 """
 MEASURES_HEAD = """\
-What people read of jobs and nodes. `colmet top`, the report, `colmet plot`, the page and the dashboards read a measure
-from the first of its columns that has values. `colmet plot` draws those of jobs by their names, and
-`/api/v1/measures` serves all. The unit is that of charts; a counter is read as its growth per second, or over a whole
-job as its *total*. *all* is a sum that is missing where one host's value is.
+Measures are the quantities that people read of jobs and nodes. `colmet top`, the report, `colmet plot`, the page and
+the dashboards read a measure from the first of its columns with values. `colmet plot` draws those of jobs by name, and
+`/api/v1/measures` serves all. The unit is that of charts. A counter is shown as its growth per second, or over a whole
+job as its *total*. *all* is a sum that is missing if one host's value is missing.
 
 In Prometheus a column of a job is `colmet_job_TABLE_COLUMN`, without `_default` and with `_total` for counters:
 `cgroup.cpu_usage` is `colmet_job_cgroup_cpu_usage_total`.
@@ -57,7 +57,7 @@ def switch(backend: type[InputBackend]) -> str:
     """The options that turn a backend on or off."""
     on, off = backend.switches()
     if on and off:
-        return f"on for what nothing else measures; `{on}`: for all; `{off}` turns it off"
+        return f"on for values without another source; `{on}`: for all; `{off}` turns it off"
     if off:
         return f"on; `{off}` turns it off"
     return f"`{on}`" if on else "on"
@@ -128,15 +128,20 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
         MAPPING,
         "",
         "backends with numbered columns",
-        "What numbered columns hold on a node; at the start, on change, hourly.",
+        "Names of numbered columns on a node; at the start, on change, hourly.",
     )
-    add(AGENT, "", "on; `--disable-agent-stats` turns it off", "What the agent itself costs and counts, once a minute.")
+    add(AGENT, "", "on; `--disable-agent-stats` turns it off", "Costs and counters of the agent itself, once a minute.")
     on = "on; `--disable-ledger` turns it off"
-    add(LEDGER, "", on, "What was due, measured, sent and dropped, of each table, once a minute (completeness.md).")
-    add(GAPS, "", on, f"Beside `{LEDGER.name}`: what is missing, from when to when.")
+    add(
+        LEDGER,
+        "",
+        on,
+        "Samples due, measured, sent and dropped, of each table, once a minute ([completeness](completeness.md)).",
+    )
+    add(GAPS, "", on, f"Beside `{LEDGER.name}`: gaps, with first and last time.")
     on = "`colmet-facility --zeromq-uri`"
     for schema in facility.SCHEMAS:
-        add(schema, "", on, "Of `colmet-facility`, one row for each thing that its labels name, at each run.")
+        add(schema, "", on, "Of `colmet-facility`, one row for each combination of its labels, at each run.")
     return "\n".join([*lines, *index, *_measures(), *tables]) + "\n"
 
 
