@@ -87,7 +87,11 @@ setup(
     license="GPL-3.0-or-later",
     python_requires=">=3.9",
     packages=find_packages(include=["colmet", "colmet.*"]),
-    package_data={"colmet.node.backends": LIBRARY_SOURCES, "colmet.web": ["static/*", "static/vendor/uplot/*"]},
+    package_data={
+        "colmet": ["py.typed"],
+        "colmet.node.backends": LIBRARY_SOURCES,
+        "colmet.web": ["static/*", "static/vendor/uplot/*"],
+    },
     exclude_package_data={"colmet.node.backends": ["lib_*/*.so"]},  # built, not copied
     cmdclass={"build_py": BuildWithLibraries},
     distclass=LibraryDistribution,

@@ -37,7 +37,6 @@ _CHECK = """
 import json, os, sys
 sys.path[:] = filter(None, sys.path)
 from colmet.common.runtime import capabilities
-from colmet.common.runtime import startup
 from colmet.{side} import main
 main.load_backends()
 groups, group, uid, rights = json.loads(sys.argv.pop(1))
