@@ -34,7 +34,7 @@ from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.main import build_parser
+from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system.host import Host

@@ -1,4 +1,4 @@
-"""colmet-node: the command line, and the wiring of the agent."""
+"""colmet-node: opens its parts as the command line asks, and runs the agent."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import OAR2_ROOTS, JobSource
+from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
 from colmet.node.selfmetrics.node_health import NodeHealth
@@ -52,92 +53,6 @@ UNNAMED = (
     "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on the "
     "collector's machine"
 )
-# What Colmet 0.6 had: its lines may abbreviate these.
-OPTIONS_06 = frozenset(
-    (
-        *("--cgroup", "--cpuset_rootpath", "--disable-procstats", "--enable-infiniband", "--enable-ipmipower"),
-        *("--enable-jobproc", "--enable-lustre", "--enable-nvidia", "--enable-perfhw", "--enable-RAPL"),
-        *("--enable-temperature", "--help", "--ipmipower-cmd", "--lustre-prefix", "--omnipath", "--perfhw-list"),
-        *("--pid", "--regex_job_id", "--sample-period", "--tid", "--verbose", "--version", "--zeromq-hwm"),
-        *("--zeromq-linger", "--zeromq-uri"),
-    )
-)
-
-
-def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
-    """Return the command line of colmet-node."""
-    parser = cli.Parser(
-        prog="colmet-node",
-        description="Measure what every job on this compute node uses, and send it to colmet-collector. Run it as "
-        "root: other users' jobs can only be measured with its rights.",
-    )
-    parser.older = OPTIONS_06
-    startup.add_common_options(parser)
-    once.add_options(parser)
-    sending = parser.add_argument_group("where samples are sent")
-    link.add_options(sending)
-    startup.add_queue_options(sending)
-    curve.add_options(parser.add_argument_group("keys"))
-    _add_jobs(parser.add_argument_group("jobs"))
-    _add_unit(parser.add_argument_group("tasks to measure together, as job 0"))
-    group = parser.add_argument_group("what is measured")
-    group.add_argument(
-        "-s",
-        "--sample-period",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=5.0,
-        help="seconds between two samples (default: %(default)g)",
-    )
-    for backend in backends:
-        backend.add_options(group)
-    mapping.add_options(group)
-    agent_stats.add_options(group)
-    completeness.add_options(group)
-    daemon = parser.add_argument_group("how colmet-node runs")
-    control.add_options(daemon, "node")
-    metrics_http.add_options(daemon)
-    live_config.add_options(daemon)
-    rust_configuration.add_options(daemon)
-    placement.add_options(daemon)
-    privileges.add_options(daemon)
-    return parser
-
-
-def _add_jobs(jobs: cli.Options) -> None:
-    jobs.add_argument(
-        "--cpuset_rootpath",
-        "--cpuset-rootpath",
-        metavar="PATH",
-        action="append",
-        help="look for jobs only in this directory, which has one cgroup a job; of cgroup v1 or v2; repeatable "
-        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
-    )
-    jobs.add_argument(
-        "--regex_job_id",
-        "--regex-job-id",
-        metavar="RE",
-        action="append",
-        help="read the job id in the name of its directory, as the first group of this expression; repeatable: the "
-        f"first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
-    )
-
-
-def _add_unit(unit: cli.Options) -> None:
-    unit.add_argument(
-        "-c",
-        "--cgroup",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="all tasks of this cgroup and of those inside it",
-    )
-    unit.add_argument(
-        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
-    )
-    unit.add_argument(
-        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="this one thread"
-    )
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from colmet.collector import main
+from colmet.collector import collector as main_loop
+from colmet.collector.collector import Collector
 from colmet.collector.journal import journal as module
 from colmet.collector.journal.journal import Journal
-from colmet.collector.main import Collector
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -48,8 +48,8 @@ class Unheard:
 
 
 def test_nodes_that_take_no_acknowledgements_are_told_of_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(main, "ACQUAINTED_S", 0)
-    monkeypatch.setattr(main, "BURST", 3)
+    monkeypatch.setattr(main_loop, "ACQUAINTED_S", 0)
+    monkeypatch.setattr(main_loop, "BURST", 3)
     journal = Journal(str(tmp_path / "j"), 1 << 30)
     with Errands() as errands:
         collector = Collector(Queue(), journal, [], errands, Service(), link=Unheard())

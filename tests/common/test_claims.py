@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from colmet.collector import main
+from colmet.collector.collector import Collector
 from colmet.collector.ingest import linkport
 from colmet.collector.ingest.linkport import NOTE, LinkPort, open_link
 from colmet.common.errors import ConfigError
@@ -41,7 +41,7 @@ class Link:
 
 
 def collector_of(server, taken, directory):
-    made = main.Collector.__new__(main.Collector)
+    made = Collector.__new__(Collector)
     made._pull, made._link, made._link_port = Receiving(), Link(server), LinkPort(server.socket, taken, str(directory))
     made.health = types.SimpleNamespace(link_failed="")
     return made

@@ -16,22 +16,24 @@ import pytest
 import tables
 
 from colmet.collector import main as collector_main
+from colmet.collector import options as collector_options
 from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.commands import programs
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.signals import Signals
 from colmet.node import main as node_main
+from colmet.node import options as node_options
 from colmet.node.backends import NAMES as INPUTS
 from colmet.node.delivery import link as node_link
 
 
 def node(*arguments):
-    return node_main.build_parser(startup.load(INPUTS)).parse_args(arguments)
+    return node_options.build_parser(startup.load(INPUTS)).parse_args(arguments)
 
 
 def collector(*arguments):
-    return collector_main.build_parser(startup.load(OUTPUTS)).parse_args(arguments)
+    return collector_options.build_parser(startup.load(OUTPUTS)).parse_args(arguments)
 
 
 def test_the_nodes_defaults_are_those_of_06():
@@ -58,7 +60,7 @@ VALUES = {"--sample-period": "7", "--hdf5-complevel": "7", "--hdf5-complib": "lz
 
 @pytest.mark.parametrize(
     ("parse", "names"),
-    [(node, node_main.OPTIONS_06), (collector, collector_main.OPTIONS_06)],
+    [(node, node_options.OPTIONS_06), (collector, collector_options.OPTIONS_06)],
     ids=["node", "collector"],
 )
 def test_an_abbreviation_that_06_took_means_what_it_meant(parse, names):

@@ -13,8 +13,8 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Table
 from colmet.node.backends import rapl
 from colmet.node.backends.rapl import SCHEMA, ZONE_SCHEMA, RaplBackend, _Described
-from colmet.node.main import build_parser
 from colmet.node.once import format_table
+from colmet.node.options import build_parser
 from colmet.node.system import clib
 from tests.support.machine import LIB_RAPL
 

@@ -1,0 +1,233 @@
+"""The main loop of the collector: messages of nodes go to the journal, which the outputs read."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
+from colmet.collector.ingest import rate_limit
+from colmet.collector.ingest.link import CollectorLink
+from colmet.collector.ingest.linkport import LinkPort
+from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.journal.journal import Journal
+from colmet.collector.output_worker import OutputWorker
+from colmet.collector.web_launcher import WebLauncher
+from colmet.common.live.latest_rows import Latest
+from colmet.common.runtime import control, plugins
+from colmet.common.runtime.daemon_health import NOTE_S
+from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.readable import readable
+from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.systemd import Service
+from colmet.common.transport import Pull
+
+log = logging.getLogger(__name__)
+
+# Messages that are received before the signals are handled again.
+BURST = 1000
+BURST_S = 0.2  # or so long: acknowledgements and the control socket do not wait for longer
+REPORT_S = 3600.0
+NO_LINK = "another program has the port after that of the data: give --zeromq-link-bind-uri, here and on the nodes"
+# While the journal can take no more.
+FULL_WAIT_S = 0.2
+# At the end: how long messages that have arrived are still received, and how long the outputs may write.
+LAST_RECEIVE_S = 10.0
+LAST_WRITE_S = 10.0
+# An output that still waits then is abandoned: what it has not written stays in the journal.
+LAST_JOIN_S = 40.0
+
+
+class Collector:
+    """The main loop: receives messages, and passes them to the journal.
+
+    Args:
+        pull: where messages come in.
+        journal: opened.
+        workers: for opened outputs.
+        errands: of other threads, done between messages.
+        service: notified of start, state and life of the collector.
+        latest: keeps the latest rows; None without --metrics-jobs.
+        reload: reads the configuration again.
+        receiver: what knows the senders.
+        link: acknowledges batches; None without.
+        link_port: of the link, where another collector may have it.
+        parts: other parts' counters, by the name of the part.
+        interface: the JSON interface, started; None where there is none.
+
+    Attributes:
+        health: answers how the collector is.
+    """
+
+    def __init__(
+        self,
+        pull: Pull,
+        journal: Journal,
+        workers: Sequence[OutputWorker],
+        errands: control.Errands,
+        service: Service,
+        latest: Latest | None = None,
+        reload: Callable[[], None] = lambda: None,
+        receiver: Receiver | None = None,
+        link: CollectorLink | None = None,
+        link_port: LinkPort | None = None,
+        parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
+        interface: WebLauncher | None = None,
+    ) -> None:
+        self._pull = pull
+        self._journal = journal
+        self._workers = workers
+        self._errands = errands
+        self._service = service
+        self._reload = reload
+        self._receiver = receiver or Receiver()
+        self._link = link
+        self._link_port = link_port
+        self._interface = interface
+        parts = {**parts, **({} if link is None else {"link": link.counters})}
+        if interface is not None:
+            parts["http"] = interface.counters
+        self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, latest)
+        self._report_at = time.monotonic() + REPORT_S
+        self._reported: tuple[str, ...] = ()
+        self._paused = 0
+        self._look_at_nodes_at = time.monotonic() + ACQUAINTED_S
+        self._silent = 0
+
+    def run(self, signals: Signals) -> bool:
+        """Work until SIGTERM or SIGINT, then write what was received; return whether every output has ended."""
+        self._receiver.restore(*self._journal.read_senders())
+        self.health.start()
+        self._journal.start(self._receiver.dump_senders)
+        for worker in self._workers:
+            worker.start()
+        self._pull.wake_on(signals.fd)
+        self._pull.wake_on(self._errands.fd)
+        self._service.ready()
+        self._tell()
+        while not signals.stop_wanted():
+            if self._journal.full:
+                self._pause(signals)
+            else:
+                delays = [self._report_at - time.monotonic(), NOTE_S, self._service.delay_s()]
+                if self._interface is not None:
+                    delays.append(self._interface.delay_s())
+                self._pull.wait(max(0.0, min(delays)))
+                self._receive()
+            if self._interface is not None:
+                self._interface.flush()
+            if self._link is not None:
+                self._link.serve()
+                self._yield_port()
+            signals.drain()
+            self._errands.serve()
+            if signals.take(signal.SIGHUP):
+                self._service.reloading()
+                self._reload()
+                for worker in self._workers:
+                    worker.reopen()
+                self._service.ready()
+            self._tell()
+            if time.monotonic() >= self._report_at:
+                self._report()
+        self._service.stopping()
+        # nodes that go on sending must not keep it from ending
+        until = time.monotonic() + LAST_RECEIVE_S
+        while self._receive() and not self._journal.full and time.monotonic() < until:
+            pass
+        self._journal.finish()
+        if self._link is not None:
+            self._link.serve()
+        for worker in self._workers:
+            worker.stop(LAST_WRITE_S)
+        until = time.monotonic() + LAST_WRITE_S
+        for worker in self._workers:
+            if not worker.join(max(0.0, until - time.monotonic())):
+                plugins.attempt(worker.output, worker.output.interrupt)
+        until = time.monotonic() + LAST_JOIN_S
+        left = [worker for worker in self._workers if not worker.join(max(0.0, until - time.monotonic()))]
+        for worker in left:
+            log.error("output does not end, left alone: output=%s waiting=%d", worker.output.name, worker.waiting)
+        self._report()
+        log.info("stopping")
+        return not left
+
+    def _yield_port(self) -> None:
+        """Close the link where another collector claims its port."""
+        port = self._link_port
+        if self._link is None or port is None or not port.claims.came():
+            return
+        self._link_port = None
+        self._pull.sleep_on(port.socket)
+        self._pull.sleep_on(port.claims.fd)
+        self._link.close()
+        self.health.link_failed = NO_LINK
+        port.give_up()
+
+    def _pause(self, signals: Signals) -> None:
+        """Receive nothing for a moment; the nodes keep what they have."""
+        self._paused += 1
+        if powers_of_ten(self._paused):
+            log.error("receiving paused, the journal has no room for what was received: paused=%d", self._paused)
+        readable([signals.fd], FULL_WAIT_S)
+
+    def _tell(self) -> None:
+        """Note the state for clients and the service manager; notify the watchdog only while all parts work."""
+        self.health.note()
+        self._service.status(self.health.line)
+        if self._journal.works:
+            self._service.alive()
+        if self._link is not None and time.monotonic() >= self._look_at_nodes_at:
+            self._look_at_nodes_at = time.monotonic() + REPORT_S
+            silent = self._receiver.without_acknowledgements()
+            if silent > self._silent:
+                log.warning(
+                    "nodes=%d wait for no acknowledgements: they are older, or cannot reach --zeromq-link-bind-uri; "
+                    "batches under way when either end stops are lost",
+                    silent,
+                )
+            self._silent = silent
+
+    def _receive(self) -> bool:
+        """Receive the messages that wait, up to a bound; return whether it was reached."""
+        until = time.monotonic() + BURST_S
+        for _ in range(BURST):
+            if self._journal.full or time.monotonic() > until:
+                return True
+            received = self._pull.receive()
+            if received is None:
+                return False
+            batches = self._receiver.take(*received)
+            sender, _ = rate_limit.sender_of(received.user, received.peer)
+            if self._link is not None:
+                self._link.took(batches, self._receiver.again)
+            for message, kept in self._receiver.messages:
+                self._journal.append(message, kept, sender)
+                self.health.take(kept, sender)
+                if self._interface is not None:
+                    self._interface.put(message, sender)
+        return True
+
+    def _report(self) -> None:
+        """Log the counts by sender, as a WARNING where something new is wrong."""
+        lines = tuple(self._receiver.report())
+        wrong = lines[1:] != self._reported[1:] and len(lines) > 1
+        for line in lines:
+            log.log(logging.WARNING if wrong else logging.INFO, "%s", line)
+        if self._link is not None:
+            log.info("link %s", " ".join([f"{name}={count}" for name, count in self._link.counters().items()]))
+        log.info("connections %s", " ".join([f"{name}={count}" for name, count in self._pull.counters().items()]))
+        if self._journal.directory:
+            log.info("journal %s", " ".join([f"{name}={count}" for name, count in self._journal.counters().items()]))
+        for worker in self._workers:
+            log.log(
+                logging.WARNING if worker.dropped or worker.lost else logging.INFO,
+                "output %s %s",
+                worker.output.name,
+                " ".join([f"{name}={count}" for name, count in worker.counters().items()]),
+            )
+        self._reported = lines
+        self._report_at = time.monotonic() + REPORT_S
