@@ -34,7 +34,6 @@ import zmq
 
 from colmet import __version__
 from colmet.collector import main as collector_main
-from colmet.collector.backends import NAMES
 from colmet.collector.backends.hdf5 import h5file
 from colmet.collector.backends.hdf5.h5file import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -273,7 +272,10 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
         return Journal(directory, max_bytes, functools.partial(durable, acknowledge))
 
     collector_main.Journal = journal  # type: ignore[assignment,misc]
-    return startup.run_daemon(NAMES, collector_main.build_parser, collector_main.check, collector_main.run, arguments)
+    backends = collector_main.load_backends()
+    return startup.run_daemon(
+        backends, collector_main.build_parser, collector_main.check, collector_main.run, arguments
+    )
 
 
 class Collector:

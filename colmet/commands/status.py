@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from colmet.commands.status_checks import StatusOrError, count, duration, judge, plain
@@ -153,26 +153,7 @@ def _node(status: Mapping[str, Any]) -> list[str]:
         f"{jobs}; {cpu_share * 100:.2f} % of a CPU",
         "",
     ]
-    rows = [("backend", "state", "rows", "last rows", "failures", "CPU a sample")]
-    for backend in status["backends"]:
-        age_s = backend["last_rows_age_s"]
-        rows.append(
-            (
-                backend["name"],
-                "on" if backend["on"] else "OFF",
-                count(backend["rows"]),
-                "-" if age_s is None else f"{duration(age_s)} ago",
-                count(backend["failures"]),
-                f"{backend['cpu_s'] / ticks * 1000:.2f} ms",
-            )
-        )
-    lines += columns(rows)
-    for backend in status["backends"]:
-        if backend["why"]:
-            lines.append(f"  {backend['name']} is off: {backend['why']}")
-        if backend["error"]:
-            lines.append(f"  {backend['name']} failed last with: {backend['error']}")
-    lines.append("")
+    lines += [*_backends(status["backends"], ticks), ""]
     lines += columns(
         [
             ("collector", "state", "since", "version"),
@@ -190,6 +171,29 @@ def _node(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _backends(backends: Sequence[Mapping[str, Any]], ticks: int) -> list[str]:
+    rows = [("backend", "state", "rows", "last rows", "failures", "CPU a sample")]
+    for backend in backends:
+        age_s = backend["last_rows_age_s"]
+        rows.append(
+            (
+                backend["name"],
+                "on" if backend["on"] else "OFF",
+                count(backend["rows"]),
+                "-" if age_s is None else f"{duration(age_s)} ago",
+                count(backend["failures"]),
+                f"{backend['cpu_s'] / ticks * 1000:.2f} ms",
+            )
+        )
+    lines = columns(rows)
+    for backend in backends:
+        if backend["why"]:
+            lines.append(f"  {backend['name']} is off: {backend['why']}")
+        if backend["error"]:
+            lines.append(f"  {backend['name']} failed last with: {backend['error']}")
+    return lines
+
+
 def _collector(status: Mapping[str, Any]) -> list[str]:
     received, senders, journal = status["received"], status["senders"], status["journal"]
     nodes = f"nodes: {count(senders['heard'])} heard, {count(senders['silent'])} silent"
@@ -197,7 +201,7 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         nodes += f", {count(senders['gone'])} gone for more than a day"
     if senders["lag_median_s"] is not None:
         median, most = duration(senders["lag_median_s"]), duration(senders["lag_max_s"])
-        nodes += f"; what comes is {median} old (median), at most {most}"
+        nodes += f"; data are {median} old (median), at most {most}"
     missing, twice, limited = [count(received[key]) for key in ("missing", "duplicates", "limited")]
     refused = _refused(received)
     kept = f"journal: {journal['directory'] or 'in memory'}, {size(journal['bytes'])}"
@@ -215,6 +219,11 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         kept,
         "",
     ]
+    lines += [*_outputs(status["outputs"]), ""]
+    return lines + _senders(senders) if senders["worst"] else lines
+
+
+def _outputs(outputs: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [("output", "state", "rows written", "messages waiting", "behind", "failures", "lost", "dropped")]
     rows += [
         (
@@ -227,32 +236,29 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
             count(output["lost"]),
             count(output["dropped"]),
         )
-        for output in status["outputs"]
+        for output in outputs
     ]
-    lines += columns(rows)
-    lines += [f"  {output['name']} is away: {output['why']}" for output in status["outputs"] if output["why"]]
-    lines.append("")
-    if senders["worst"]:
-        heads = ("sender", "heard", "lag", "batches", "missing", "twice", "refused", "limited", "version")
-        cells = [
-            (
-                sender["name"],
-                f"{'GONE, ' * sender['gone']}{'SILENT, ' * sender['silent']}{_ago(sender['seen_age_s'])}",
-                duration(sender["lag_s"]) if sender["batches"] else "-",
-                count(sender["batches"]),
-                count(sender["missing"]),
-                count(sender["duplicates"]),
-                _refused(sender),
-                count(sender["limited"]),
-                sender["version"] or sender["dialect"] or "-",
-            )
-            for sender in senders["worst"]
-        ]
-        lines += columns([heads, *cells])
-        others = senders["count"] - len(senders["worst"])
-        if others:
-            lines.append(f"and {counted(others, 'others')}; --all shows them")
-    return lines
+    return columns(rows) + [f"  {output['name']} is away: {output['why']}" for output in outputs if output["why"]]
+
+
+def _senders(senders: Mapping[str, Any]) -> list[str]:
+    rows = [("sender", "heard", "lag", "batches", "missing", "twice", "refused", "limited", "version")]
+    rows += [
+        (
+            sender["name"],
+            f"{'GONE, ' * sender['gone']}{'SILENT, ' * sender['silent']}{_ago(sender['seen_age_s'])}",
+            duration(sender["lag_s"]) if sender["batches"] else "-",
+            count(sender["batches"]),
+            count(sender["missing"]),
+            count(sender["duplicates"]),
+            _refused(sender),
+            count(sender["limited"]),
+            sender["version"] or sender["dialect"] or "-",
+        )
+        for sender in senders["worst"]
+    ]
+    others = senders["count"] - len(senders["worst"])
+    return columns(rows) + ([f"and {counted(others, 'others')}; --all shows them"] if others else [])
 
 
 def _refused(counts: Mapping[str, Any]) -> str:

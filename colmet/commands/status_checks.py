@@ -73,7 +73,7 @@ def _judge_uplinks(collectors: Sequence[Mapping[str, Any]]) -> list[Finding]:
             found.append(warn(f"{one['uri']} {one['state']} for {duration(one['since_s'])}: batches are kept"))
         elif one["there"] and one.get("mute"):
             why = "its second port is closed, or it is of Colmet 0.6"
-            found.append(warn(f"{one['uri']} takes data and acknowledges nothing: {why}"))
+            found.append(warn(f"{one['uri']} accepts data and acknowledges nothing: {why}"))
     return found if len(found) == len(collectors) else []
 
 
@@ -103,7 +103,7 @@ def _judge_collector(
         warn(text.format(", ".join([f"{name} ({duration(s)})" for name, s in list(named.items())[:3]])))
         for text, named in (
             ("clocks are ahead of this machine's: {}", senders.get("ahead", {})),
-            ("what comes is old: a clock is behind, or a node catches up: {}", _old(senders, max_behind_s)),
+            ("data are old: a clock is behind, or a node catches up: {}", _old(senders, max_behind_s)),
         )
         if named
     ]

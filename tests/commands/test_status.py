@@ -161,7 +161,7 @@ def test_the_collectors_text():
     lines = describe(COLLECTOR)
     assert lines == [
         "colmet-collector 1.0 on head, process 12, up 25.0 h",
-        "nodes: 800 heard, 0 silent; what comes is 0.0 s old (median), at most 1.0 s",
+        "nodes: 800 heard, 0 silent; data are 0.0 s old (median), at most 1.0 s",
         "received: 5,000 batches, 9 rows; 0 missing, 0 twice, 0 refused, 0 limited",
         "journal: /var/j, 3.00 MiB",
         "",
