@@ -30,7 +30,7 @@ exec 9>"$dir.lock"
 flock 9
 
 # Not the files' times, which git does not keep: their content, and all else that the environment depends on.
-stamp=$(cat requirements*.txt setup.py scripts/bootstrap.sh <(echo "$version $prefix $PWD") | sha256sum)
+stamp=$(cat requirements*.txt setup.py scripts/bootstrap.sh <(sed '/^\[tool\.ruff/,$d' pyproject.toml) <(echo "$version $prefix $PWD") | sha256sum)
 if [[ $(cat "$dir/setup.stamp" 2>/dev/null) == "$stamp" ]] && "$dir/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi

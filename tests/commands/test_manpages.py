@@ -13,6 +13,7 @@ from colmet.commands import colmet, completion, programs
 from colmet.node.kernel.perfevents import NAMES_06
 from dev import generate, manpages
 from tests.support.machine import cannot_run
+from tests.support.project import scripts
 
 ROOT = Path(__file__).parents[2]
 PAGES = manpages.pages()
@@ -100,7 +101,7 @@ def test_the_packages_install_every_page_and_completion(made):
 
 
 def test_the_packages_and_pip_install_the_same_programs():
-    setup = set(re.findall(r'^ +"([\w.-]+) = colmet\.', (ROOT / "setup.py").read_text(), re.M))
+    setup = set(scripts())
     installed = {name.removeprefix("usr/bin/") for name in listed("install") if name.startswith("usr/bin/")}
     assert setup == installed
     assert setup - {"qmemview.py"} == set(programs.PROGRAMS)

@@ -23,6 +23,7 @@ from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.system.privileges import CORE
 from tests.support.machine import cannot_run
+from tests.support.project import extras, metadata, scripts
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 MAINS = {"node": node, "collector": collector}
@@ -46,11 +47,10 @@ def unit(daemon):
 
 
 def test_the_units_start_the_commands_that_setup_installs():
-    setup = (PACKAGING.parent / "setup.py").read_text()
     for daemon in MAINS:
         # no option beside it: that would count before the same one in the file
         assert f"ExecStart=/usr/bin/colmet-{daemon} --config /etc/colmet/{daemon}.toml $OPTIONS\n" in unit(daemon)
-        assert f'"colmet-{daemon} = colmet.{daemon}.main:main"' in setup
+        assert scripts()[f"colmet-{daemon}"] == f"colmet.{daemon}.main:main"
         assert importlib.import_module(f"colmet.{daemon}.main").main
 
 
@@ -229,11 +229,9 @@ def test_nothing_says_to_install_colmet_by_a_name_that_the_index_has_of_06():
 def test_the_page_links_all_programs_of_a_pip_installation():
     text = (PACKAGING.parent / "docs/install.md").read_text()
     linked = re.search(r"^ln -sf (.+) /usr/local/bin/$", text, re.M)[1].replace("/opt/colmet/bin/", "").split()
-    programs = re.findall(r'^ +"([\w.-]+) = colmet\.', (PACKAGING.parent / "setup.py").read_text(), re.M)
-    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in linked) for name in programs)
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in linked) for name in scripts())
     assert "\nfind /usr/local/bin -lname '/opt/colmet/bin/*' -delete\n" in text
-    extras = re.findall(r'^ +"(\w+)": (?:read_requirements|\["nv)', (PACKAGING.parent / "setup.py").read_text(), re.M)
-    assert set(extras) - {"test"} <= set(re.findall(r"^\| `(\w+)` \|", text, re.M))
+    assert extras() <= set(re.findall(r"^\| `(\w+)` \|", text, re.M))
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.11", "3.15"])
@@ -256,3 +254,12 @@ def test_what_pip_installs_is_pinned_with_hashes_for_each_python(version):
         for line in (PACKAGING.parent / f"{name}.txt").read_text().splitlines():
             if line and not line.startswith("#") and applies(one := Requirement(line.partition("  #")[0])):
                 assert one.specifier.contains(pinned[one.name.lower().replace("_", "-")]), line
+
+
+def test_the_package_says_that_it_is_typed_and_has_the_version_of_the_source():
+    setup = metadata()["tool"]["setuptools"]
+    assert setup["package-data"]["colmet"] == ["py.typed"] and (PACKAGING.parent / "colmet/py.typed").exists()
+    assert setup["dynamic"]["version"] == {"attr": "colmet.__version__"}
+    assert {one["file"] for one in setup["dynamic"]["optional-dependencies"].values()} <= {
+        path.name for path in PACKAGING.parent.glob("requirements-*.txt")
+    }

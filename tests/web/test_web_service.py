@@ -18,6 +18,7 @@ import pytest
 from colmet.collector import web_launcher
 from colmet.web import feed as feed_module
 from colmet.web.feed import FeedError, connected
+from tests.support.project import scripts
 from tests.support.web_process import Bed, options
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -165,7 +166,7 @@ def test_the_service_can_write_nothing_and_has_no_keys():
     written = re.findall(r"^(?:State|Cache|Logs|Runtime)Directory=.*|^ReadWritePaths=.*", text, re.M)
     assert written == ["RuntimeDirectory=colmet/http"], "its socket for a proxy"
     assert re.search(r"^ExecStart=/usr/bin/colmet-web$", text, re.M)
-    assert '"colmet-web = ' in (PACKAGING.parent / "setup.py").read_text()
+    assert "colmet-web" in scripts()
     place = re.findall(r"^ListenStream=(.+)$", (PACKAGING / "systemd/colmet-web.socket").read_text(), re.M)
     collector = (PACKAGING / "systemd/colmet-collector.service").read_text()
     assert f"\nEnvironment={web_launcher.SOCKET}={place[0]}\n" in collector
