@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs diagrams docs-pictures dashboards deb wheel constraints demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs diagrams docs-pictures dashboards deb wheel release constraints demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -78,6 +78,9 @@ deb: ## build the Debian packages, in dist/; as root it installs what that takes
 
 wheel: ## build the wheel, for pip on this platform, in dist/; as root it installs what that takes
 	@scripts/build-wheel.sh dist $(PYTHON)
+
+release: ## check that this version can be released; ARGS=--do makes the tag, and sdist, wheel and Debian packages in dist/
+	@scripts/release.sh $(ARGS)
 
 constraints: ## pin what pip installs at run time, with hashes: packaging/constraints.txt
 	@scripts/pin-requirements.sh $(PYTHON)
