@@ -19,7 +19,7 @@ def counter(name: str, text: str, backend: str) -> Field:
 # Of every backend that measures several things of a kind; declared by each of them.
 PART_FAILURES = counter(
     "part_failures",
-    "Zones, sensors, ports, mounts and values of GPUs that could not be read or parsed, and are missing.",
+    "Unreadable zones, sensors, ports, mounts and values of GPUs; their values are missing.",
     "backend that measures them",
 )
 # Of every backend in a thread of its own.
@@ -30,7 +30,7 @@ LATE = Field(
     "late",
     "count",
     "counter",
-    "Measurements that took longer than their deadline and were waited for. Source: the agent.",
+    "Measurements that ended after their deadline. Source: the agent.",
 )
 COMMANDS = counter("commands", "Programs started.", "backend that asks programs")
 COMMANDS_KILLED = counter("commands_killed", "Programs killed at their deadline.", "backend that asks programs")

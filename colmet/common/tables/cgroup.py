@@ -40,7 +40,7 @@ def _pressure(what: str, kind: str, text: str) -> Field:
     return _counter(f"{what}_pressure_{kind}", "usec", text, "none", f"{what}.pressure {kind}, total")
 
 
-_UNATTRIBUTED = "CPU time of the job that no known task of it used. Source: cpu_usage less what taskstats knows."
+_UNATTRIBUTED = "CPU time of the job without a known task. Source: cpu_usage less what taskstats knows."
 _KERNEL_V2 = "memory.stat kernel (Linux 5.18), else kernel_stack plus pagetables, percpu and slab"
 SCHEMA = Schema(
     "cgroup_default",
@@ -52,11 +52,11 @@ SCHEMA = Schema(
         _counter("cpu_system", "nsec", "CPU time in the kernel.", "cpuacct.stat system", "cpu.stat system_usec"),
         Field("cpu_unattributed", "nsec", "gauge", _UNATTRIBUTED),
         _gauge(
-            *("cpus_allocated", "count", "CPUs that it may run on."),
+            *("cpus_allocated", "count", "CPUs allowed to it."),
             *("cpuset.effective_cpus, else cpuset.cpus", "cpuset.cpus.effective"),
         ),
         _quota("nr_periods", "count", "Periods under a CPU quota.", "nr_periods"),
-        _quota("nr_throttled", "count", "Periods in which the quota was used up.", "nr_throttled"),
+        _quota("nr_throttled", "count", "Periods with an exhausted quota.", "nr_throttled"),
         _quota("throttled_time", "nsec", "Time kept from running by it, summed over CPUs.", "throttled_usec"),
         _gauge("memory_current", "bytes", "All it is charged for.", "memory.usage_in_bytes", "memory.current"),
         _gauge(
@@ -64,11 +64,11 @@ SCHEMA = Schema(
             *("memory.max_usage_in_bytes", "memory.peak (Linux 5.19)"),
         ),
         _gauge(
-            *("memory_limit", "bytes", "The most it may be charged for; missing where unlimited."),
+            *("memory_limit", "bytes", "Memory limit; missing if unlimited."),
             *("memory.stat hierarchical_memory_limit", "memory.max"),
         ),
         _gauge(
-            *("memory_swap_limit", "bytes", "The most memory and swap together; missing where unlimited."),
+            *("memory_swap_limit", "bytes", "Limit of memory and swap together; missing if unlimited."),
             *("memory.stat hierarchical_memsw_limit", "memory.max plus memory.swap.max"),
         ),
         _gauge("memory_swap", "bytes", "Swap space.", "memory.stat total_swap", "memory.swap.current"),
@@ -84,7 +84,7 @@ SCHEMA = Schema(
         _memory("inactive_anon", "Less recently used anonymous pages.", "inactive_anon", "inactive_anon"),
         _memory("active_file", "Recently used file pages.", "active_file", "active_file"),
         _memory("inactive_file", "Less recently used file pages.", "inactive_file", "inactive_file"),
-        _memory("unevictable", "Pages that cannot be reclaimed.", "unevictable", "unevictable"),
+        _memory("unevictable", "Unreclaimable pages.", "unevictable", "unevictable"),
         _events("pgfault", "Page faults.", "pgfault", "memory.stat pgfault"),
         _events("pgmajfault", "Page faults with I/O.", "pgmajfault", "memory.stat pgmajfault"),
         _events("pgpgin", "Pages it was charged for.", "pgpgin"),
@@ -99,7 +99,7 @@ SCHEMA = Schema(
         ),
         _counter("memory_limit_hits", "count", "Times its limit was reached.", "memory.failcnt", "memory.events max"),
         _counter(
-            *("memory_oom_kills", "count", "Processes that the kernel killed for want of memory."),
+            *("memory_oom_kills", "count", "Processes killed by the kernel for lack of memory."),
             *("memory.oom_control oom_kill (Linux 4.13)", "memory.events oom_kill"),
         ),
         _io("read_bytes", "bytes", "Bytes read", "io_service_bytes_recursive Read", "rbytes"),
@@ -108,18 +108,20 @@ SCHEMA = Schema(
         _io("write_ops", "count", "Writes", "io_serviced_recursive Write", "wios"),
         _gauge("pids_current", "count", "Its tasks now, threads too.", "pids.current", "pids.current"),
         _gauge("pids_peak", "count", "The most it had at one time.", "pids.peak", "pids.peak (both Linux 6.1)"),
-        _gauge("pids_limit", "count", "The most it may have; missing where unlimited.", "pids.max", "pids.max"),
-        _counter("pids_limit_hits", "count", "Tasks that it kept from starting.", "pids.events max", "pids.events max"),
-        _pressure("cpu", "some", "Time in which some task waited for a CPU."),
-        _pressure("cpu", "full", "Time in which tasks waited for a CPU, and none ran."),
-        _pressure("memory", "some", "Time in which some task waited for memory."),
-        _pressure("memory", "full", "Time in which tasks waited for memory, and none ran."),
-        _pressure("io", "some", "Time in which some task waited for I/O."),
-        _pressure("io", "full", "Time in which tasks waited for I/O, and none ran."),
+        _gauge("pids_limit", "count", "Limit of tasks; missing if unlimited.", "pids.max", "pids.max"),
+        _counter(
+            "pids_limit_hits", "count", "Tasks refused because of the limit.", "pids.events max", "pids.events max"
+        ),
+        _pressure("cpu", "some", "Time with a task waiting for a CPU."),
+        _pressure("cpu", "full", "Time with tasks waiting for a CPU, and none running."),
+        _pressure("memory", "some", "Time with a task waiting for memory."),
+        _pressure("memory", "full", "Time with tasks waiting for memory, and none running."),
+        _pressure("io", "some", "Time with a task waiting for I/O."),
+        _pressure("io", "full", "Time with tasks waiting for I/O, and none running."),
     ],
 )
 
 AGENT_COUNTERS = (
-    counter("file_failures", "Files of cgroups that could not be read or parsed.", "cgroup backend"),
+    counter("file_failures", "Unreadable or unparsable files of cgroups.", "cgroup backend"),
     counter("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
 )

@@ -14,7 +14,7 @@ def _gauge(name: str, unit: str, text: str, source: str, dtype: str = "i8") -> F
 
 
 _CLUSTER = _label("cluster", 64, "Name of the facility.", "--cluster")
-_LOGIN_NODE = _label("login_node", 128, "Machine that the row is about.", "the document's login_node")
+_LOGIN_NODE = _label("login_node", 128, "Machine of the row.", "the document's login_node")
 
 LOGINS = Schema(
     "facility_logins_default",
@@ -22,7 +22,7 @@ LOGINS = Schema(
     [
         _CLUSTER,
         _LOGIN_NODE,
-        _gauge("users", "count", "Users that are logged in.", "who and last, kind ssh, ssh_user_count"),
+        _gauge("users", "count", "Logged-in users.", "who and last, kind ssh, ssh_user_count"),
     ],
 )
 JUPYTER = Schema(
@@ -31,19 +31,17 @@ JUPYTER = Schema(
     [
         _label("kind", 32, "jupyter-ml or jupyter-coffea."),
         _CLUSTER,
-        _gauge("users", "count", "Users that have a notebook.", "the Kubernetes API, jupyter_user_count"),
+        _gauge("users", "count", "Users with a notebook.", "the Kubernetes API, jupyter_user_count"),
     ],
 )
 USERS = Schema(
     "facility_users_default",
     "node",
     [
-        _label("kind", 32, "Where the user is: ssh, jupyter-ml or jupyter-coffea."),
+        _label("kind", 32, "Kind of login: ssh, jupyter-ml or jupyter-coffea."),
         _CLUSTER,
-        _label(
-            "login_node", 128, "Machine that the user is logged in to; missing for Jupyter.", "kind ssh, login_node"
-        ),
-        _label("user", 128, "Name of the user, obfuscated where that is asked for.", "the document's users"),
+        _label("login_node", 128, "Machine of the login; missing for Jupyter.", "kind ssh, login_node"),
+        _label("user", 128, "Name of the user, obfuscated on request.", "the document's users"),
         _gauge("times", "count", "How often the document names the user.", "the document's users"),
     ],
 )
@@ -54,11 +52,11 @@ HOSTS = Schema(
         _CLUSTER,
         _LOGIN_NODE,
         _gauge("load", "none", "Load average of the last minute.", "getloadavg, kind CPU", "f8"),
-        _gauge("memory_total", "bytes", "Memory that the machine has.", "psutil.virtual_memory, kind MEM, total"),
-        _gauge("memory_available", "bytes", "Memory that could be had.", "the same, available"),
+        _gauge("memory_total", "bytes", "Memory of the machine.", "psutil.virtual_memory, kind MEM, total"),
+        _gauge("memory_available", "bytes", "Available memory.", "the same, available"),
         _gauge("network_sent", "bytes", "Sent within network_interval.", "psutil.net_io_counters, kind NETWORK"),
         _gauge("network_received", "bytes", "Received within network_interval.", "the same"),
-        _gauge("network_interval", "sec", "Time that the two before are of.", "the state file", "f8"),
+        _gauge("network_interval", "sec", "Interval of the two columns before.", "the state file", "f8"),
     ],
 )
 DISKS = Schema(
@@ -67,8 +65,8 @@ DISKS = Schema(
     [
         _CLUSTER,
         _LOGIN_NODE,
-        _label("device", 128, "Device of the file system, without /dev/; missing where it is not mounted itself."),
-        _label("mount", 255, "Where the file system is.", "--disk"),
+        _label("device", 128, "Device of the file system, without /dev/; missing for a path that is no mount."),
+        _label("mount", 255, "Mount point of the file system.", "--disk"),
         _gauge("total", "bytes", "Size of the file system.", "statvfs, kind DISK"),
         _gauge("used", "bytes", "Used of it.", "the same"),
         _gauge("free", "bytes", "Free for users.", "the same"),
@@ -80,12 +78,12 @@ QUEUES = Schema(
     "node",
     [
         _CLUSTER,
-        _label("queue", 128, "Name of the queue, or that a constraint was given."),
-        _gauge("idle", "count", "Jobs that wait.", "the batch system, kind condorqueue"),
-        _gauge("running", "count", "Jobs that run.", "the same"),
-        _gauge("held", "count", "Jobs that somebody holds back.", "the same"),
-        _gauge("allocated_cores", "count", "Cores that running jobs have.", "the same"),
-        _gauge("allocated_mem", "mbytes", "Memory that running jobs have.", "the same"),
+        _label("queue", 128, "Name of the queue, or the one given to a constraint."),
+        _gauge("idle", "count", "Waiting jobs.", "the batch system, kind condorqueue"),
+        _gauge("running", "count", "Running jobs.", "the same"),
+        _gauge("held", "count", "Jobs on hold.", "the same"),
+        _gauge("allocated_cores", "count", "Cores of running jobs.", "the same"),
+        _gauge("allocated_mem", "mbytes", "Memory of running jobs.", "the same"),
     ],
 )
 JOBS = Schema(
@@ -94,9 +92,9 @@ JOBS = Schema(
     [
         _CLUSTER,
         _label("id", 64, "As the batch system's own commands print it.", "kind condorjob, Id"),
-        _label("user", 128, "Its owner, obfuscated where that is asked for.", "kind condorjob, users"),
+        _label("user", 128, "Its owner, obfuscated on request.", "kind condorjob, users"),
         _label("state", 16, "idle, running, held, finished, ...", "kind condorjob, state"),
-        _gauge("runtime", "sec", "Time that it has run.", "kind condorjob, Runtime"),
+        _gauge("runtime", "sec", "Time since its start.", "kind condorjob, Runtime"),
     ],
 )
 SCHEMAS = (LOGINS, JUPYTER, USERS, HOSTS, DISKS, QUEUES, JOBS)

@@ -14,8 +14,8 @@ def _sum(name: str, unit: str, text: str, key: str) -> Field:
         name,
         unit,
         "counter",
-        f"{text} All ports together: what those that were active at the start had counted by then, and what all of "
-        f"them have counted since. Source: {key} of each port.",
+        f"{text} All ports together: the counts of the ports active at the start, and all later counts. "
+        f"Source: {key} of each port.",
     )
 
 
@@ -36,7 +36,7 @@ def _port(name: str, text: str, unit: str = "count") -> Field:
 
 
 def _error(name: str, text: str, highest: int) -> Field:
-    return _port(name, f"{text} On most adapters it stays at {highest} when it gets there.")
+    return _port(name, f"{text} On most adapters it stops at {highest} when it gets there.")
 
 
 COUNTERS = [
@@ -45,21 +45,21 @@ COUNTERS = [
     _port("port_xmit_packets", "Packets sent."),
     _port("port_rcv_packets", "Packets received."),
     _port("unicast_xmit_packets", "Packets sent to one receiver."),
-    _port("unicast_rcv_packets", "Packets received that were sent to one receiver."),
+    _port("unicast_rcv_packets", "Unicast packets received."),
     _port("multicast_xmit_packets", "Packets sent to several receivers."),
-    _port("multicast_rcv_packets", "Packets received that were sent to several receivers."),
+    _port("multicast_rcv_packets", "Multicast packets received."),
     _error("symbol_error", "Minor link errors.", 65535),
-    _error("link_error_recovery", "Times that the link recovered from an error.", 255),
-    _error("link_downed", "Times that the link could not recover, and went down.", 255),
-    _error("port_rcv_errors", "Packets received that had an error.", 65535),
-    _error("port_rcv_remote_physical_errors", "Packets received that were marked bad on their way.", 65535),
-    _error("port_rcv_switch_relay_errors", "Packets received that could not be forwarded.", 65535),
+    _error("link_error_recovery", "Recoveries of the link from an error.", 255),
+    _error("link_downed", "Failures of the link without a recovery.", 255),
+    _error("port_rcv_errors", "Received packets with an error.", 65535),
+    _error("port_rcv_remote_physical_errors", "Received packets marked bad on their way.", 65535),
+    _error("port_rcv_switch_relay_errors", "Received packets that could not be forwarded.", 65535),
     _error("port_xmit_discards", "Packets not sent as the port was down or congested.", 65535),
-    _error("port_xmit_wait", "Clock ticks of the port in which it had data and could not send.", FULL),
+    _error("port_xmit_wait", "Clock ticks of the port with data that it could not send.", FULL),
     _error("port_xmit_constraint_errors", "Packets not sent as a partition or rule forbids it.", 255),
     _error("port_rcv_constraint_errors", "Packets received and dropped as a partition or rule forbids it.", 255),
-    _error("local_link_integrity_errors", "Times that the errors of the local link passed their threshold.", 15),
-    _error("excessive_buffer_overrun_errors", "Times that buffers overran for longer than allowed.", 15),
+    _error("local_link_integrity_errors", "Crossings of the error threshold of the local link.", 15),
+    _error("excessive_buffer_overrun_errors", "Buffer overruns beyond the allowed time.", 15),
     _error("VL15_dropped", "Management packets dropped for want of buffers.", 65535),
 ]
 PORTS = Schema(

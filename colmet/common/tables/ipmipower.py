@@ -19,8 +19,8 @@ SCHEMA = Schema(
             "Power averaged by the BMC: of a Dell over 5 s, by DCMI over a time of its own; of a sensor, its reading.",
         ),
         _power("current_power", "Power at the time of the measurement."),
-        _power("minimum_power", "The lowest that the BMC has seen in the time that it averages over."),
-        _power("maximum_power", "The highest that the BMC has seen in the time that it averages over."),
-        label("source", 8, "What was asked: dell, dcmi, sensor or command.", "the backend"),
+        _power("minimum_power", "Minimum within the BMC's averaging time."),
+        _power("maximum_power", "Maximum within the BMC's averaging time."),
+        label("source", 8, "Source of the values: dell, dcmi, sensor or command.", "the backend"),
     ],
 )

@@ -16,7 +16,7 @@ IO_FIELDS = [
     _io("syscw", "count", "Write calls."),
     _io("read_bytes", "bytes", "Bytes read from storage."),
     _io("write_bytes", "bytes", "Bytes written, or to be written, to storage."),
-    _io("cancelled_write_bytes", "bytes", "Bytes of write_bytes that a truncation took back."),
+    _io("cancelled_write_bytes", "bytes", "Bytes of write_bytes cancelled by a truncation."),
 ]
 SCHEMA = Schema(
     "jobprocstats_default",
@@ -32,8 +32,8 @@ SCHEMA = Schema(
             "RssAnon",
             "kbytes",
             "gauge",
-            "Resident memory that is neither of files nor shared, summed over processes; what a process shares with "
-            "the one it was forked from counts for both. Source: /proc/<pid>/statm column 2 less column 3.",
+            "Resident memory without files and shared memory, summed over processes; pages shared after a fork count "
+            "for both. Source: /proc/<pid>/statm column 2 less column 3.",
         ),
         Field(
             "memory_used",

@@ -17,9 +17,9 @@ SCHEMA = Schema(
     "node",
     [
         _sum("lustre_nb_read", "count", "Reads by programs", "samples of read_bytes"),
-        _sum("lustre_bytes_read", "bytes", "Bytes that programs read, from the page cache too", "read_bytes"),
+        _sum("lustre_bytes_read", "bytes", "Bytes read by programs, page cache included", "read_bytes"),
         _sum("lustre_nb_write", "count", "Writes by programs", "samples of write_bytes"),
-        _sum("lustre_bytes_write", "bytes", "Bytes that programs wrote", "write_bytes"),
+        _sum("lustre_bytes_write", "bytes", "Bytes written by programs", "write_bytes"),
     ],
 )
 
@@ -30,7 +30,7 @@ def _data(name: str, unit: str, text: str, line: str) -> Field:
 
 def _always(name: str, text: str) -> Field:
     """An operation that every client counts: Lustre lists it once it has happened."""
-    return Field(name, "count", "counter", f"{text} 0 where it is not listed. Source: {_SOURCE}, samples of {name}.")
+    return Field(name, "count", "counter", f"{text} 0 while it is not listed. Source: {_SOURCE}, samples of {name}.")
 
 
 def _sometimes(name: str, text: str, clients: str) -> Field:
@@ -38,7 +38,7 @@ def _sometimes(name: str, text: str, clients: str) -> Field:
         name,
         "count",
         "counter",
-        f"{text} Missing where it has not happened, or the client does not count it ({clients} do). "
+        f"{text} Missing before its first occurrence, or if the client does not count it ({clients} do). "
         f"Source: {_SOURCE}, samples of {name}.",
     )
 
@@ -53,7 +53,7 @@ ALWAYS = [
     _always("readdir", "Reads of directories."),
     _always("setattr", "Changes of attributes: owner, mode, times, size."),
     _always("truncate", "Files truncated."),
-    _always("flock", "Locks of files taken or given back."),
+    _always("flock", "Locks of files taken or released."),
     _always("getattr", "Reads of attributes (stat)."),
     _always("create", "Files created."),
     _always("link", "Hard links made."),
@@ -63,7 +63,7 @@ ALWAYS = [
     _always("rmdir", "Directories removed."),
     _always("mknod", "Special files made; newer clients count files created here, too."),
     _always("rename", "Files and directories renamed."),
-    _always("statfs", "Questions for the space of the file system (df)."),
+    _always("statfs", "Queries of the space of the file system (df)."),
     _always("setxattr", "Extended attributes set."),
     _always("getxattr", "Extended attributes read."),
     _always("listxattr", "Lists of extended attributes."),
@@ -71,15 +71,15 @@ ALWAYS = [
     _always("inode_permission", "Checks of permissions."),
 ]
 SOMETIMES = [
-    _sometimes("getxattr_hits", "Extended attributes that the client's cache had.", "2.5 and later"),
-    _sometimes("page_fault", "Pages read for programs that have mapped files.", "2.13 and later"),
-    _sometimes("page_mkwrite", "Pages written by programs that have mapped files.", "2.13 and later"),
-    _sometimes("fallocate", "Space of files reserved or given back.", "2.14 and later"),
+    _sometimes("getxattr_hits", "Extended attributes found in the client's cache.", "2.5 and later"),
+    _sometimes("page_fault", "Pages read for programs with mapped files.", "2.13 and later"),
+    _sometimes("page_mkwrite", "Pages written by programs with mapped files.", "2.13 and later"),
+    _sometimes("fallocate", "Space of files reserved or released.", "2.14 and later"),
     _sometimes("alloc_inode", "Inodes made in memory.", "older ones"),
-    _sometimes("dirty_pages_hits", "Writes to pages that were to be written already.", "older ones"),
+    _sometimes("dirty_pages_hits", "Writes to dirty pages.", "older ones"),
     _sometimes("dirty_pages_misses", "Writes to other pages.", "older ones"),
-    _sometimes("osc_read", "Reads asked of servers.", "older ones"),
-    _sometimes("osc_write", "Writes asked of servers.", "older ones"),
+    _sometimes("osc_read", "Reads sent to servers.", "older ones"),
+    _sometimes("osc_write", "Writes sent to servers.", "older ones"),
 ]
 MOUNTS = Schema(
     "lustremounts_default",
@@ -87,11 +87,11 @@ MOUNTS = Schema(
     [
         label("mount", 64, "The client's name for the mount, scratch-ffff8803f1a2c000.", "its folder in llite"),
         label("fsname", 32, "Name of the file system, scratch.", "the same, up to the last dash"),
-        label("mount_point", 255, "Where it is mounted; missing where that is in two places.", "/proc/mounts"),
+        label("mount_point", 255, "Mount point; missing with several mounts.", "/proc/mounts"),
         _data("nb_read", "count", "Reads by programs.", "samples of read_bytes"),
-        _data("bytes_read", "bytes", "Bytes that programs read, from the page cache too.", "read_bytes"),
+        _data("bytes_read", "bytes", "Bytes read by programs, page cache included.", "read_bytes"),
         _data("nb_write", "count", "Writes by programs.", "samples of write_bytes"),
-        _data("bytes_write", "bytes", "Bytes that programs wrote.", "write_bytes"),
+        _data("bytes_write", "bytes", "Bytes written by programs.", "write_bytes"),
         *ALWAYS,
         *SOMETIMES,
     ],

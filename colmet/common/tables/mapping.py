@@ -11,8 +11,8 @@ SCHEMA = Schema(
     [
         label("metric", 64, "Table of the column, RAPLstats_default.", _SOURCE),
         label("counter", 32, "The column, counter_7.", _SOURCE),
-        label("name", 128, "What it counts on this node.", _SOURCE),
+        label("name", 128, "Meaning of the counter on this node.", _SOURCE),
         label("unit", 32, "Unit of its values.", _SOURCE),
-        label("zone", 64, "Part of the node that it is about; empty for all of it.", _SOURCE),
+        label("zone", 64, "Part of the node; empty for the whole node.", _SOURCE),
     ],
 )

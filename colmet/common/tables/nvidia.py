@@ -26,13 +26,13 @@ SCHEMA = Schema(
         _gauge(
             "utilization-gpu",
             "percent",
-            "Share of the time in which something computed on a GPU, mean of the job's GPUs.",
+            "Share of the time with computation on a GPU, mean of the job's GPUs.",
             "nvmlDeviceGetUtilizationRates gpu",
         ),
         _gauge(
             "utilization-memory",
             "percent",
-            "Share of the time in which a GPU's memory was read or written, mean of the job's GPUs.",
+            "Share of the time with reads or writes of a GPU's memory, mean of the job's GPUs.",
             "nvmlDeviceGetUtilizationRates memory",
         ),
         _gauge("memory-total", "mbytes", "Memory of the job's GPUs, summed.", "nvmlDeviceGetMemoryInfo total"),
@@ -40,12 +40,12 @@ SCHEMA = Schema(
         _gauge(
             "memory-used",
             "mbytes",
-            "Used memory of the job's GPUs, summed, whoever uses it.",
+            "Used memory of the job's GPUs, summed over all users.",
             "nvmlDeviceGetMemoryInfo used",
         ),
         _gauge("gpus", "count", "The job's GPUs and MIG instances.", "the nvidia backend"),
-        _gauge("gpus_idle", "count", "Those of them on which no process of the job runs.", "the nvidia backend"),
-        _gauge("gpus_shared", "count", "Those of them on which another job's processes run.", "the nvidia backend"),
+        _gauge("gpus_idle", "count", "GPUs without a process of the job.", "the nvidia backend"),
+        _gauge("gpus_shared", "count", "GPUs with processes of another job.", "the nvidia backend"),
     ],
 )
 GPUS = Schema(
@@ -55,28 +55,28 @@ GPUS = Schema(
         label("uuid", 80, "UUID of the GPU or MIG instance.", "nvmlDeviceGetUUID"),
         label("name", 96, "Product, and profile of an instance.", "nvmlDeviceGetName"),
         label("pci", 32, "Bus id; of an instance, its GPU's.", "nvmlDeviceGetPciInfo busId"),
-        label("parent", 80, "UUID of the GPU that an instance is part of.", "nvmlDeviceGetMigDeviceHandleByIndex"),
-        label("jobs", MAX_JOBS, "Ids of the jobs that hold or use it, separated by commas.", "the nvidia backend"),
+        label("parent", 80, "UUID of the GPU of an instance.", "nvmlDeviceGetMigDeviceHandleByIndex"),
+        label("jobs", MAX_JOBS, "Ids of its jobs (allocated or using it), separated by commas.", "the nvidia backend"),
         _gauge("index", "none", "nvidia-smi's number; an instance's within its GPU.", "nvmlDeviceGetHandleByIndex"),
         _gauge("power", "watts", "Power now.", "nvmlDeviceGetPowerUsage", "f4"),
-        _gauge("power_limit", "watts", "Power that it may take.", "nvmlDeviceGetEnforcedPowerLimit", "f4"),
+        _gauge("power_limit", "watts", "Limit of its power.", "nvmlDeviceGetEnforcedPowerLimit", "f4"),
         _counter("energy", "ujoules", "Energy since the driver was loaded.", "nvmlDeviceGetTotalEnergyConsumption"),
         _gauge(
             "utilization_gpu",
             "percent",
-            "Share of the time in which something computed on it.",
+            "Share of the time with computation on it.",
             "nvmlDeviceGetUtilizationRates gpu",
         ),
         _gauge(
             "utilization_memory",
             "percent",
-            "Share of the time in which its memory was read or written.",
+            "Share of the time with reads or writes of its memory.",
             "nvmlDeviceGetUtilizationRates memory",
         ),
         _gauge("memory_total", "bytes", "Its memory.", "nvmlDeviceGetMemoryInfo total"),
         _gauge("memory_used", "bytes", "Used memory.", "nvmlDeviceGetMemoryInfo used"),
         _gauge("memory_free", "bytes", "Unused memory.", "nvmlDeviceGetMemoryInfo free"),
-        _gauge("memory_reserved", "bytes", "What the driver keeps for itself.", "nvmlDeviceGetMemoryInfo_v2 reserved"),
+        _gauge("memory_reserved", "bytes", "Memory reserved by the driver.", "nvmlDeviceGetMemoryInfo_v2 reserved"),
         _gauge("temperature", "celsius", "Of the processor.", "nvmlDeviceGetTemperature"),
         _gauge("temperature_memory", "celsius", "Of its memory.", "NVML_FI_DEV_MEMORY_TEMP"),
         _gauge("fan", "percent", "Speed that its fan is to have, of the most.", "nvmlDeviceGetFanSpeed"),
@@ -119,19 +119,19 @@ GPUS = Schema(
         _gauge("pcie_rx", "kbytes", "Received over PCIe a second, over 20 ms.", "nvmlDeviceGetPcieThroughput RX"),
         _counter("pcie_replays", "count", "Repeated transfers over PCIe.", "nvmlDeviceGetPcieReplayCounter"),
         _gauge("processes", "count", "Processes on it.", "nvmlDeviceGetComputeRunningProcesses and others"),
-        _gauge("processes_no_job", "count", "Those of them that are no job's.", "the nvidia backend"),
+        _gauge("processes_no_job", "count", "Processes without a job.", "the nvidia backend"),
     ],
 )
 JOBS = Schema(
     "nvidiajobs_default",
     "job",
     [
-        label("uuid", 80, "UUID of a GPU or MIG instance that the job holds or uses.", "nvmlDeviceGetUUID"),
-        label("held_by", 16, "Who says what the job holds: devices, oar or environment.", "the nvidia backend"),
+        label("uuid", 80, "UUID of a GPU or MIG instance of the job (allocated or used).", "nvmlDeviceGetUUID"),
+        label("held_by", 16, "Source of the allocation: devices, oar or environment.", "the nvidia backend"),
         _gauge(
             "held",
             "count",
-            "1 where the job holds it, 0 where others say otherwise; missing where nobody says.",
+            "1 if allocated to the job, 0 if not; missing without a source.",
             "devices.list of the job's devices cgroup, /var/lib/oar/<job>_resources, /proc/<pid>/environ",
         ),
         _gauge(
@@ -143,14 +143,14 @@ JOBS = Schema(
         _gauge(
             "memory_used",
             "bytes",
-            "Memory that these processes use there.",
+            "Memory of these processes there.",
             "nvmlDeviceGetComputeRunningProcesses usedGpuMemory",
         ),
         _gauge(
             "utilization_sm",
             "percent",
-            "Share of the time in which these processes computed there since the last sample; missing where the driver "
-            "took no sample of them.",
+            "Share of the time with computation of these processes there since the last sample; missing without a "
+            "sample of the driver.",
             "nvmlDeviceGetProcessUtilization smUtil",
             "f4",
         ),
@@ -158,7 +158,7 @@ JOBS = Schema(
 )
 
 AGENT_COUNTERS = (
-    counter("gpus_lost", "GPUs that did not answer, once a sample.", "nvidia backend"),
+    counter("gpus_lost", "GPUs without an answer, once a sample.", "nvidia backend"),
     PART_FAILURES,
-    counter("jobs_unread", "Times that a job's processes could not be read.", "nvidia backend"),
+    counter("jobs_unread", "Failed reads of a job's processes.", "nvidia backend"),
 )

@@ -11,14 +11,14 @@ _SOURCE = "Source: perf_event_open(2), PERF_FLAG_PID_CGROUP"
 
 def _counter(number: int) -> Field:
     text = (
-        f"Events of the job since its row before, of the kind that --perfhw-list names as number {number}, as "
-        "mapping_default says; scaled up where the event had a counter for a part of the time only."
+        f"Events of the job since its previous row: event number {number} of --perfhw-list, named in mapping_default; "
+        "scaled up if the event had a counter for a part of the time only."
     )
     return Field(f"counter_{number}", "count", "gauge", f"{text} {_SOURCE}.")
 
 
 def _scale(number: int) -> Field:
-    text = f"Part of the job's CPU time in which event {number} had a counter; 1 where nothing was scaled."
+    text = f"Share of the job's CPU time with a counter for event {number}; 1 if nothing was scaled."
     return Field(f"scale_{number}", "none", "gauge", f"{text} {_SOURCE}, time running / time enabled.", dtype="f8")
 
 
@@ -27,10 +27,10 @@ SCHEMA = Schema("perfhwstats_default", "job", [*map(_counter, _NUMBERS), *map(_s
 
 AGENT_COUNTERS = (
     counter("perf_jobs_uncounted", "Jobs whose events could not be opened at first.", "perfhw backend"),
-    counter("perf_fd_shortages", "Times that there were no descriptors for a job's events.", "perfhw backend"),
-    counter("perf_yields", "Times that events were closed for a user's own perf.", "perfhw backend"),
-    counter("perf_files_left_out", "Looks for a user's own perf that did not see all files.", "perfhw backend"),
-    counter("perf_read_failures", "Times that a job's events could not be read.", "perfhw backend"),
+    counter("perf_fd_shortages", "Shortages of descriptors for a job's events.", "perfhw backend"),
+    counter("perf_yields", "Events closed for a user's own perf.", "perfhw backend"),
+    counter("perf_files_left_out", "Incomplete searches for a user's own perf.", "perfhw backend"),
+    counter("perf_read_failures", "Failed reads of a job's events.", "perfhw backend"),
     counter("perf_tasks_moved", "Processes put into groups of --perfhw-make-cgroup.", "perfhw backend"),
     counter("perf_group_failures", "Failures to make, fill or remove such groups.", "perfhw backend"),
 )

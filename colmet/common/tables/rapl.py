@@ -24,7 +24,7 @@ def _columns() -> Iterable[Field]:
                 f"counter_{number + 1}",
                 "count",
                 "gauge",
-                f"uJ at which the counter of {of} begins again. {source} max_energy_range_uj.",
+                f"Value in uJ at which the counter of {of} wraps. {source} max_energy_range_uj.",
             )
 
 
@@ -34,9 +34,9 @@ ZONE_SCHEMA = Schema(
     "raplzones_default",
     "node",
     [
-        label("zone", 64, "Which zone the row is about: package-0, package-0/dram, psys.", _NAMED),
+        label("zone", 64, "Zone of the row: package-0, package-0/dram, psys.", _NAMED),
         label("name", 32, "Its name without its package's: package-0, core, uncore, dram, psys.", _NAMED),
-        label("package", 32, "The package that it is in, package-0; empty for psys.", _NAMED),
+        label("package", 32, "Its package, package-0; empty for psys.", _NAMED),
         Field(
             "energy",
             "ujoules",
@@ -54,12 +54,12 @@ ZONE_SCHEMA = Schema(
             "max_energy_range",
             "ujoules",
             "gauge",
-            f"Where its counter begins again at 0. Source: {POWERCAP}/intel-rapl:*/max_energy_range_uj.",
+            f"Value at which its counter wraps to 0. Source: {POWERCAP}/intel-rapl:*/max_energy_range_uj.",
         ),
     ],
 )
 
 AGENT_COUNTERS = (
     PART_FAILURES,
-    counter("zone_resets", "Energy counters that began anew, not at their range.", "rapl backend"),
+    counter("zone_resets", "Restarts of energy counters other than wraps.", "rapl backend"),
 )

@@ -36,21 +36,23 @@ SCHEMA = Schema(
         _counter("write_syscalls", "count", "Write calls."),
         _counter("read_bytes", "bytes", "Bytes read from storage."),
         _counter("write_bytes", "bytes", "Bytes written, or to be written, to storage."),
-        _counter("cancelled_write_bytes", "bytes", "Bytes of write_bytes that a truncation took back."),
+        _counter("cancelled_write_bytes", "bytes", "Bytes of write_bytes cancelled by a truncation."),
         _counter("nvcsw", "count", "Voluntary context switches."),
         _counter("nivcsw", "count", "Involuntary context switches."),
-        _counter("ac_utimescaled", "usec", "User CPU time, scaled by the CPU's frequency where the kernel can."),
-        _counter("ac_stimescaled", "usec", "System CPU time, scaled by the CPU's frequency where the kernel can."),
-        _counter("cpu_scaled_run_real_total", "nsec", "CPU time, scaled by the CPU's frequency where the kernel can."),
+        _counter("ac_utimescaled", "usec", "User CPU time, scaled by the CPU's frequency if the kernel supports it."),
+        _counter("ac_stimescaled", "usec", "System CPU time, scaled by the CPU's frequency if the kernel supports it."),
+        _counter(
+            "cpu_scaled_run_real_total", "nsec", "CPU time, scaled by the CPU's frequency if the kernel supports it."
+        ),
         _counter("freepages_count", "count", "Waits for memory reclaim; needs kernel.task_delayacct=1."),
         _counter("freepages_delay_total", "nsec", "Time in these waits; needs kernel.task_delayacct=1."),
         Field(
             "cpu_total",
             "nsec",
             "counter",
-            "CPU time of all tasks, with what exit records leave out: cpu_run_virtual_total, and what processes are "
-            "charged with for children beyond the children's records; before they are, the difference to "
-            "cpu_run_real_total of those that ran for less than 20 ms; never more than the job's cgroup used. "
+            "CPU time of all tasks, including the part missing from exit records: cpu_run_virtual_total, plus the "
+            "charge of processes for children beyond the children's records, or until that charge the difference to "
+            "cpu_run_real_total of tasks shorter than 20 ms; never more than the use of the job's cgroup. "
             "Source: struct taskstats, /proc/<pid>/stat, cpuacct.usage, cpu.stat.",
         ),
     ],
@@ -62,23 +64,23 @@ def _count(name: str, text: str) -> Field:
 
 
 AGENT_COUNTERS = (
-    _count("exit_records", "Records that the kernel sent of ended tasks."),
-    _count("exit_records_lost", "Records of ended tasks that are known not to have arrived."),
-    _count("exit_overflows", "Times that the kernel had no room for records of ended tasks (ENOBUFS)."),
-    _count("exits_known", "Ended tasks given to the job in which a tick had seen them."),
-    _count("exits_by_fork", "Ended tasks that no tick had seen, given to their job by their fork event."),
-    _count("exits_by_parent", "Ended tasks that no tick had seen, given to their parent's job."),
-    _count("exits_other", "Ended tasks that belong to no job, or to none that is known."),
-    _count("fork_events", "Fork events that the kernel sent."),
-    _count("fork_overflows", "Times that the kernel had no room for fork events (ENOBUFS)."),
-    _count("answers_lost", "Answers for live tasks that did not arrive and were asked for again."),
+    _count("exit_records", "Exit records sent by the kernel."),
+    _count("exit_records_lost", "Exit records known to be lost."),
+    _count("exit_overflows", "Overflows of the kernel's buffer for exit records (ENOBUFS)."),
+    _count("exits_known", "Ended tasks attributed to the job of an earlier tick."),
+    _count("exits_by_fork", "Ended tasks unseen by any tick, attributed by their fork event."),
+    _count("exits_by_parent", "Ended tasks unseen by any tick, attributed to their parent's job."),
+    _count("exits_other", "Ended tasks without a known job."),
+    _count("fork_events", "Fork events sent by the kernel."),
+    _count("fork_overflows", "Overflows of the kernel's buffer for fork events (ENOBUFS)."),
+    _count("answers_lost", "Lost answers for live tasks, requested again."),
     _count("delays_implausible", "Growths of a task's delay dropped, longer than it can have waited."),
-    _count("state_failures", "Times that the state for the next start could not be saved."),
+    _count("state_failures", "Failed saves of the state for the next start."),
     Field(
         "exit_records_on",
         "count",
         "gauge",
-        "1 while the kernel tells of ended tasks. Source: the taskstats backend.",
+        "1 while the kernel sends exit records. Source: the taskstats backend.",
     ),
     Field("fork_events_on", "count", "gauge", "1 while the kernel reports forks. Source: the taskstats backend."),
 )

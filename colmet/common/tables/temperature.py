@@ -16,7 +16,7 @@ SCHEMA = Schema(
             f"counter_{n}",
             "celsius",
             "gauge",
-            f"Temperature in whole degrees; which sensor it is, mapping_default tells. Source: {THERMAL}/thermal_zone*/"
+            f"Temperature in whole degrees; mapping_default names the sensor. Source: {THERMAL}/thermal_zone*/"
             f"temp, or where there is none {HWMON}/hwmon*/temp*_input.",
         )
         for n in range(1, COLUMNS + 1)
@@ -33,12 +33,12 @@ SENSOR_SCHEMA = Schema(
     "temperatures_default",
     "node",
     [
-        label("sensor", 64, "Which sensor the row is about: x86_pkg_temp_0, coretemp.0/Package id 0.", _BOTH),
+        label("sensor", 64, "Sensor of the row: x86_pkg_temp_0, coretemp.0/Package id 0.", _BOTH),
         label("source", 8, "thermal or hwmon.", _BOTH),
         _celsius("temperature", "Temperature.", f"{THERMAL}/thermal_zone*/temp, {HWMON}/hwmon*/temp*_input"),
         _celsius(
             "critical",
-            "Where the sensor's owner shuts down or throttles.",
+            "Limit for throttling or shutdown.",
             f"{THERMAL}/thermal_zone*/trip_point_*_temp of type critical, {HWMON}/hwmon*/temp*_crit",
         ),
     ],
