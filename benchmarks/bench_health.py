@@ -17,8 +17,8 @@ from typing import Any
 
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
-from colmet.common.live.latest_rows import Latest
-from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.latest_rows import LatestRows
+from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import DaemonIdentity
@@ -83,7 +83,7 @@ def bench_node() -> Figures:
         options = build_parser(classes).parse_args(["--state-dir", ""])
         backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
         source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-        health = NodeHealth({}, latest=Latest())
+        health = NodeHealth({}, latest=LatestRows())
         queue = SendQueue(v1.encode, Outbox(time.time_ns()))
         agent = Agent("bench", source, backends, queue, Schedule(PERIOD_S), health=health)
         stack.callback(agent.close)
@@ -124,7 +124,7 @@ def bench_node() -> Figures:
 
 def bench_collector() -> Figures:
     """What the main thread does for a status, and for each message where the latest rows are told."""
-    receiver, latest = Receiver(), Latest()
+    receiver, latest = Receiver(), LatestRows()
     samples = [Sample(job, {f"value_{n}": n for n in range(40)}) for job in (1, 2)]
     batches = []
     for number in range(SENDERS):
@@ -161,7 +161,7 @@ def bench_top() -> Figures:
                 tables.append(Table(schemas[name], time_ns, rows))
             batches.append(Batch(f"node-{number}", 1, seq, time_ns, tuple(jobs), tuple(tables)))
         rounds.append(batches)
-    receiver, watch = Receiver(), Watch(TABLES)
+    receiver, watch = Receiver(), RecentPairs(TABLES)
     top = Top(DaemonIdentity("collector"), watch)
     taken: list[list[Batch]] = []
 
@@ -177,7 +177,7 @@ def bench_top() -> Figures:
     unseen = cpu_us(lambda: [watch.take([batch]) for batch in taken[0]], 5) / TOP_NODES
     seen = []
     for _ in range(5):
-        watch = Watch(TABLES)
+        watch = RecentPairs(TABLES)
         top = Top(DaemonIdentity("collector"), watch)
         watch.look()
         start = time.thread_time()

@@ -11,9 +11,9 @@ from colmet.collector.ingest.receiver import OTHERS, Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import Refused
-from colmet.common.live.latest_rows import Latest
+from colmet.common.live.latest_rows import LatestRows
 from colmet.common.live.namesakes import is_namesake
-from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import NOTE_S, Backlog, DaemonIdentity, RecentGrowth, families_of, single
@@ -90,7 +90,7 @@ class CollectorHealth:
         journal: Journal,
         workers: Sequence[OutputWorker],
         parts: Mapping[str, Callable[[], Mapping[str, int]]],
-        latest: Latest | None = None,
+        latest: LatestRows | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,7 +98,7 @@ class CollectorHealth:
         self._receiver = receiver
         self._journal = journal
         self._workers = workers
-        self._watch = Watch(TABLES)
+        self._watch = RecentPairs(TABLES)
         self._parts = {**parts, "top": self._watch.counters}
         self._latest = latest
         self._now_ns = now_ns

@@ -20,7 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
-from colmet.stored.accounts import GAPS, LEDGER, Host, Line, gathered, look
+from colmet.stored.accounts import GAPS, LEDGER, HostTable, StoredHost, gathered, look
 from colmet.stored.hdf5 import BURST_S, ask, is_live
 from colmet.stored.rows import Marks, Reader, marks_of
 
@@ -46,13 +46,13 @@ the job or host."""
     sources.add_config(parser)
 
 
-def read(paths: Iterable[str], host: str | None = None) -> dict[str, Host]:
+def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]:
     """What files have of all hosts, or of one.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    hosts: dict[str, Host] = defaultdict(Host)
+    hosts: dict[str, StoredHost] = defaultdict(StoredHost)
     reader = Reader()
     try:
         for path in paths:
@@ -93,7 +93,7 @@ def shown(time_s: int) -> str:
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
 
 
-def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
+def text_of(lines: Sequence[HostTable], what: str) -> Iterator[str]:
     """The answer, for people."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
@@ -120,7 +120,7 @@ def text_of(lines: Sequence[Line], what: str) -> Iterator[str]:
         yield f"{host}  {shown(gap.first)} .. {shown(gap.last)}  {gap.why}: {of}"
 
 
-def document_of(lines: Sequence[Line]) -> dict[str, Any]:
+def document_of(lines: Sequence[HostTable]) -> dict[str, Any]:
     """The answer, for programs."""
     return {
         "here": sum(line.found.here for line in lines),

@@ -55,7 +55,7 @@ Values = npt.NDArray[Any]
 # -- what is asked for --
 
 
-class Column(NamedTuple):
+class OutputColumn(NamedTuple):
     """A column that is asked for.
 
     Attributes:
@@ -99,7 +99,7 @@ class Interval(NamedTuple):
     hosts: Sequence[str] | None = None
 
 
-def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Interval) -> list[Column]:
+def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Interval) -> list[OutputColumn]:
     """The columns that are asked for, in that order; without a table where no table of the job or of nodes has them.
 
     Args:
@@ -112,18 +112,18 @@ def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Inte
     mine = history.tables(job, wanted.since, wanted.until)
     if asked is None:
         return [
-            Column(f"{table}.{name}", table, name, job == NODE)
+            OutputColumn(f"{table}.{name}", table, name, job == NODE)
             for table in _ordered(mine)
             for name in sorted(mine[table], key=natural)
         ]
-    chosen: list[Column] = []
+    chosen: list[OutputColumn] = []
     nodes: Mapping[str, Sequence[str]] | None = None
     for text in asked:
         found = _find(text, mine, job == NODE)
         if not found and job != NODE:
             nodes = history.tables(NODE, wanted.since, wanted.until) if nodes is None else nodes
             found = _find(text, nodes, True)
-        chosen += found or [Column(text)]
+        chosen += found or [OutputColumn(text)]
     return list(dict.fromkeys(chosen))
 
 
@@ -132,19 +132,19 @@ def _ordered(tables: Iterable[str]) -> list[str]:
     return sorted(tables, key=lambda table: (FIRST.index(table) if table in FIRST else len(FIRST), table))
 
 
-def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list[Column]:
+def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list[OutputColumn]:
     """The columns that a text may mean."""
     for table in _ordered(tables):
         if text in tables[table]:
-            return [Column(text, table, text, of_node)]
+            return [OutputColumn(text, table, text, of_node)]
     for table in _ordered(tables):
         for known_as in (table, short(table)):
             if text == f"{known_as}.*":
                 names = sorted(tables[table], key=natural)
-                return [Column(f"{known_as}.{name}", table, name, of_node) for name in names]
+                return [OutputColumn(f"{known_as}.{name}", table, name, of_node) for name in names]
             name = text[len(known_as) + 1 :]
             if text.startswith(f"{known_as}.") and name in tables[table]:
-                return [Column(text, table, name, of_node)]
+                return [OutputColumn(text, table, name, of_node)]
     return []
 
 
@@ -155,7 +155,7 @@ Place = tuple[str, bool]  # a table, and whether it has rows of nodes
 Found = Mapping[Place, Sequence[Series]]
 
 
-def fetch(history: History, job: int, chosen: Sequence[Column], wanted: Interval) -> dict[Place, list[Series]]:
+def fetch(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval) -> dict[Place, list[Series]]:
     """The rows of each table that has columns that are asked for; of nodes, only what is of the job's time and hosts.
 
     Args:
@@ -200,7 +200,7 @@ def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Inter
     return Interval(min(times), max(times), sorted({series.host for series in rows}))
 
 
-class Answer(NamedTuple):
+class Extraction(NamedTuple):
     """Columns of one length, sorted by time and host.
 
     Attributes:
@@ -216,7 +216,7 @@ class Answer(NamedTuple):
     columns: dict[str, Values]
 
 
-def join(found: Found, chosen: Sequence[Column]) -> Answer:
+def join(found: Found, chosen: Sequence[OutputColumn]) -> Extraction:
     """Rows of several tables side by side: those of one time and host, the first with the first, and so on.
 
     Args:
@@ -248,7 +248,7 @@ def join(found: Found, chosen: Sequence[Column]) -> Answer:
         some = found.get(place, ())
         parts = [series.columns.get(column.column) for series in some]
         columns[column.name] = _spread(parts, [len(series) for series in some], row[spans.get(place, slice(0))], length)
-    return Answer(in_order[2][new], in_order[1][new], names, columns)
+    return Extraction(in_order[2][new], in_order[1][new], names, columns)
 
 
 def _spread(parts: Sequence[Values | None], counts: Sequence[int], rows: npt.NDArray[np.int64], length: int) -> Values:
@@ -307,7 +307,7 @@ def text(value: bytes) -> str:
     return decoded if decoded.isprintable() else decoded.encode("unicode_escape").decode()
 
 
-def write_json(out: IO[bytes] | gzip.GzipFile, answer: Answer, missing: Mapping[str, Any]) -> None:
+def write_json(out: IO[bytes] | gzip.GzipFile, answer: Extraction, missing: Mapping[str, Any]) -> None:
     """One JSON object: the columns of an answer, and ``timestamp`` and ``hostname``, as lists.
 
     Args:
@@ -397,7 +397,7 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
             wanted = Interval(float(start), float(stop))
             main: Found = {(FIRST[0], False): history.read(job, FIRST[0], names, *wanted)}
             if _has_all(main, names):  # as nearly always: the other tables need not be looked at
-                chosen, found, why = [Column(name, FIRST[0], name) for name in names], main, ""
+                chosen, found, why = [OutputColumn(name, FIRST[0], name) for name in names], main, ""
             else:
                 chosen = choose(history, job, names, wanted)
                 found = fetch(history, job, chosen, wanted)
@@ -619,11 +619,11 @@ def _target(path: str | None) -> Iterator[IO[bytes]]:
             os.unlink(part)
 
 
-def _write_json(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Column]) -> None:
+def _write_json(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
     write_json(out, join(found, chosen), {"i": None, "f": None, "S": None})
 
 
-def _write_csv(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Column]) -> None:
+def _write_csv(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
     import csv
 
     answer = join(found, chosen)
@@ -642,7 +642,7 @@ def _write_csv(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Column]
     out.write(block.getvalue().encode())  # the line of names, where there is no row
 
 
-def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Column]) -> None:
+def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -662,7 +662,7 @@ def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Col
     pyarrow.parquet.write_table(pyarrow.table(columns), out)
 
 
-def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[Column]) -> None:
+def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
     """Tables as the collector writes them, which all that reads its files reads, too."""
     from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, opened_library
     from colmet.collector.columns import HEADER
@@ -672,7 +672,7 @@ def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[Column]
             for (name, of_node), some in found.items():
                 owner = NODE if of_node else job
                 wanted = [column.column for column in chosen if (column.table, column.of_node) == (name, of_node)]
-                columns = join({(name, of_node): some}, [Column(n, name, n, of_node) for n in wanted])
+                columns = join({(name, of_node): some}, [OutputColumn(n, name, n, of_node) for n in wanted])
                 fields = {**HEADER, **{n: values.dtype for n, values in columns.columns.items()}}
                 rows = np.zeros(len(columns.times), np.dtype(sorted(fields.items())))
                 rows["timestamp"], rows["job_id"], rows["metric_backend"] = columns.times, owner, name.encode()
@@ -690,7 +690,7 @@ def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[Column]
         raise OSError(cause(err)) from err
 
 
-WRITERS: Mapping[str, Callable[[IO[bytes], int, Found, Sequence[Column]], None]] = {
+WRITERS: Mapping[str, Callable[[IO[bytes], int, Found, Sequence[OutputColumn]], None]] = {
     "json": _write_json,
     "csv": _write_csv,
     "parquet": _write_parquet,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from colmet.batch.qmem import Host, Hosts, JobOnHost, Owner, Owners, RequestedJob
-from colmet.common.live.summary import Jobs
+from colmet.common.live.summary import JobUsage
 
 UNKNOWN = "-"
 GIB = float(1 << 30)
@@ -29,7 +29,7 @@ class _Row(NamedTuple):
     used: float | None
 
 
-def hosts_of(jobs: Jobs, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
+def hosts_of(jobs: JobUsage, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
     """What /qhost tells.
 
     Which of its hosts a job's first task is on is not known, unless it has only one. Colmet knows no names of jobs. A
@@ -76,7 +76,7 @@ def _known_uid(user: str) -> str:
     return str(pwd.getpwnam(user).pw_uid)
 
 
-def owners_of(jobs: Jobs, uid: Callable[[str], str] = uid_of) -> Owners:
+def owners_of(jobs: JobUsage, uid: Callable[[str], str] = uid_of) -> Owners:
     """What /qstat tells.
 
     A job has one request for each of its slots: its limits over all its hosts by its slots there. Where its hosts have
@@ -119,7 +119,7 @@ def _size(value: float) -> str:
     return str(whole) if whole else ""
 
 
-def _rows(jobs: Jobs) -> list[_Row]:
+def _rows(jobs: JobUsage) -> list[_Row]:
     """Of each job on each host; not of what belongs to no job."""
     cpus, limits, peaks, now = [jobs.values[key].tolist() for key in ("cpus", "memory_limit", "memory_peak", "memory")]
     numbers, hosts = jobs.job.tolist(), jobs.host.tolist()

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.stored.gap_finder import Account, Found, Gap, Reckoning, Times, Told, of_job
+from colmet.stored.gap_finder import GapFinder, LedgerRow, ReportedGap, TableCompleteness, TableGap, Times, of_job
 
 LEDGER, GAPS = "completeness_default", "gaps_default"
 MAX_SAMPLES = 10**7  # of one gap
 
 
-class Host:
+class StoredHost:
     """What is stored of one host.
 
     Attributes:
@@ -25,8 +25,8 @@ class Host:
 
     def __init__(self) -> None:
         self.times: dict[str, dict[int, Times]] = defaultdict(dict)
-        self.accounts: dict[str, list[Account]] = defaultdict(list)
-        self.told: list[Told] = []
+        self.accounts: dict[str, list[LedgerRow]] = defaultdict(list)
+        self.told: list[ReportedGap] = []
 
     def add(self, table: str, job: int, times: Times) -> None:
         """Rows of one file; those that another file has, too, count once."""
@@ -49,7 +49,7 @@ class Host:
         if table == LEDGER:
             columns = ("due", "taken", "failed", "late", "rows", "rows_now")
             self.accounts[about].append(
-                Account(
+                LedgerRow(
                     *(numbers["timestamp"], numbers["epoch"], numbers["period"] / 1e6, numbers["is_last"] == 1),
                     *[max(0, numbers[name]) for name in columns],
                 )
@@ -58,16 +58,18 @@ class Host:
             why = row["why"].decode("ascii", "replace")
             times = max(0, numbers["first"]), max(0, numbers["last"])
             self.told.append(
-                Told(numbers["timestamp"], about, why, numbers["epoch"], *times, min(numbers["samples"], MAX_SAMPLES))
+                ReportedGap(
+                    numbers["timestamp"], about, why, numbers["epoch"], *times, min(numbers["samples"], MAX_SAMPLES)
+                )
             )
 
 
-class Line(NamedTuple):
+class HostTable(NamedTuple):
     """What there is of one table of one host, and what is missing."""
 
     host: str
     table: str
-    found: Found
+    found: TableCompleteness
 
     @property
     def due(self) -> int:
@@ -75,7 +77,7 @@ class Line(NamedTuple):
         return self.found.here + self.found.missing
 
 
-def look(hosts: dict[str, Host], job: int | None, since: int | None, until: int | None) -> Iterator[Line]:
+def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until: int | None) -> Iterator[HostTable]:
     """What there is, by host and table.
 
     Args:
@@ -96,7 +98,7 @@ def look(hosts: dict[str, Host], job: int | None, since: int | None, until: int 
             jobs = host.times.get(table, {})
             if job is not None and job not in jobs:
                 continue
-            found = Reckoning(table, jobs, host.accounts.get(table, ()), host.told, began).find()
+            found = GapFinder(table, jobs, host.accounts.get(table, ()), host.told, began).find()
             if job is not None:
                 times = jobs[job]
                 gaps = of_job(job, times, found.gaps, first, last)
@@ -106,13 +108,13 @@ def look(hosts: dict[str, Host], job: int | None, since: int | None, until: int 
             if since is not None or until is not None or job is not None:
                 here = int(np.count_nonzero((times >= first) & (times <= last)))
                 twice = found.twice if job is None else 0  # it is counted of the host, not of a job
-                found = Found(here, sum(gap.rows for gap in gaps), tuple(gaps), twice, found.until)
-            yield Line(name, table, found)
+                found = TableCompleteness(here, sum(gap.rows for gap in gaps), tuple(gaps), twice, found.until)
+            yield HostTable(name, table, found)
 
 
-def gathered(lines: Iterable[Line]) -> list[tuple[str, Gap, dict[str, int]]]:
+def gathered(lines: Iterable[HostTable]) -> list[tuple[str, TableGap, dict[str, int]]]:
     """The gaps of all tables, those of the same time and cause as one: host, gap, missing rows by table."""
-    together: dict[tuple[str, int, int, str], tuple[str, Gap, dict[str, int]]] = {}
+    together: dict[tuple[str, int, int, str], tuple[str, TableGap, dict[str, int]]] = {}
     for line in lines:
         for gap in line.found.gaps:
             key = line.host, gap.first, gap.last, gap.why

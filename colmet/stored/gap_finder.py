@@ -26,7 +26,7 @@ KILLED = "colmet-node or the node ended: not taken, or lost with it"
 TOLD = {"failed": FAILED, "late": LATE, "dropped": DROPPED}
 
 
-class Account(NamedTuple):
+class LedgerRow(NamedTuple):
     """A row of completeness_default: counts of one table since the start of the agent, up to a time."""
 
     time: int
@@ -41,7 +41,7 @@ class Account(NamedTuple):
     rows_now: int
 
 
-class Told(NamedTuple):
+class ReportedGap(NamedTuple):
     """A row of gaps_default; times are 0 where they are not known."""
 
     time: int
@@ -53,7 +53,7 @@ class Told(NamedTuple):
     samples: int
 
 
-class Gap(NamedTuple):
+class TableGap(NamedTuple):
     """What is missing.
 
     Attributes:
@@ -75,7 +75,7 @@ class Gap(NamedTuple):
     job: int = -1
 
 
-class Found(NamedTuple):
+class TableCompleteness(NamedTuple):
     """What there is of a table.
 
     Attributes:
@@ -88,14 +88,14 @@ class Found(NamedTuple):
 
     here: int
     missing: int
-    gaps: tuple[Gap, ...]
+    gaps: tuple[TableGap, ...]
     twice: int
     until: int
 
 
-def latest(told: Iterable[Told]) -> list[Told]:
+def latest(told: Iterable[ReportedGap]) -> list[ReportedGap]:
     """Each gap as it was told last: one that has grown was told before, when it was smaller."""
-    kept: list[Told] = []
+    kept: list[ReportedGap] = []
     for one in sorted(told, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
         before = kept[-1] if kept else None
         if before is None or before[1:4] != one[1:4] or one.first > before.last or not one.first:
@@ -109,7 +109,7 @@ def cadence_s(times: Times, default_s: float) -> float:
     return float(np.median(steps)) if len(steps) > 2 else default_s
 
 
-def holes(times: Times, step_s: float) -> list[Gap]:
+def holes(times: Times, step_s: float) -> list[TableGap]:
     """Where samples that come every `step_s` are missing between those at `times`, sorted; steps of 2 s and more."""
     if step_s < 1.5 or len(times) < 2:
         return []
@@ -118,11 +118,11 @@ def holes(times: Times, step_s: float) -> list[Gap]:
     for at in wide.tolist():
         before, after = int(times[at]), int(times[at + 1])
         samples = round((after - before) / step_s) - 1
-        found.append(Gap(round(before + step_s), round(after - step_s), samples, samples, NOT_HERE, True))
+        found.append(TableGap(round(before + step_s), round(after - step_s), samples, samples, NOT_HERE, True))
     return found
 
 
-def holes_of_job(times: Times) -> list[Gap]:
+def holes_of_job(times: Times) -> list[TableGap]:
     """Where samples of a job are missing by the steps between its rows, sorted.
 
     Rows that come each second, or several in one, have times with jitter: of these, 2 s without any and more.
@@ -135,11 +135,11 @@ def holes_of_job(times: Times) -> list[Gap]:
     for at in np.flatnonzero(np.diff(once) > 2).tolist():
         first, last = int(once[at]) + 1, int(once[at + 1]) - 1
         samples = round((last - first + 1) * len(times) / len(once))
-        found.append(Gap(first, last, samples, samples, NOT_HERE, False))
+        found.append(TableGap(first, last, samples, samples, NOT_HERE, False))
     return found
 
 
-def within(gap: Gap, first: int, last: int) -> int:
+def within(gap: TableGap, first: int, last: int) -> int:
     """How many of the samples of a gap are at times from `first` to `last`."""
     if first <= gap.first and gap.last <= last:
         return gap.samples
@@ -149,7 +149,7 @@ def within(gap: Gap, first: int, last: int) -> int:
     return int(np.count_nonzero((at >= first) & (at <= last)))
 
 
-def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[Gap]) -> list[tuple[int, int, int]]:
+def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[TableGap]) -> list[tuple[int, int, int]]:
     """What of spans (first, last, at most so many samples) is in holes: the rest of a span has come all the same."""
     found = []
     for first, last, most in spans:
@@ -165,7 +165,7 @@ def between(times: Times, after: int, until: int) -> int:
     return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
 
 
-class Reckoning:
+class GapFinder:
     """Works out the gaps of one table of one host.
 
     Args:
@@ -178,7 +178,12 @@ class Reckoning:
     """
 
     def __init__(
-        self, table: str, jobs: Mapping[int, Times], accounts: Iterable[Account], told: Iterable[Told], began: int
+        self,
+        table: str,
+        jobs: Mapping[int, Times],
+        accounts: Iterable[LedgerRow],
+        told: Iterable[ReportedGap],
+        began: int,
     ) -> None:
         self._jobs = jobs
         self._times = np.sort(np.concatenate([np.empty(0, np.int64), *jobs.values()]))
@@ -187,10 +192,10 @@ class Reckoning:
         self._missed = [one for one in told if one.table == table]
         self._dropped = [one for one in told if one.why == "dropped"]
         self._began = began
-        self._gaps: list[Gap] = []
+        self._gaps: list[TableGap] = []
         self._twice = 0
 
-    def find(self) -> Found:
+    def find(self) -> TableCompleteness:
         """What is here, and what is missing."""
         epochs = sorted({account.epoch for account in self._accounts})
         former = 0
@@ -202,9 +207,9 @@ class Reckoning:
                 self._find_after(accounts[-1], following)
         gaps = tuple(sorted(self._gaps))
         until = self._accounts[-1].time if self._accounts else 0
-        return Found(len(self._times), sum(gap.rows for gap in gaps), gaps, self._twice, until)
+        return TableCompleteness(len(self._times), sum(gap.rows for gap in gaps), gaps, self._twice, until)
 
-    def _find_in(self, epoch: int, accounts: Sequence[Account], former: int, following: int | None) -> int:
+    def _find_in(self, epoch: int, accounts: Sequence[LedgerRow], former: int, following: int | None) -> int:
         """Between the start of an agent and its last account.
 
         Args:
@@ -217,7 +222,7 @@ class Reckoning:
             How many rows of that second are of agents up to this one.
         """
         start = epoch // NS
-        before = Account(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
+        before = LedgerRow(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
         if start < self._began - 2 * accounts[0].period_s - 2:
             before = accounts[0]
             accounts = accounts[1:]
@@ -253,18 +258,18 @@ class Reckoning:
                 ]
                 for one in told:
                     rows = max(1, round(one.samples * a_sample))
-                    self._gaps.append(Gap(one.first, one.last, one.samples, rows, TOLD[why], True))
+                    self._gaps.append(TableGap(one.first, one.last, one.samples, rows, TOLD[why], True))
                 # what was told of a gap that goes on is counted by later accounts
                 unsaid[why] += sum_now - sum_before - sum(one.samples for one in told)
                 if unsaid[why] > 0:
                     rows = max(1, round(unsaid[why] * a_sample))
                     first = min(before.time + 1, account.time)
-                    self._gaps.append(Gap(first, account.time, unsaid[why], rows, TOLD[why], False))
+                    self._gaps.append(TableGap(first, account.time, unsaid[why], rows, TOLD[why], False))
                     unsaid[why] = 0
             before = account
         return mine
 
-    def _lost(self, before: Account, account: Account, rows: int) -> None:
+    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> None:
         """So many rows that were taken between two accounts are not here."""
         after, until = before.time, account.time
         taken, taken_rows = account.taken - before.taken, account.rows - before.rows
@@ -293,17 +298,17 @@ class Reckoning:
             if sum(gap.samples for gap in places) == samples and len(self._jobs) == 1:
                 self._gaps += [gap._replace(rows=gap.samples * rows // samples) for gap in places]
             else:
-                self._gaps.append(Gap(after + 1, until, samples, rows, NOT_HERE, False))
+                self._gaps.append(TableGap(after + 1, until, samples, rows, NOT_HERE, False))
         elif places and sum(inside) and not outside:
             self._share(narrowed(spans, places), samples, rows)
         elif places and sum(inside) and sum(inside) + outside == samples:
             part = rows * sum(inside) // samples
             self._share(narrowed(spans, places), sum(inside), part)
-            self._gaps.append(Gap(after + 1, until, outside, rows - part, NOT_HERE, False))
+            self._gaps.append(TableGap(after + 1, until, outside, rows - part, NOT_HERE, False))
         elif 0 < step_s < 1.5 and sum(count for _, _, count in spans) >= samples:
             self._share(spans, samples, rows)
         else:
-            self._gaps.append(Gap(after + 1, until, samples, rows, UNSURE, False))
+            self._gaps.append(TableGap(after + 1, until, samples, rows, UNSURE, False))
 
     def _share(self, spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> None:
         """What was dropped, by the ranges that were: first, last, and as many samples as may be of each."""
@@ -312,10 +317,10 @@ class Reckoning:
         for n, (first, last, count) in enumerate(spans):
             share = samples if n + 1 == len(spans) else count
             part = rows * share // samples
-            self._gaps.append(Gap(first, last, share, part, DROPPED, share == count))
+            self._gaps.append(TableGap(first, last, share, part, DROPPED, share == count))
             samples, rows = samples - share, rows - part
 
-    def _find_after(self, last: Account, next_start: int) -> None:
+    def _find_after(self, last: LedgerRow, next_start: int) -> None:
         """From the last account of an agent to the first rows of the next one."""
         why = STOPPED if last.is_last else KILLED
         for job, times in self._jobs.items():
@@ -328,7 +333,7 @@ class Reckoning:
             if step_s < 1.5:
                 period_s = last.period_s or step_s
                 seconds = [(one.first, one.last, one.last - one.first + 1) for one in holes_of_job(region)]
-                places = [Gap(*one[:2], round(one[2] / period_s), 0, why, False) for one in seconds]
+                places = [TableGap(*one[:2], round(one[2] / period_s), 0, why, False) for one in seconds]
                 a_sample = max(1, round(a_second * period_s))
             else:
                 places = holes(np.unique(region), step_s)
@@ -338,7 +343,7 @@ class Reckoning:
                     gap._replace(rows=gap.samples * a_sample, job=job) for gap in self._divided(place, why, last.epoch)
                 ]
 
-    def _divided(self, place: Gap, why: str, epoch: int) -> list[Gap]:
+    def _divided(self, place: TableGap, why: str, epoch: int) -> list[TableGap]:
         """A gap behind the last account, in parts by what is told of it."""
         parts = []
         left = place.samples
@@ -346,13 +351,13 @@ class Reckoning:
             samples = min(left, one.samples, within(place, one.first, one.last)) if one.epoch == epoch else 0
             if samples:
                 parts.append(
-                    Gap(max(place.first, one.first), min(place.last, one.last), samples, 0, DROPPED, place.exact)
+                    TableGap(max(place.first, one.first), min(place.last, one.last), samples, 0, DROPPED, place.exact)
                 )
                 left -= samples
         return [*parts, place._replace(samples=left, why=why, exact=place.exact and not parts)] if left else parts
 
 
-def of_job(job: int, times: Times, gaps: Iterable[Gap], first: int, last: int) -> list[Gap]:
+def of_job(job: int, times: Times, gaps: Iterable[TableGap], first: int, last: int) -> list[TableGap]:
     """What is missing of a job, of which a row is due at each sample, from its first row to its last.
 
     Args:

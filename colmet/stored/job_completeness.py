@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from colmet.stored.accounts import GAPS, LEDGER, Host, Line, gathered, look
-from colmet.stored.gap_finder import Found, Gap, Times, cadence_s, holes_of_job
+from colmet.stored.accounts import GAPS, LEDGER, HostTable, StoredHost, gathered, look
+from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
 from colmet.stored.series import NODE, History, Series
 from colmet.stored.stays import Number, Stay, largest
 
@@ -29,7 +29,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Missing:
+class JobGap:
     """A gap in the data: from when to when, on which host, of which tables, why."""
 
     host: str
@@ -41,7 +41,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Completeness:
+class JobCompleteness:
     """How much there is of what was to be measured of the job.
 
     Attributes:
@@ -55,7 +55,7 @@ class Completeness:
     here: int
     missing: int
     method: str
-    gaps: tuple[Missing, ...] = ()
+    gaps: tuple[JobGap, ...] = ()
 
     @property
     def here_ratio(self) -> Number:
@@ -66,7 +66,7 @@ class Completeness:
 
 def completeness_of(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> Completeness:
+) -> JobCompleteness:
     """What there is of the job's rows, and what is missing.
 
     Rows of other jobs are not read: what an account counts of theirs leaves no hole in this job's.
@@ -79,7 +79,7 @@ def completeness_of(
     """
     lines, unseen = _found(history, job, stays, tables)
     told = sum(line.found.until > 0 for line in lines)
-    return Completeness(
+    return JobCompleteness(
         here=sum(line.found.here for line in lines),
         missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
         method="ledger" if told == len(lines) else "mixed" if told else "steps",
@@ -89,7 +89,7 @@ def completeness_of(
 
 def hosts_of(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> dict[str, Completeness]:
+) -> dict[str, JobCompleteness]:
     """The same, for each host; see `completeness_of`."""
     lines, unseen = _found(history, job, stays, tables)
     found = {}
@@ -97,7 +97,7 @@ def hosts_of(
         here = [line for line in lines if line.host == host]
         lacking = [gap for gap in unseen if gap.host == host]
         told = sum(line.found.until > 0 for line in here)
-        found[host] = Completeness(
+        found[host] = JobCompleteness(
             here=sum(line.found.here for line in here),
             missing=sum(line.found.missing for line in here) + sum(gap.rows for gap in lacking),
             method="ledger" if told == len(here) else "mixed" if told else "steps",
@@ -106,18 +106,18 @@ def hosts_of(
     return found
 
 
-def _gaps(lines: Sequence[Line]) -> list[Missing]:
+def _gaps(lines: Sequence[HostTable]) -> list[JobGap]:
     return [
-        Missing(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
+        JobGap(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
         for host, gap, rows in gathered(lines)
     ]
 
 
 def _found(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> tuple[list[Line], list[Missing]]:
+) -> tuple[list[HostTable], list[JobGap]]:
     """What there is of each table of each host, and what is missing at the ends of the job."""
-    hosts = {stay.host: Host() for stay in stays}
+    hosts = {stay.host: StoredHost() for stay in stays}
     for stay in stays:
         for table, series in stay.tables.items():
             hosts[stay.host].add(table, job, series.times)
@@ -141,7 +141,7 @@ def is_past(times: Times, last: int) -> bool:
 
 def _unseen(
     history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], period_s: float
-) -> list[Missing]:
+) -> list[JobGap]:
     """What is missing before the first rows, and of hosts that, unlike the job, were not heard of to its end."""
     delay_s, end = DELAY_S + period_s, max(stay.last for stay in stays)
     found = [
@@ -160,13 +160,13 @@ def _unseen(
     return found
 
 
-def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> Missing:
+def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> JobGap:
     """All tables of a job on a host, of some time before its first row or after its last one."""
     rows = 0
     for series in stay.tables.values():
         once = np.unique(series.times)
         rows += round((last - first) / cadence_s(once, stay.period_s or period_s) * len(series) / len(once))
-    return Missing(stay.host, first, last, why, tuple(sorted(stay.tables)), rows)
+    return JobGap(stay.host, first, last, why, tuple(sorted(stay.tables)), rows)
 
 
 def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
@@ -182,9 +182,11 @@ def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
         yield {**row, "timestamp": int(series.times[n])}
 
 
-def _by_steps(line: Line, times: Times) -> Line:
+def _by_steps(line: HostTable, times: Times) -> HostTable:
     """A table without a ledger: what is missing where rows are further apart than most."""
     if line.found.until:
         return line
-    gaps: list[Gap] = [gap._replace(why=UNKNOWN) for gap in holes_of_job(times)]
-    return line._replace(found=Found(line.found.here, sum(gap.rows for gap in gaps), tuple(gaps), line.found.twice, 0))
+    gaps: list[TableGap] = [gap._replace(why=UNKNOWN) for gap in holes_of_job(times)]
+    return line._replace(
+        found=TableCompleteness(line.found.here, sum(gap.rows for gap in gaps), tuple(gaps), line.found.twice, 0)
+    )

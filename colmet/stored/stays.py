@@ -27,7 +27,7 @@ Number = Optional[float]  # None: not known
 OLDEST_S = 400 * 86400  # a start that is further back than this is not believed
 
 
-class Asked(NamedTuple):
+class JobInterval(NamedTuple):
     """Whose report is wanted, and of which time: seconds since 1970, both included."""
 
     job: int
@@ -236,7 +236,7 @@ def largest(values: Iterable[Number]) -> Number:
     return max([value for value in values if value is not None], default=None)
 
 
-def read_stays(history: History, asked: Asked, columns: Mapping[str, Sequence[str]]) -> list[Stay]:
+def read_stays(history: History, asked: JobInterval, columns: Mapping[str, Sequence[str]]) -> list[Stay]:
     """The rows of a job, by host: of its tables these columns, or the times alone."""
     found: dict[str, dict[str, Series]] = {}
     tables = history.tables(asked.job)

@@ -17,7 +17,7 @@ from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
 from colmet.common.live.namesakes import base_of, counted_once, is_namesake
-from colmet.common.live.summary import HEARD_S, JOB_KEYS, Jobs, arranged, measure_jobs, measure_nodes
+from colmet.common.live.summary import HEARD_S, JOB_KEYS, JobUsage, arranged, measure_jobs, measure_nodes
 from colmet.common.measures import CGROUP_TABLE
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
@@ -90,7 +90,7 @@ class _Snapshot(NamedTuple):
 
     taken: float
     time: float
-    jobs: Jobs
+    jobs: JobUsage
     owners: Sequence[str]
     rows: Mapping[int, dict[str, Any]]
     running: frozenset[int]
@@ -719,12 +719,12 @@ def gridengine_of(options: argparse.Namespace) -> BatchMemory | None:
     return watch
 
 
-def _owned(found: _Snapshot) -> Jobs:
+def _owned(found: _Snapshot) -> JobUsage:
     """The rows of jobs, each with its owner as everywhere else."""
     keep = np.flatnonzero(found.jobs.job != NODE)
     values = {key: column[keep] for key, column in found.jobs.values.items()}
     owners = [found.owners[n] for n in keep.tolist()]
-    return Jobs(found.jobs.names, found.jobs.host[keep], found.jobs.job[keep], owners, values)
+    return JobUsage(found.jobs.names, found.jobs.host[keep], found.jobs.job[keep], owners, values)
 
 
 def _ordered(

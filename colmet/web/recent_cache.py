@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.collector.web_launcher import DROPPED
-from colmet.common.live.recent_pairs import LEAST_S, Kept, Watch
+from colmet.common.live.recent_pairs import LEAST_S, HostPairs, RecentPairs
 from colmet.common.live.shares import Shares
 from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.runtime.logs import powers_of_ten
@@ -196,7 +196,7 @@ class CacheView(NamedTuple):
     """
 
     taken: float
-    hosts: list[tuple[str, Kept]]
+    hosts: list[tuple[str, HostPairs]]
     silent: frozenset[str]
     heard: dict[str, Heard]
 
@@ -228,7 +228,7 @@ class RecentCache:
         self._monotonic = monotonic
         self._now = now
         self._lock = threading.Lock()  # of what follows; a reader holds it while it copies references
-        self._watch = Watch(TABLES, monotonic)
+        self._watch = RecentPairs(TABLES, monotonic)
         self._watch.look()
         self._look_at = self._tidy_at = 0.0
         self._heard: dict[str, Heard] = {}

@@ -202,9 +202,9 @@ class StoreReader:
 
         def work(history: History) -> Any:
             from colmet.stored.job_completeness import hosts_of
-            from colmet.stored.stays import Asked, read_stays
+            from colmet.stored.stays import JobInterval, read_stays
 
-            stays = read_stays(history, Asked(job, since, until), BEGAN)
+            stays = read_stays(history, JobInterval(job, since, until), BEGAN)
             if not stays:
                 return None
             tables = history.tables(NODE, min(stay.start for stay in stays), max(stay.last for stay in stays))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from colmet.collector.ingest import namesakes as module
 from colmet.collector.ingest.checksums import KEPT, Checksums
 from colmet.collector.ingest.receiver import Receiver
-from colmet.common.live.latest_rows import Latest
+from colmet.common.live.latest_rows import LatestRows
 from colmet.common.live.namesakes import base_of, counted_once, name_of, place_of, repeated
-from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, measure_jobs
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06, v1
@@ -375,7 +375,7 @@ def test_jobs_that_an_agent_repeats_are_found():
 
 def test_top_and_metrics_count_a_job_once_that_two_agents_see():
     clock = [100.0]
-    watch, latest = Watch(TABLES, monotonic=lambda: clock[0]), Latest(monotonic=lambda: clock[0])
+    watch, latest = RecentPairs(TABLES, monotonic=lambda: clock[0]), LatestRows(monotonic=lambda: clock[0])
     watch.look()
     for n in range(3):
         for host in ("vm", "vm~2"):
@@ -392,7 +392,7 @@ def test_top_and_metrics_count_a_job_once_that_two_agents_see():
 
 def test_metrics_have_the_job_of_a_second_agent_once_the_first_one_is_silent():
     clock = [100.0]
-    latest = Latest(monotonic=lambda: clock[0])
+    latest = LatestRows(monotonic=lambda: clock[0])
     while clock[0] <= 200:
         time_ns = int((START + clock[0]) * NS)
         table = Table.from_samples(CGROUP, time_ns, [Sample(7, {"cpu_usage": 1})])

@@ -161,7 +161,7 @@ def test_time_and_host_alone_are_those_of_the_main_table(stored, capfd, job, row
 def test_metrics_that_no_table_has_take_no_memory():
     times = START + np.arange(100_000)
     series = Series("taskstats_default", "node-1", 7, times, {"cpu": np.arange(len(times))})
-    chosen = [extract.Column("cpu", series.table, "cpu"), *[extract.Column(f"no{n}") for n in range(999)]]
+    chosen = [extract.OutputColumn("cpu", series.table, "cpu"), *[extract.OutputColumn(f"no{n}") for n in range(999)]]
     found = extract.join({(series.table, False): [series]}, chosen)
     assert sum([column.strides[0] * len(column) for column in found.columns.values()]) == 8 * len(times)
     assert extract.plain(found.columns["no7"], -1) == [-1] * len(times)

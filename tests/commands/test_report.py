@@ -13,7 +13,7 @@ from colmet.commands.report import command, gpus, page
 from colmet.commands.report.collect import DELAY_S, gather
 from colmet.commands.report.text import show
 from colmet.stored.series import NODE
-from colmet.stored.stays import Asked
+from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, MS, START, MadeUp, S, job_rows, ledger_rows, node_rows
 
 LATER = START + 10**6
@@ -26,7 +26,7 @@ def history():
 
 
 def report_of(history, now=LATER, **asked):
-    return gather(history, Asked(asked.pop("job", 42), **asked), now)
+    return gather(history, JobInterval(asked.pop("job", 42), **asked), now)
 
 
 def test_a_counter_counts_from_the_start_of_the_job_not_from_the_first_row(history):

@@ -12,11 +12,11 @@ import pytest
 from colmet.commands.report.advice import RULES, advise, withheld
 from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
-from colmet.commands.report.model import Curve, Gpu
+from colmet.commands.report.model import Curve, GpuUse
 from colmet.commands.report.text import show
 from colmet.stored.curves import Line
-from colmet.stored.job_completeness import Missing
-from colmet.stored.stays import Asked
+from colmet.stored.job_completeness import JobGap
+from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows
 
 PAGE = Path(__file__).parents[2] / "docs/tools/report.md"
@@ -32,7 +32,7 @@ def of_hosts(*cores):
 
 
 def gather_all(history):
-    return gather(history, Asked(42), START + 10**6)
+    return gather(history, JobInterval(42), START + 10**6)
 
 
 def cut(report, wall_s=59.0):
@@ -68,7 +68,9 @@ def calls(number, each):
 
 
 def gpu(**values):
-    return replace(BUSY, gpus=(Gpu("node-1", "GPU-a", held_s=HOUR, idle_s=0, use_ratio=0.8), Gpu("n", "b", **values)))
+    return replace(
+        BUSY, gpus=(GpuUse("node-1", "GPU-a", held_s=HOUR, idle_s=0, use_ratio=0.8), GpuUse("n", "b", **values))
+    )
 
 
 def until(busy_s, wall_s=2 * HOUR):
@@ -253,7 +255,7 @@ def test_a_job_that_is_well_gets_no_advice():
 def test_nothing_known_is_nothing_said():
     history = MadeUp()
     history.add(42, "perfhwstats_default", "node-1", START + 5 * np.arange(200), counter_1=1)
-    report = gather(history, Asked(42), START + 10**6)
+    report = gather(history, JobInterval(42), START + 10**6)
     assert report.cpu.used_s is None and report.advice == () and not report.advice_withheld
 
 
@@ -279,7 +281,7 @@ def test_too_little_data_is_no_ground_for_advice(samples, here, missing, why):
 def test_a_job_of_one_sample_is_told_so():
     history = MadeUp()
     job_rows(history, count=1, cores=0.01)
-    report = gather(history, Asked(42), START + 10**6)
+    report = gather(history, JobInterval(42), START + 10**6)
     assert report.advice == () and "fewer than 2 samples" in report.advice_withheld
 
 
@@ -298,7 +300,7 @@ def test_the_page_has_every_name_of_the_json():
             if isinstance(inner, dict):
                 yield from names(inner)
 
-    gap = Missing("node-1", 1, 2, "late", ("x",), 1)
+    gap = JobGap("node-1", 1, 2, "late", ("x",), 1)
     whole = replace(gpu(), completeness=replace(BUSY.completeness, gaps=(gap,)), advice=advise(of_hosts(1.0)))
     page = PAGE.read_text()
     assert not [name for name in names(document_of(whole)) if f"`{name}`" not in page]

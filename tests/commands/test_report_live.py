@@ -13,7 +13,7 @@ from colmet.commands.report.collect import gather
 from colmet.common.errors import ConfigError
 from colmet.stored.gap_finder import LATE
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.stays import Asked
+from colmet.stored.stays import JobInterval
 from dev.live import NS, Daemons, Failed, JobRoot
 from tests.support.machine import cannot_run
 
@@ -56,7 +56,7 @@ def report(tmp_path):
     """None before there is anything of the job."""
     try:
         with Hdf5History([str(tmp_path / "x")]) as history:
-            return gather(history, Asked(JOB), time.time())
+            return gather(history, JobInterval(JOB), time.time())
     except ConfigError:
         return None
 

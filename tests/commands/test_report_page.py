@@ -15,16 +15,16 @@ from colmet.commands.report.model import (
     Cpu,
     Curve,
     Energy,
-    Gpu,
+    GpuUse,
     HostFigures,
     InputOutput,
-    Memory,
+    MemoryUse,
     Report,
     Shared,
     Whereabouts,
 )
 from colmet.stored.curves import Line
-from colmet.stored.job_completeness import Completeness, Missing
+from colmet.stored.job_completeness import JobCompleteness, JobGap
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"
@@ -71,12 +71,12 @@ def made(hosts=("node-1", "node-2"), samples=50):
         *(4242, "alice", "ended", START, START + 250, 250.0, None, None, samples, 5.0),
         cpu=Cpu(300.0, "cgroup", 200.0, 100.0, 1.0, cpus=8.0, available_s=1000.0),
         time=Whereabouts(300.0, 100.0, note="waits for swap are not counted"),
-        memory=Memory(hosts[0], 3 << 30, limit_bytes=4 << 30, oom_kills=2),
+        memory=MemoryUse(hosts[0], 3 << 30, limit_bytes=4 << 30, oom_kills=2),
         io=InputOutput(1e9, 2e9, source="tasks"),
         nodes=Shared(network_sent_bytes=1e9),
-        gpus=(Gpu(hosts[0], "GPU-1", "H200", use_ratio=0.25),),
+        gpus=(GpuUse(hosts[0], "GPU-1", "H200", use_ratio=0.25),),
         energy=Energy(1000.0, 200.0, 300.0, None, 1500.0, "rapl", "by CPU time", 1.0),
-        completeness=Completeness(90, 10, "ledger", (Missing(hosts[0], START, START + 9, "late", ("t",), 2),)),
+        completeness=JobCompleteness(90, 10, "ledger", (JobGap(hosts[0], START, START + 9, "late", ("t",), 2),)),
         hosts=tuple(HostFigures(host, START, START + 250, 50, 250.0, 4.0, 150.0, 3 << 30) for host in hosts),
         advice=(Advice("cpu-low", "used 1.2 of 8 cores", "less than half"),),
         curves=(
@@ -137,7 +137,7 @@ def test_names_are_text_in_the_page_and_in_the_picture(tmp_path):
         user=NASTY,
         advice=(Advice(NASTY, NASTY, NASTY),),
         advice_withheld=NASTY,
-        gpus=(Gpu(NASTY, NASTY, NASTY, use_ratio=2.0),),
+        gpus=(GpuUse(NASTY, NASTY, NASTY, use_ratio=2.0),),
         time=Whereabouts(1.0, note=NASTY),
         warnings=(NASTY,),
     )
@@ -163,7 +163,7 @@ def test_many_hosts_are_bands_and_a_table_that_ends(tmp_path):
 def test_a_report_of_which_little_is_known_is_a_page_too(tmp_path):
     nothing = Report(
         *(1, "", "unknown", START, START, 0.0, None, None, 1, None),
-        *(Cpu(), Whereabouts(), Memory(), InputOutput(), Shared(), (), Energy(), Completeness(1, 0, "steps")),
+        *(Cpu(), Whereabouts(), MemoryUse(), InputOutput(), Shared(), (), Energy(), JobCompleteness(1, 0, "steps")),
         hosts=(HostFigures("node-1", START, START, 1, 0.0),),
         advice_withheld="it has fewer than 2 samples",
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.live.latest_rows import MAX_TABLES, Latest
+from colmet.common.live.latest_rows import MAX_TABLES, LatestRows
 from colmet.common.runtime import metrics_http
 from colmet.common.runtime.metrics_http import ListenAddress, MetricsServer, listen_address, parse_request
 from colmet.common.runtime.prometheus_text import PIECE, Family, in_base_unit, labels, named, render
@@ -111,7 +111,7 @@ def values(latest, name):
 
 
 def test_the_latest_values_of_jobs_have_their_labels_kinds_and_units():
-    latest = Latest()
+    latest = LatestRows()
     rows = [Sample(7, {"cpu_total": 5, "load-1": 0.44, "x": None}), Sample(9, {"cpu_total": 6})]
     users = [Sample(7, {"user": b'b"ob', "tasks": 1}), Sample(9, {"tasks": 2})]
     gpus = [
@@ -138,7 +138,7 @@ def test_the_latest_values_of_jobs_have_their_labels_kinds_and_units():
 
 
 def test_a_job_that_ends_between_samples_does_not_take_the_others_with_it():
-    latest = Latest()
+    latest = LatestRows()
     latest.take([batch("n1", (7, 9), (CPU, [Sample(7, {"x": 1}), Sample(9, {"x": 2})]))])
     latest.take([batch("n1", (7, 9), (CPU, [Sample(9, {"x": 3})]), seq=2)])
     assert values(latest, "colmet_job_taskstats_x") == {("n1", "7"): 1, ("n1", "9"): 3}
@@ -148,7 +148,7 @@ def test_a_job_that_ends_between_samples_does_not_take_the_others_with_it():
 
 def test_jobs_without_a_row_for_five_periods_are_left_out():
     clock = Clock()
-    latest = Latest(monotonic=clock)
+    latest = LatestRows(monotonic=clock)
     for _ in range(3):
         latest.take(
             [batch("old", None, (CPU, [Sample(7, {"x": 1})])), batch("slow", (7,), (CPU, [Sample(7, {"x": 1})]))]
@@ -166,7 +166,7 @@ def test_jobs_without_a_row_for_five_periods_are_left_out():
 
 
 def test_rows_of_too_many_jobs_are_left_out_and_counted():
-    latest = Latest(max_rows=10)
+    latest = LatestRows(max_rows=10)
     for n in range(4):
         latest.take([batch(f"n{n}", None, (CPU, [Sample(job, {"x": job}) for job in range(4)]))])
     assert latest.left_out == 6 and latest._rows.total == 10
@@ -176,7 +176,7 @@ def test_rows_of_too_many_jobs_are_left_out_and_counted():
 
 
 def test_made_up_jobs_of_one_sender_leave_room_to_the_jobs_of_others():
-    latest = Latest(max_rows=100)
+    latest = LatestRows(max_rows=100)
     made_up = [Sample(job, {"x": job}) for job in range(1000, 2000)]
     latest.take([batch("evil", None, (CPU, made_up)), batch("evil2", None, (CPU, made_up))], "[10.0.0.66]")
     for n in range(20):
@@ -191,12 +191,12 @@ def test_made_up_jobs_of_one_sender_leave_room_to_the_jobs_of_others():
 def test_many_rows_of_one_job_cost_little():
     table = Table.from_samples(CPU, 1, [Sample(7, {"x": 1})] * 60_000)
     before = time.process_time()
-    Latest().take([Batch("n", 1, 1, 1, (7,), (table,))])
+    LatestRows().take([Batch("n", 1, 1, 1, (7,), (table,))])
     assert time.process_time() - before < 10
 
 
 def test_of_names_without_end_no_more_is_kept_than_is_told():
-    latest = Latest(max_rows=200)
+    latest = LatestRows(max_rows=200)
     for n in range(MAX_TABLES + 10):
         schema = Schema(f"t{n}_default", "job", CPU.fields)
         latest.take([batch("n", None, (schema, [Sample(7, {"x": 1})]))])
@@ -211,7 +211,7 @@ def test_of_names_without_end_no_more_is_kept_than_is_told():
 
 
 def test_tables_of_other_versions_and_of_hostile_nodes_make_one_well_formed_page():
-    latest = Latest()
+    latest = LatestRows()
     other = Schema(
         "taskstats_default",
         "job",
@@ -232,7 +232,7 @@ def test_tables_of_other_versions_and_of_hostile_nodes_make_one_well_formed_page
 
 
 def test_reading_while_batches_come_never_fails():
-    latest, ends, failed = Latest(), threading.Event(), []
+    latest, ends, failed = LatestRows(), threading.Event(), []
 
     def read():
         while not ends.is_set():

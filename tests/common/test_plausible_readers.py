@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from colmet.commands import plot
 from colmet.commands.report.collect import gather
 from colmet.common.errors import ColmetError
-from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.stored.series import NODE
-from colmet.stored.stays import Asked
+from colmet.stored.stays import JobInterval
 from colmet.web.interface import SeriesQuery
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
@@ -93,7 +93,7 @@ def assert_rates(values, most):
 @given(counters())
 def test_the_report(made):
     cpus, rows = made
-    report = gather(stored(cpus, rows), Asked(JOB), START + 10**6)
+    report = gather(stored(cpus, rows), JobInterval(JOB), START + 10**6)
     wall_s = report.wall_s + 2  # whole seconds
     assert report.cpu.used_s is None or 0 <= report.cpu.used_s <= cpus * wall_s
     for ratio, most in ((report.cpu.used_ratio, 1), (report.cores, cpus), (report.hosts[0].cpu_used_ratio, 1)):
@@ -117,7 +117,7 @@ def test_a_sum_of_the_report_never_falls_as_rows_come(made, began):
     used = []
     for count in range(2, len(rows) + 1):
         if count == len(rows) or rows[count][0] > rows[count - 1][0]:  # all rows of its last second
-            report = gather(stored(cpus, rows[:count], began), Asked(JOB), START + 10**6)
+            report = gather(stored(cpus, rows[:count], began), JobInterval(JOB), START + 10**6)
             used += [(report.cpu.used_s or 0, report.io.read_bytes or 0)]
     for before, after in zip(used, used[1:]):
         assert after[0] >= before[0] - 1e-6 and after[1] >= before[1]
@@ -213,7 +213,7 @@ def test_a_curve_of_the_page_from_memory(made, points, random):
 @given(counters())
 def test_top_and_what_the_page_shows_now(made):
     cpus, rows = made
-    watch = Watch((*JOB_TABLES, *NODE_TABLES), lambda: 1000.0)
+    watch = RecentPairs((*JOB_TABLES, *NODE_TABLES), lambda: 1000.0)
     watch.look()
     for batch in batches(cpus, rows):
         watch.take([batch])
@@ -231,7 +231,7 @@ def test_of_two_senders_neither_is_a_spike_nor_a_sum():
     one, other = (times - START) * NS, 10**6 * NS + (times - START) * NS // 2
     rows = sorted([*zip(times.tolist(), one.tolist()), *zip((times + 2).tolist(), other.tolist())])
     history = stored(2, rows)
-    report = gather(history, Asked(JOB), START + 10**6)
+    report = gather(history, JobInterval(JOB), START + 10**6)
     assert report.cpu.used_s <= 600 and "more CPU time than its CPUs can have run" in report.warnings[0]
     assert report.io.read_bytes <= other[-1], "one of them, not the sum of leaps from one to the other"
     for curve in report.curves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.common.live import recent_pairs
-from colmet.common.live.recent_pairs import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MOST_S, Watch
+from colmet.common.live.recent_pairs import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MOST_S, RecentPairs
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from tests.support.waiting import Clock
 
@@ -37,7 +37,7 @@ def times(watched):
 
 
 def test_nothing_is_kept_while_nobody_looks(clock):
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.take([batch((1,), 10)])
     assert watched.look() == [] and watched.since == 1000
     watched.take([batch((1,), 15)])
@@ -52,7 +52,7 @@ def test_nothing_is_kept_while_nobody_looks(clock):
 
 
 def test_the_latest_two_are_kept_and_tables_of_other_names_are_not(clock):
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     unwanted = Table.from_samples(Schema("x_default", "job", SCHEMA.fields), 1, [Sample(1, {})])
     for at in (5, 10, 15):
@@ -64,7 +64,7 @@ def test_the_latest_two_are_kept_and_tables_of_other_names_are_not(clock):
 
 
 def test_the_last_rows_of_a_job_that_ends_do_not_take_the_place_of_a_sample(clock):
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     for at in (5, 10):
         watched.take([batch((1, 2, 3), at)])
@@ -80,7 +80,7 @@ def test_the_last_rows_of_a_job_that_ends_do_not_take_the_place_of_a_sample(cloc
 
 
 def test_what_comes_late_is_left_out_but_not_for_ever(clock):
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     watched.take([batch((1,), 500)])
     watched.take([batch((1,), 400)])
@@ -96,7 +96,7 @@ def test_what_comes_late_is_left_out_but_not_for_ever(clock):
 
 
 def test_another_schema_begins_anew(clock):
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     watched.take([batch((1,), 5)])
     watched.take([batch((1,), 10, schema=OTHER)])
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
     size = SCHEMA.row_bytes + 500 + HOST_BYTES + JOB_BYTES
     monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * size)
     monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 3)
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     for at in (5, 10, 15):
         watched.take([batch((1,), at, host=f"n{n}") for n in range(1, 6)])
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
 
 def test_jobs_that_are_only_named_take_room_too(clock, monkeypatch):
     monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * (HOST_BYTES + 1000 * JOB_BYTES))
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     for count in (1000, 1001, 500, 1000, 1000):
         watched.take([Batch(f"n{n}", 1, 1, 5, tuple(range(1, count + 1)), ()) for n in range(5)])
@@ -133,7 +133,7 @@ def test_jobs_that_are_only_named_take_room_too(clock, monkeypatch):
 
 
 def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     watched.take([batch((1,), 5, host="gone")])
     one = watched._bytes.total
@@ -147,7 +147,7 @@ def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
 
 def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch):
     monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 100)
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     watched.take([batch((1,), 5, host=f"made-up-{n}") for n in range(1000)], "[10.0.0.66]")
     for n in range(20):
@@ -163,7 +163,7 @@ def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch
 
 def test_one_sender_with_large_tables_leaves_room_to_the_others(clock, monkeypatch):
     monkeypatch.setattr(recent_pairs, "MAX_BYTES", 100_000)
-    watched = Watch(["t_default"], clock)
+    watched = RecentPairs(["t_default"], clock)
     watched.look()
     for n in range(200):
         watched.take([batch(tuple(range(1, 50)), 5, host=f"made-up-{n}")], "[10.0.0.66]")

@@ -476,7 +476,7 @@ def test_what_is_stored_of_a_job_that_ends_has_each_second_once(source, hearing,
     path = tmp_path / "made.hdf5"
     write_once(path, batches)
     history = Hdf5History([str(path)])
-    columns = [extract.Column("cpu", "fake_default", "cpu")]
+    columns = [extract.OutputColumn("cpu", "fake_default", "cpu")]
     found = extract.join(extract.fetch(history, 7, columns, extract.Interval()), columns)
     history.close()
     assert found.times.tolist() == [1_700_000_000 + n for n in (1, 2, 3, 4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.startup import load
@@ -36,7 +36,7 @@ class Bed:
     def __init__(self, heard=None):
         self.now = 1000.0
         self.heard = heard
-        self.watch = Watch(TABLES, lambda: self.now)
+        self.watch = RecentPairs(TABLES, lambda: self.now)
         heard_now = None if heard is None else lambda: self.heard
         now_ns = lambda: int((self.now + 500) * NS)  # noqa: E731
         self.top = Top(DaemonIdentity("collector"), self.watch, heard_now, now_ns, lambda: self.now)

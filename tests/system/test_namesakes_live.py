@@ -18,7 +18,7 @@ from colmet.common.errors import ColmetError
 from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import ask
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.stays import Asked
+from colmet.stored.stays import JobInterval
 from dev.live import NS, Daemons, Failed, JobRoot
 from tests.support.machine import cannot_run
 
@@ -99,7 +99,7 @@ def test_a_job_that_two_agents_see_is_counted_once(tmp_path, root_directory, wir
 
         def report():
             with Hdf5History([str(tmp_path / "x")]) as history:
-                found = gather(history, Asked(JOB), time.time())
+                found = gather(history, JobInterval(JOB), time.time())
                 return found if found.cpu.used_s >= 0.97 * used_s else None
 
         found = eventually(report)

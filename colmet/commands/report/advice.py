@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from colmet.commands.report.model import Advice, Gpu, HostFigures, Number, Report
+from colmet.commands.report.model import Advice, GpuUse, HostFigures, Number, Report
 from colmet.commands.units import cores, count, duration, percent, size
 
 LEAST_RATIO = 0.95  # of the samples, below which nothing is advised
@@ -258,7 +258,7 @@ def small_io(report: Report) -> str | None:
 def gpu_idle(report: Report) -> str | None:
     """GPUs that were held and not used."""
 
-    def is_idle(gpu: Gpu) -> bool:
+    def is_idle(gpu: GpuUse) -> bool:
         return over(gpu.idle_s, gpu.held_s, 0.5) or (gpu.use_ratio is not None and gpu.use_ratio < 0.1)
 
     held = [gpu for gpu in report.gpus if (gpu.held_s or 0) >= 5 * MINUTE_S]

@@ -25,13 +25,13 @@ from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY
 from colmet.stored.accounts import GAPS, LEDGER
 from colmet.stored.job_completeness import DELAY_S, LATER_S, NODE_TABLES, completeness_of, is_past
 from colmet.stored.series import NODE, History
-from colmet.stored.stays import Asked, Stay, added, largest, read_stays
+from colmet.stored.stays import JobInterval, Stay, added, largest, read_stays
 
 RUNNING, ENDED, UNKNOWN = "running", "ended", "unknown"
 RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at every tick
 
 
-def gather(history: History, asked: Asked, now: float) -> Report | None:
+def gather(history: History, asked: JobInterval, now: float) -> Report | None:
     """The report of a job; None where there is nothing of it.
 
     Args:
@@ -104,7 +104,7 @@ def _period_s(stays: Sequence[Stay]) -> Number:
     return float(np.median(periods)) if periods else None
 
 
-def state_of(history: History, asked: Asked, stays: Sequence[Stay], tables: Sequence[str], now: float) -> str:
+def state_of(history: History, asked: JobInterval, stays: Sequence[Stay], tables: Sequence[str], now: float) -> str:
     """Whether the job still runs, as far as the store tells.
 
     It has ended where its nodes have gone on without it. Where a node has not been heard of either, it is running as

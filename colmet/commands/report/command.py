@@ -21,7 +21,7 @@ from colmet.common.runtime.dependencies import how_to_install
 from colmet.stored.series import NODE, History
 from colmet.stored.sources import add_options as add_source_options
 from colmet.stored.sources import open_history
-from colmet.stored.stays import Asked
+from colmet.stored.stays import JobInterval
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.job:
         raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
     selection.check_interval(options)
-    asked = Asked(options.job, options.since, options.until)
+    asked = JobInterval(options.job, options.since, options.until)
     try:
         with open_history(options) as history:
             report = gather(history, asked, time.time())
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def nothing_of(history: History, asked: Asked) -> str:
+def nothing_of(history: History, asked: JobInterval) -> str:
     """Why there is no report: what is stored instead.
 
     Args:

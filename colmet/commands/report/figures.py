@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from colmet.commands.report.model import Cpu, HostFigures, InputOutput, Memory, Shared, Whereabouts
+from colmet.commands.report.model import Cpu, HostFigures, InputOutput, MemoryUse, Shared, Whereabouts
 from colmet.common import measures
 from colmet.common.growth import summed
 from colmet.common.measures import (
@@ -123,7 +123,7 @@ def _wait_of(stays: Sequence[Stay], source: Source) -> tuple[Number, bool]:
     return added(one.total for one in found), False
 
 
-def memory_of(stays: Sequence[Stay]) -> Memory:
+def memory_of(stays: Sequence[Stay]) -> MemoryUse:
     """Memory, of the host that is nearest to its limit, or where there is none, that has most."""
     having = [stay for stay in stays if stay.memory_peak is not None]
 
@@ -131,7 +131,7 @@ def memory_of(stays: Sequence[Stay]) -> Memory:
         peak = stay.memory_peak or 0.0
         return (peak / stay.memory_limit if stay.memory_limit else 0.0), peak
 
-    counted = Memory(
+    counted = MemoryUse(
         limit_hits=_sum(stays, measures.MEMORY_LIMIT_HITS),
         oom_kills=_sum(stays, measures.OOM_KILLS),
         refaults=added(_sum(stays, measure) for measure in REFAULTS),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.commands.report.energy import LONGEST_PERIODS, power_joules
-from colmet.commands.report.model import Gpu, Number
+from colmet.commands.report.model import GpuUse, Number
 from colmet.common import measures
 from colmet.common.growth import MOST_WATTS, grown
 from colmet.common.measures import Measure
@@ -31,7 +31,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
+def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> tuple[GpuUse, ...]:
     """The job's GPUs, by host.
 
     Args:
@@ -46,7 +46,7 @@ def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequen
         since, until = min(stay.start for stay in holding), max(stay.last for stay in holding)
         read = history.read(NODE, OF_NODE, wanted, since, until, [stay.host for stay in holding])
         of_node = {series.host: series for series in read}
-    found: list[Gpu] = []
+    found: list[GpuUse] = []
     for stay in stays:
         if OF_JOB in stay.tables:
             series = stay.tables[OF_JOB]
@@ -57,7 +57,7 @@ def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequen
     return tuple(found)
 
 
-def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> Gpu:
+def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> GpuUse:
     rows = labels(series, "uuid") == uuid
     times, processes, memory = (
         series.times[rows],
@@ -65,7 +65,7 @@ def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> Gpu
         _values(series, measures.GPU_OF_JOB_MEMORY)[rows],
     )
     steps_s = _steps_s(times)
-    gpu = Gpu(
+    gpu = GpuUse(
         stay.host,
         text_of(uuid),
         held_s=float(steps_s.sum()),
@@ -103,12 +103,12 @@ def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.in
     return float((joules / sharing[1:])[ours].sum()) if ours.any() else None
 
 
-def _summed(stay: Stay, series: Series) -> Gpu:
+def _summed(stay: Stay, series: Series) -> GpuUse:
     """All GPUs of a job together, where nothing tells them apart."""
     steps_s = _steps_s(series.times)
     gpus, idle = _values(series, measures.JOB_GPU_COUNT), _values(series, measures.JOB_GPU_IDLE)
     joules = power_joules(series.times.astype(np.float64), _values(series, measures.JOB_GPU_POWER))
-    return Gpu(
+    return GpuUse(
         stay.host,
         "",
         held_s=float(steps_s.sum()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colmet.stored.curves import Line
-from colmet.stored.job_completeness import Completeness
+from colmet.stored.job_completeness import JobCompleteness
 from colmet.stored.stays import Number as Number
 
 
@@ -89,7 +89,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class Shares:
+class TimeShares:
     """How the time of the job's cores was spent: shares of wall time by cores, which add up to 1.
 
     A core that runs a task runs. Of the rest, cores count as waiting for as long as tasks waited; where several tasks
@@ -114,10 +114,10 @@ class Shares:
     at_once: bool = False
 
 
-def shares_of(time: Whereabouts, available_s: Number) -> Shares:
+def shares_of(time: Whereabouts, available_s: Number) -> TimeShares:
     """The shares of some time by cores; all are None where that, or the CPU time, is not known."""
     if time.running_s is None or not available_s:
-        return Shares()
+        return TimeShares()
     running_s = min(time.running_s, available_s)
     left_s = available_s - running_s
     waits = (time.waiting_cpu_s, time.block_io_s, time.swap_s, time.reclaim_s)
@@ -125,11 +125,11 @@ def shares_of(time: Whereabouts, available_s: Number) -> Shares:
     part = min(1.0, left_s / waited_s) if waited_s else 1.0
     cpu, block_io, swap, reclaim = [None if wait_s is None else wait_s * part / available_s for wait_s in waits]
     idle_ratio = max(0.0, left_s - waited_s) / available_s
-    return Shares(running_s / available_s, cpu, block_io, swap, reclaim, idle_ratio, waited_s > left_s)
+    return TimeShares(running_s / available_s, cpu, block_io, swap, reclaim, idle_ratio, waited_s > left_s)
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Memory of the job's cgroup, page cache included, else of its processes.
 
     On the host that had most of it in relation to its limit.
@@ -213,7 +213,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuUse:
     """A GPU or MIG instance that the job held or used.
 
     Attributes:
@@ -383,12 +383,12 @@ class Report:
     period_s: Number
     cpu: Cpu
     time: Whereabouts
-    memory: Memory
+    memory: MemoryUse
     io: InputOutput
     nodes: Shared
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuUse, ...]
     energy: Energy
-    completeness: Completeness
+    completeness: JobCompleteness
     hosts: tuple[HostFigures, ...]
     advice: tuple[Advice, ...] = ()
     advice_withheld: str = ""
@@ -404,6 +404,6 @@ class Report:
         return cores_of(self.cpu.used_s, self.wall_s, self.cpu.cpus)
 
     @property
-    def shares(self) -> Shares:
+    def shares(self) -> TimeShares:
         """How the time of its cores was spent."""
         return shares_of(self.time, self.cpu.available_s)

@@ -123,7 +123,7 @@ def spark(values: Iterable[float | None], width: int, bars: str = BARS) -> str:
 # -- tables --
 
 
-class Column(NamedTuple):
+class ViewColumn(NamedTuple):
     """One column of a table.
 
     Attributes:
@@ -145,52 +145,52 @@ class Column(NamedTuple):
 
 
 JOB_COLUMNS = (
-    Column("job", "JOB", 9, str, 99),
-    Column("user", "USER", 9, clean, 90, left=True),
-    Column("nodes", "NODES", 5, number, 60),
-    Column("cpu", "CPU", 6, decimal, 98),
-    Column("cpus", "OF", 6, number, 40),
-    Column("cpu_share", "CPU%", 5, share, 95),
-    Column("memory", "MEM", 6, size, 97),
-    Column("memory_share", "MEM%", 5, memory_share, 94),
-    Column("memory_peak", "PEAK", 6, size, 20),
-    Column("memory_swap", "SWAP", 6, size, 10),
-    Column("read", "READ/s", 6, size, 80),
-    Column("write", "WRIT/s", 6, size, 80),
-    Column("wait", "WAIT", 5, decimal, 50),
-    Column("tasks", "TASKS", 5, number, 45),
-    Column("gpus", "GPUS", 4, number, 85),
-    Column("gpu", "GPU%", 4, share, 86),
-    Column("gpu_memory", "GMEM", 6, size, 15),
-    Column("age", "AGE", 4, age, 70),
-    Column("on", "ON", 16, clean, 5, left=True),
+    ViewColumn("job", "JOB", 9, str, 99),
+    ViewColumn("user", "USER", 9, clean, 90, left=True),
+    ViewColumn("nodes", "NODES", 5, number, 60),
+    ViewColumn("cpu", "CPU", 6, decimal, 98),
+    ViewColumn("cpus", "OF", 6, number, 40),
+    ViewColumn("cpu_share", "CPU%", 5, share, 95),
+    ViewColumn("memory", "MEM", 6, size, 97),
+    ViewColumn("memory_share", "MEM%", 5, memory_share, 94),
+    ViewColumn("memory_peak", "PEAK", 6, size, 20),
+    ViewColumn("memory_swap", "SWAP", 6, size, 10),
+    ViewColumn("read", "READ/s", 6, size, 80),
+    ViewColumn("write", "WRIT/s", 6, size, 80),
+    ViewColumn("wait", "WAIT", 5, decimal, 50),
+    ViewColumn("tasks", "TASKS", 5, number, 45),
+    ViewColumn("gpus", "GPUS", 4, number, 85),
+    ViewColumn("gpu", "GPU%", 4, share, 86),
+    ViewColumn("gpu_memory", "GMEM", 6, size, 15),
+    ViewColumn("age", "AGE", 4, age, 70),
+    ViewColumn("on", "ON", 16, clean, 5, left=True),
 )
 DETAIL_COLUMNS = (
-    Column("node", "NODE", 16, clean, 99, left=True),
+    ViewColumn("node", "NODE", 16, clean, 99, left=True),
     *[column for column in JOB_COLUMNS if column.key not in ("job", "user", "nodes", "on")],
 )
 NODE_COLUMNS = (
-    Column("node", "NODE", 16, clean, 99, left=True),
-    Column("jobs", "JOBS", 5, number, 90),
-    Column("cpu", "CPU%", 5, share, 98),
-    Column("iowait", "IOW%", 5, share, 60),
-    Column("steal", "STL%", 5, share, 10),
-    Column("load", "LOAD", 6, decimal, 80),
-    Column("memory", "MEM", 6, size, 85),
-    Column("memory_total", "OF", 6, size, 50),
-    Column("memory_share", "MEM%", 5, memory_share, 95),
-    Column("swap", "SWAP", 6, size, 40),
-    Column("read", "READ/s", 6, size, 30),
-    Column("write", "WRIT/s", 6, size, 30),
-    Column("seen_age", "SEEN", 5, age, 97),
-    Column("lag", "LAG", 5, age, 70),
+    ViewColumn("node", "NODE", 16, clean, 99, left=True),
+    ViewColumn("jobs", "JOBS", 5, number, 90),
+    ViewColumn("cpu", "CPU%", 5, share, 98),
+    ViewColumn("iowait", "IOW%", 5, share, 60),
+    ViewColumn("steal", "STL%", 5, share, 10),
+    ViewColumn("load", "LOAD", 6, decimal, 80),
+    ViewColumn("memory", "MEM", 6, size, 85),
+    ViewColumn("memory_total", "OF", 6, size, 50),
+    ViewColumn("memory_share", "MEM%", 5, memory_share, 95),
+    ViewColumn("swap", "SWAP", 6, size, 40),
+    ViewColumn("read", "READ/s", 6, size, 30),
+    ViewColumn("write", "WRIT/s", 6, size, 30),
+    ViewColumn("seen_age", "SEEN", 5, age, 97),
+    ViewColumn("lag", "LAG", 5, age, 70),
 )
 COLUMNS = {"jobs": JOB_COLUMNS, "nodes": NODE_COLUMNS, "job": DETAIL_COLUMNS}
 # What has no place where no row has a value.
 OPTIONAL = frozenset({"gpus", "gpu", "gpu_memory", "memory_swap", "swap", "steal"})
 
 
-def chosen(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Column]:
+def chosen(columns: Sequence[ViewColumn], rows: Sequence[Row], width: int) -> list[ViewColumn]:
     """The columns for which there is room, the first one's included."""
     there = [column for column in columns if column.key not in OPTIONAL or any(row.get(column.key) for row in rows)]
     room, kept = width - 1, set()
@@ -202,7 +202,7 @@ def chosen(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[C
     return [column for column in there if column.key in kept]
 
 
-def _cell(column: Column, text: str, sized: int) -> str:
+def _cell(column: ViewColumn, text: str, sized: int) -> str:
     text = text if len(text) <= sized or not column.left else text[: sized - 1] + "~"
     return text.ljust(sized) if column.left else text.rjust(sized)
 

@@ -27,7 +27,7 @@ class _Job(NamedTuple):
     rows: bytes
 
 
-class _Latest(NamedTuple):
+class _TableRows(NamedTuple):
     """Of one table of one host. It is never changed: what takes its place is a new one."""
 
     sender: str  # that sent it first, and whose share it is of
@@ -48,7 +48,7 @@ class _Latest(NamedTuple):
 _OURS = frozenset({"host", "job", "user"})  # labels that every row has, or may have
 
 
-class Latest:
+class LatestRows:
     """Keeps the latest rows of tables of jobs, and tells them as families of metrics.
 
     One thread takes batches, any other reads.
@@ -65,7 +65,7 @@ class Latest:
     def __init__(self, max_rows: int = MAX_ROWS, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.left_out = 0
         self._monotonic = monotonic
-        self._latest: dict[tuple[str, str], _Latest] = {}
+        self._latest: dict[tuple[str, str], _TableRows] = {}
         self._tables: Counter[str] = Counter()  # of each host
         self._rows = Shares(max_rows)
         self._sweep_at = 0.0
@@ -121,7 +121,7 @@ class Latest:
             if before is not None:
                 self._drop(key)
             return
-        latest = _Latest(sender, schema, now, period_s, jobs)
+        latest = _TableRows(sender, schema, now, period_s, jobs)
         self._rows.hold(sender, latest.row_count)
         self._tables[batch.host] += before is None
         self._latest[key] = latest
@@ -138,12 +138,12 @@ class Latest:
         kept = [(host, name, latest) for (host, name), latest in list(self._latest.items())]
         users = _users(kept)
         twice = _told_twice(kept, now)
-        tables: dict[str, list[tuple[str, _Latest]]] = {}
+        tables: dict[str, list[tuple[str, _TableRows]]] = {}
         for host, name, latest in kept:
             tables.setdefault(name, []).append((host, latest))
         names: set[str] = set()
         for name in sorted(tables):
-            parts = [_Part(host, latest, users, now, twice) for host, latest in tables[name]]
+            parts = [_HostRows(host, latest, users, now, twice) for host, latest in tables[name]]
             fields = {(field.name, field.kind): field for part in parts for field in part.schema.fields}
             for field in fields.values():
                 metric = named("colmet_job", name.removesuffix("_default"), field.name, kind=field.kind)
@@ -152,7 +152,7 @@ class Latest:
                     yield Family(metric, field.kind, _help(name, field), _samples(parts, field))
 
 
-class _Part:
+class _HostRows:
     """The rows of one table of one host, to be told.
 
     Args:
@@ -166,7 +166,7 @@ class _Part:
     def __init__(
         self,
         host: str,
-        latest: _Latest,
+        latest: _TableRows,
         users: Mapping[tuple[str, int], str],
         now: float,
         twice: Container[tuple[str, int]] = (),
@@ -209,7 +209,7 @@ class _Part:
         return told
 
 
-def _samples(parts: Iterable[_Part], field: Field) -> Iterator[tuple[str, Number]]:
+def _samples(parts: Iterable[_HostRows], field: Field) -> Iterator[tuple[str, Number]]:
     for part in parts:
         own = next((one for one in part.schema.fields if one.name == field.name), None)
         if own is None or own.kind != field.kind or own.dtype[0] == "S":
@@ -222,7 +222,7 @@ def _samples(parts: Iterable[_Part], field: Field) -> Iterator[tuple[str, Number
                 yield text, value
 
 
-def _users(kept: Iterable[tuple[str, str, _Latest]]) -> dict[tuple[str, int], str]:
+def _users(kept: Iterable[tuple[str, str, _TableRows]]) -> dict[tuple[str, int], str]:
     """Whose jobs they are, by host and job, as far as any table tells."""
     users: dict[tuple[str, int], str] = {}
     for host, _name, latest in kept:
@@ -233,7 +233,7 @@ def _users(kept: Iterable[tuple[str, str, _Latest]]) -> dict[tuple[str, int], st
     return users
 
 
-def _told_twice(kept: Iterable[tuple[str, str, _Latest]], now: float) -> set[tuple[str, int]]:
+def _told_twice(kept: Iterable[tuple[str, str, _TableRows]], now: float) -> set[tuple[str, int]]:
     """(host, job) of second agents of a host name, which see the same job as the first one does now."""
     jobs: dict[str, set[int]] = {}
     for host, _name, latest in kept:

@@ -21,7 +21,7 @@ LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # without rows, after which those be
 HOST_BYTES, JOB_BYTES = 500, 40  # of what is kept of a host beside its rows, about
 
 
-class Pair(NamedTuple):
+class TablePair(NamedTuple):
     """The latest two tables of one name of one host. What takes its place is a new one.
 
     Attributes:
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
         return min(MOST_S, max(LEAST_S, PERIODS * self.period_s))
 
 
-class Kept(NamedTuple):
+class HostPairs(NamedTuple):
     """Of one host. What takes its place is a new one.
 
     Attributes:
@@ -58,7 +58,7 @@ class Kept(NamedTuple):
     seen: float
     batches: int
     jobs: tuple[int, ...] | None
-    tables: dict[str, Pair]
+    tables: dict[str, TablePair]
     sender: str = ""
 
     @property
@@ -72,7 +72,7 @@ class Kept(NamedTuple):
         return self.batches > 2 or any(pair.former is not None for pair in self.tables.values())
 
 
-class Watch:
+class RecentPairs:
     """Keeps the latest two tables of each name of each host, for a while after each look.
 
     One thread takes batches, any other looks. A table is kept as it came: its rows are read by whoever looks.
@@ -90,7 +90,7 @@ class Watch:
         self._names = frozenset(names)
         self._monotonic = monotonic
         self._until = 0.0
-        self._hosts: dict[str, Kept] = {}
+        self._hosts: dict[str, HostPairs] = {}
         self._bytes = Shares(MAX_BYTES)
         self._names_of = Shares(MAX_HOSTS)
         self._tidy_at = 0.0
@@ -105,7 +105,7 @@ class Watch:
         """Tables that were left out since it has begun to keep rows."""
         return self._left_out - self._left_out_before
 
-    def look(self) -> list[tuple[str, Kept]]:
+    def look(self) -> list[tuple[str, HostPairs]]:
         """For any thread: what is kept, by host; it is kept on for a while."""
         self._looks += 1
         now = self._monotonic()
@@ -150,11 +150,13 @@ class Watch:
                 pair = self._paired(tables.get(table.schema.name), table, batch.jobs, now, sender)
                 if pair is not None:
                     tables[table.schema.name] = pair
-        self._hosts[batch.host] = Kept(now, before.batches + 1 if before is not None else 1, batch.jobs, tables, sender)
+        self._hosts[batch.host] = HostPairs(
+            now, before.batches + 1 if before is not None else 1, batch.jobs, tables, sender
+        )
 
     def _paired(
-        self, before: Pair | None, table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
-    ) -> Pair | None:
+        self, before: TablePair | None, table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
+    ) -> TablePair | None:
         """What is kept with this table; None where it is to stay as it was."""
         former, period_s = None, 0.0
         if before is not None:
@@ -172,7 +174,7 @@ class Watch:
             self._leave_out(1)
             return None
         self._bytes.hold(sender, more)
-        return Pair(former, table, now, period_s, size)
+        return TablePair(former, table, now, period_s, size)
 
     def _leave_out(self, tables: int) -> None:
         for _ in range(tables):

@@ -18,7 +18,7 @@ from colmet.common import measures
 from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
 from colmet.common.live.namesakes import counted_once, is_namesake, repeated
-from colmet.common.live.recent_pairs import LEAST_S, Kept, Pair, Watch
+from colmet.common.live.recent_pairs import LEAST_S, HostPairs, RecentPairs, TablePair
 from colmet.common.measures import CGROUP_TABLE, Measure
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
@@ -103,7 +103,7 @@ class Top:
     def __init__(
         self,
         identity: DaemonIdentity,
-        watch: Watch,
+        watch: RecentPairs,
         heard: Callable[[], Mapping[str, Heard]] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
@@ -124,7 +124,7 @@ class Top:
         Raises:
             Refused: a value cannot be used.
         """
-        asked = Asked.of(request)
+        asked = TopQuery.of(request)
         now, now_ns = self._monotonic(), self._now_ns()
         hosts = self._watch.look()
         fresh = [
@@ -174,7 +174,7 @@ class Top:
         return {**answer, "count": len(rows), "rows": rows[: asked.limit]}
 
 
-class Asked(NamedTuple):
+class TopQuery(NamedTuple):
     """What a request asks for."""
 
     view: str
@@ -187,7 +187,7 @@ class Asked(NamedTuple):
     limit: int
 
     @classmethod
-    def of(cls, request: Mapping[str, Any]) -> Asked:
+    def of(cls, request: Mapping[str, Any]) -> TopQuery:
         """What it says, and what counts where it says nothing.
 
         Raises:
@@ -235,7 +235,7 @@ def _finite_or_none(value: float) -> float | None:
 # -- jobs --
 
 
-class Jobs:
+class JobUsage:
     """What each job uses on each node: columns of one length. A value that is not known is NaN.
 
     Args:
@@ -255,7 +255,7 @@ class Jobs:
         self.user = user
         self.values = values
 
-    def selected(self, asked: Asked) -> Indices:
+    def selected(self, asked: TopQuery) -> Indices:
         """The rows of the jobs that are asked for."""
         chosen = np.ones(len(self.job), bool)
         if asked.user:
@@ -370,7 +370,7 @@ def _told(values: Floats, key: str = "") -> list[Any]:
     return [round(value, 3) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def measure_jobs(hosts: Sequence[tuple[str, Kept]]) -> Jobs:
+def measure_jobs(hosts: Sequence[tuple[str, HostPairs]]) -> JobUsage:
     """What each job uses on each node, from what is kept; of two agents of one host name, what one says."""
     names = [host for host, _ in hosts]
     parts = [part for table in JOB_TABLES for part in _parts(table, hosts)]
@@ -400,13 +400,13 @@ def measure_jobs(hosts: Sequence[tuple[str, Kept]]) -> Jobs:
                 if isinstance(cell, bytes) and key in keys:
                     user[keys[key]] = cell[:MAX_TEXT].decode(errors="replace")
     pairs = np.array(list(keys), np.int64).reshape(-1, 2)
-    return Jobs(names, pairs[:, 0], pairs[:, 1], user, values)
+    return JobUsage(names, pairs[:, 0], pairs[:, 1], user, values)
 
 
-class _Part:
+class _JoinedRows:
     """The latest rows of one table of all hosts that have the same schema, and those before, one after the other."""
 
-    def __init__(self, name: str, schema: Schema, pairs: Sequence[tuple[int, Pair]]) -> None:
+    def __init__(self, name: str, schema: Schema, pairs: Sequence[tuple[int, TablePair]]) -> None:
         self.name = name
         self.schema = schema
         self._former = [(host, pair.former) for host, pair in pairs if pair.former is not None]
@@ -422,17 +422,17 @@ class _Part:
         return rows, list(zip(hosts.tolist(), rows["job_id"].tolist())), times
 
 
-def _parts(name: str, hosts: Iterable[tuple[str, Kept]]) -> list[_Part]:
-    found: dict[Schema, list[tuple[int, Pair]]] = {}
+def _parts(name: str, hosts: Iterable[tuple[str, HostPairs]]) -> list[_JoinedRows]:
+    found: dict[Schema, list[tuple[int, TablePair]]] = {}
     for n, (_, kept) in enumerate(hosts):
         pair = kept.tables.get(name)
         if pair is not None:
             found.setdefault(pair.latest.schema, []).append((n, pair))
-    return [_Part(name, schema, pairs) for schema, pairs in found.items()]
+    return [_JoinedRows(name, schema, pairs) for schema, pairs in found.items()]
 
 
 def _measured(
-    parts: Sequence[_Part], wanted: Mapping[str, Measure], keys: Keys, capacity: Capacity
+    parts: Sequence[_JoinedRows], wanted: Mapping[str, Measure], keys: Keys, capacity: Capacity
 ) -> dict[str, Floats]:
     """Return the values of each measure for each key, by the names of the measures."""
     values = {name: np.full(len(keys), np.nan) for name in wanted}
@@ -458,7 +458,7 @@ def _measured(
     return {**values, **origins}
 
 
-def _capacity(parts: Sequence[_Part], keys: Keys) -> Capacity:
+def _capacity(parts: Sequence[_JoinedRows], keys: Keys) -> Capacity:
     """What each of the keys has, shape (n,) each: its own CPUs and tasks, else the CPUs of its node."""
     found = {name: np.full(len(keys), np.nan) for name in CAPACITY_COLUMNS}
     of_nodes: dict[int, float] = {}
@@ -493,7 +493,7 @@ def _spread(values: Floats, into: Indices, count: int) -> Floats:
 
 
 def measure_nodes(
-    hosts: Sequence[tuple[str, Kept]], now: float, now_ns: int, heard: Mapping[str, Heard]
+    hosts: Sequence[tuple[str, HostPairs]], now: float, now_ns: int, heard: Mapping[str, Heard]
 ) -> list[dict[str, Any]]:
     """A row for each node.
 
@@ -541,7 +541,7 @@ def measure_nodes(
     return rows
 
 
-def _job_count(kept: Kept) -> int:
+def _job_count(kept: HostPairs) -> int:
     if kept.jobs is not None:
         return len(kept.jobs)
     tables = [pair.latest for name, pair in kept.tables.items() if name in JOB_TABLES]

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from colmet.common.live.latest_rows import Latest
-from colmet.common.live.recent_pairs import Watch
+from colmet.common.live.latest_rows import LatestRows
+from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.daemon_health import DaemonIdentity, RecentGrowth, families_of, single
 from colmet.common.runtime.plural import counted
@@ -63,11 +63,11 @@ class NodeHealth:
         self,
         parts: Mapping[str, Callable[[], Mapping[str, int]]],
         uplinks: Sequence[Uplink] = (),
-        latest: Latest | None = None,
+        latest: LatestRows | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._watch = Watch(TABLES)
+        self._watch = RecentPairs(TABLES)
         self._parts = {**parts, "top": self._watch.counters}
         self._uplinks = uplinks
         self._monotonic = monotonic
