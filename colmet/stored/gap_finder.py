@@ -165,6 +165,89 @@ def between(times: Times, after: int, until: int) -> int:
     return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
 
 
+class Lost(NamedTuple):
+    """Samples that were taken between two rows of the ledger and are not stored.
+
+    Attributes:
+        after: time of the former row of the ledger.
+        until: time of the latter.
+        samples: how many are lost.
+        rows: of these samples.
+        holes: times without a sample, by the steps between stored rows.
+        drops: ranges of samples that the node reports as dropped: first, last, how many.
+        is_dropped: whether it reports any, those without a time included.
+        is_one_job: whether the table has rows of one job, so that a hole is a lost sample.
+        is_fast: whether samples come so fast that holes cannot be seen in whole seconds.
+    """
+
+    after: int
+    until: int
+    samples: int
+    rows: int
+    holes: Sequence[TableGap]
+    drops: Sequence[tuple[int, int, int]]
+    is_dropped: bool
+    is_one_job: bool
+    is_fast: bool
+
+
+def gaps_of(lost: Lost) -> list[TableGap]:
+    """Return the gaps that lost samples leave: where, how many, and why.
+
+    ===== ================================================ ==================================================
+    drops holes                                            gaps
+    ===== ================================================ ==================================================
+    none  as many as lost samples, of one job              A: each hole, `NOT_HERE`
+    none  any other                                        B: one over the whole time, `NOT_HERE`
+    some  all are inside the dropped ranges                C: the ranges, as far as they have holes, `DROPPED`
+    some  some inside, some outside, as many as lost       D: as C, and one for those outside, `NOT_HERE`
+    some  not seen, as samples are fast; ranges have room  E: the ranges, `DROPPED`
+    some  any other                                        F: one over the whole time, `UNSURE`
+    ===== ================================================ ==================================================
+
+    Examples, of samples each 5 s between rows of the ledger at 100 and 160, of which those at 115 and 120 are lost:
+
+    * A: nothing is dropped, the holes are 115 and 120: a gap from 115 to 120.
+    * B: the same, but two jobs have rows and only one of them has the holes: a gap from 101 to 160.
+    * C: two dropped from 110 to 125: a gap from 115 to 120.
+    * D: one dropped, from 113 to 117: a gap from 115 to 117, and one sample missing from 101 to 160.
+    * E: of samples each second, two dropped from 115 to 120: a gap from 115 to 120.
+    * F: two dropped from 140 to 150, where no hole is: a gap from 101 to 160.
+    """
+
+    def whole(samples: int, rows: int, why: str) -> TableGap:
+        return TableGap(lost.after + 1, lost.until, samples, rows, why, False)
+
+    seen = sum(hole.samples for hole in lost.holes)
+    if not lost.is_dropped:
+        if seen == lost.samples and lost.is_one_job:
+            return [hole._replace(rows=hole.samples * lost.rows // lost.samples) for hole in lost.holes]
+        return [whole(lost.samples, lost.rows, NOT_HERE)]
+    inside = sum(min(count, sum(within(hole, first, last) for hole in lost.holes)) for first, last, count in lost.drops)
+    if inside and inside == seen:
+        return _shared(narrowed(lost.drops, lost.holes), lost.samples, lost.rows)
+    if inside and seen == lost.samples:
+        rows = lost.rows * inside // lost.samples
+        dropped = _shared(narrowed(lost.drops, lost.holes), inside, rows)
+        return [*dropped, whole(seen - inside, lost.rows - rows, NOT_HERE)]
+    if lost.is_fast and sum(count for _, _, count in lost.drops) >= lost.samples:
+        return _shared(lost.drops, lost.samples, lost.rows)
+    return [whole(lost.samples, lost.rows, UNSURE)]
+
+
+def _shared(spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> list[TableGap]:
+    """Return the gaps of dropped samples: one for each span (first, last, at most so many), or one over all of them."""
+    if sum(count for _, _, count in spans) != samples and len(spans) > 1:
+        spans = [(min(first for first, _, _ in spans), max(last for _, last, _ in spans), samples)]
+    found = []
+    for n, (first, last, count) in enumerate(spans):
+        share = samples if n + 1 == len(spans) else count
+        part = rows * share // samples
+        found.append(TableGap(first, last, share, part, DROPPED, share == count))
+        samples, rows = samples - share, rows - part
+    return found
+
+
 class GapFinder:
     """Works out the gaps of one table of one host.
 
@@ -246,7 +329,7 @@ class GapFinder:
             self._twice += max(0, here - taken)
             a_sample = taken / max(1, account.taken - before.taken) or 1
             if max(0, here) < taken:
-                self._lost(before, account, taken - here)
+                self._gaps += gaps_of(self._lost(before, account, taken - here))
             for why, sum_before, sum_now in (
                 ("failed", before.failed, account.failed),
                 ("late", before.late, account.late),
@@ -269,11 +352,11 @@ class GapFinder:
             before = account
         return mine
 
-    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> None:
-        """So many rows that were taken between two accounts are not here."""
+    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> Lost:
+        """Return what is known of rows that were taken between two rows of the ledger and are not stored."""
         after, until = before.time, account.time
         taken, taken_rows = account.taken - before.taken, account.rows - before.rows
-        ranges = [
+        drops = [
             one
             for one in self._dropped
             if one.epoch == account.epoch and (not one.first or (one.first <= until and one.last > after))
@@ -281,44 +364,26 @@ class GapFinder:
         start = max(0, int(np.searchsorted(self._times, after, "right")) - 1)
         around = np.unique(self._times[start : np.searchsorted(self._times, until, "right") + 1])
         step_s = cadence_s(self._times, 0)
-        # what was not measured leaves holes, too
+        # samples that were not measured leave holes, too
         explained = [
             np.linspace(one.first, one.last, one.samples).astype(np.int64)
             for one in self._missed
             if one.epoch == account.epoch and one.first <= until and one.last > after
         ]
-        places = holes(np.unique(np.concatenate([around, *explained])), step_s)
         samples = max(1, min(rows, taken - between(around, after, until)))
         if step_s < 1.5:  # several have one second
             samples = max(1, round(rows * taken / taken_rows))
-        spans = [(max(one.first, after + 1), min(one.last, until), one.samples) for one in ranges if one.first]
-        inside = [min(count, sum(within(hole, first, last) for hole in places)) for first, last, count in spans]
-        outside = sum(hole.samples for hole in places) - sum(inside)
-        if not ranges:
-            if sum(gap.samples for gap in places) == samples and len(self._jobs) == 1:
-                self._gaps += [gap._replace(rows=gap.samples * rows // samples) for gap in places]
-            else:
-                self._gaps.append(TableGap(after + 1, until, samples, rows, NOT_HERE, False))
-        elif places and sum(inside) and not outside:
-            self._share(narrowed(spans, places), samples, rows)
-        elif places and sum(inside) and sum(inside) + outside == samples:
-            part = rows * sum(inside) // samples
-            self._share(narrowed(spans, places), sum(inside), part)
-            self._gaps.append(TableGap(after + 1, until, outside, rows - part, NOT_HERE, False))
-        elif 0 < step_s < 1.5 and sum(count for _, _, count in spans) >= samples:
-            self._share(spans, samples, rows)
-        else:
-            self._gaps.append(TableGap(after + 1, until, samples, rows, UNSURE, False))
-
-    def _share(self, spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> None:
-        """What was dropped, by the ranges that were: first, last, and as many samples as may be of each."""
-        if sum(count for _, _, count in spans) != samples and len(spans) > 1:
-            spans = [(min(first for first, _, _ in spans), max(last for _, last, _ in spans), samples)]
-        for n, (first, last, count) in enumerate(spans):
-            share = samples if n + 1 == len(spans) else count
-            part = rows * share // samples
-            self._gaps.append(TableGap(first, last, share, part, DROPPED, share == count))
-            samples, rows = samples - share, rows - part
+        return Lost(
+            after=after,
+            until=until,
+            samples=samples,
+            rows=rows,
+            holes=holes(np.unique(np.concatenate([around, *explained])), step_s),
+            drops=[(max(one.first, after + 1), min(one.last, until), one.samples) for one in drops if one.first],
+            is_dropped=bool(drops),
+            is_one_job=len(self._jobs) == 1,
+            is_fast=0 < step_s < 1.5,
+        )
 
     def _find_after(self, last: LedgerRow, next_start: int) -> None:
         """From the last account of an agent to the first rows of the next one."""
