@@ -16,7 +16,7 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
-from colmet.common.live.latest_rows import Latest
+from colmet.common.live.latest_rows import LatestRows
 from colmet.common.runtime import control, plugins
 from colmet.common.runtime.daemon_health import NOTE_S
 from colmet.common.runtime.logs import powers_of_ten
@@ -69,7 +69,7 @@ class Collector:
         workers: Sequence[OutputWorker],
         errands: control.Errands,
         service: Service,
-        latest: Latest | None = None,
+        latest: LatestRows | None = None,
         reload: Callable[[], None] = lambda: None,
         receiver: Receiver | None = None,
         link: CollectorLink | None = None,
