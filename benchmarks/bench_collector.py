@@ -34,7 +34,7 @@ import zmq
 
 from colmet import __version__
 from colmet.collector import main as collector_main
-from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5 import open_tables
 from colmet.collector.backends.hdf5.h5file import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.ingest.receiver import Receiver
@@ -256,7 +256,7 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     told = False
     handles = os.environ.get("BENCH_HDF5_HANDLES")
     if handles:
-        h5file.MAX_HANDLES = int(handles)
+        open_tables.MAX_TABLES = int(handles)
 
     def durable(acknowledge: Callable[[Sequence[Any]], None], records: Sequence[Any]) -> None:
         nonlocal told

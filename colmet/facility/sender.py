@@ -225,7 +225,8 @@ def from_options(
             log.warning(
                 "nothing is kept between runs: documents that cannot be sent are lost, NETWORK has no traffic: %s: %s; "
                 "give --spool-dir DIR",
-                *(directory, err.strerror),
+                directory,
+                err.strerror,
             )
     try:
         return DocumentSender(

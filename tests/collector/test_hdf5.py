@@ -24,7 +24,7 @@ import pytest
 
 import colmet
 from colmet.collector import columns
-from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5 import h5file, h5table, open_tables
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columnar import join
@@ -459,7 +459,7 @@ def test_tables_of_a_0_6_file_that_lack_nothing_are_appended_to_in_place(tmp_pat
 
 
 def test_rows_are_rebuilt_in_bounded_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h5file, "COPY_BYTES", 5000)
+    monkeypatch.setattr(h5table, "COPY_BYTES", 5000)
     path = tmp_path / "x.hdf5"
     output = opened(path)
     output.write([batch(*[table(schema_of("a:i8"), (1, {"a": n})) for n in range(100)])])
@@ -511,7 +511,7 @@ def test_nobody_decides_what_the_other_table_is_like(tmp_path: Path) -> None:
     """A message may name it, too: its rows then go to a table that is made of its own columns."""
     path = tmp_path / "x.hdf5"
     first, second = schema_of("x:S8"), schema_of("x:i8")
-    (_, other) = h5file.names_for(second)
+    (_, other) = columns.names_for(second)
     write_once(path, [batch(table(schema_of("x:f4", name=other), (1, {"x": 0.5})))])
     write_once(path, [batch(table(first, (1, {"x": b"first"})))])
     write_once(path, [batch(table(second, (1, {"x": 7})))])
@@ -701,7 +701,7 @@ def test_after_sigkill_between_bursts_every_table_opens_with_all_its_rows(tmp_pa
 def test_more_jobs_than_handles_are_written_right_and_handles_stay_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(h5file, "MAX_HANDLES", 16)
+    monkeypatch.setattr(open_tables, "MAX_TABLES", 16)
     monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 8)
     path = tmp_path / "x.hdf5"
     output = opened(path)
@@ -710,7 +710,7 @@ def test_more_jobs_than_handles_are_written_right_and_handles_stay_bounded(
         alive = [
             n for n in output.file._file._node_manager.registry.values() if isinstance(n, tables.Table) and n._v_isopen
         ]
-        assert len(output.file._handles) == 16
+        assert len(output.file._open_tables) == 16
         assert len(alive) <= 16
     output.close()
     for job in range(60):
@@ -722,8 +722,8 @@ def test_what_python_keeps_of_tables_that_are_closed_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Python's own looks for what refers to itself, which are seldom in the collector."""
-    monkeypatch.setattr(h5file, "MAX_HANDLES", 8)
-    monkeypatch.setattr(h5file, "MAX_DROPPED", 16)
+    monkeypatch.setattr(open_tables, "MAX_TABLES", 8)
+    monkeypatch.setattr(open_tables, "MAX_CLOSED", 16)
     output = opened(tmp_path / "x.hdf5")
     gc.collect()
     before = sum(isinstance(one, tables.Col) for one in gc.get_objects())

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import colmet
-from colmet.collector.backends.hdf5 import h5file, isolated, repair
+from colmet.collector.backends.hdf5 import h5file, isolated, open_tables, repair
 from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
-from colmet.collector.backends.hdf5.h5file import Damaged
+from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.options import rotation
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
@@ -121,7 +121,7 @@ def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tm
 
 def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp_path, monkeypatch):
     """Each table is opened twice then, and not once for a few records."""
-    monkeypatch.setattr(h5file, "MAX_HANDLES", 8)
+    monkeypatch.setattr(open_tables, "MAX_TABLES", 8)
     monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 4)
     saved = []
     output, state = started(tmp_path)
@@ -129,7 +129,7 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
     monkeypatch.setattr(OutputState, "save", lambda self, p, n, k: (saved.append((p, n["undo"])), save(self, p, n, k)))
     write(output, state, 80, step=80)
     assert {position for position, _ in saved} == {0, 80}
-    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file._handles)
+    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file._open_tables)
     write(output, state, 120, step=40)  # tables that are there, too
     monkeypatch.undo()
     output.close()
@@ -139,10 +139,10 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
 def test_tables_of_jobs_that_ended_are_closed(tmp_path, monkeypatch):
     output, state = started(tmp_path)
     write(output, state, 10)
-    assert len(output._file._handles) > 3
-    monkeypatch.setattr(h5file, "IDLE_S", -1.0)
+    assert len(output._file._open_tables) > 3
+    monkeypatch.setattr(open_tables, "IDLE_S", -1.0)
     write(output, state, 20)
-    assert len(output._file._handles) == 0
+    assert len(output._file._open_tables) == 0
     monkeypatch.undo()
     write(output, state, 30)
     output.close()
@@ -401,7 +401,7 @@ def test_a_damaged_file_is_noticed_after_a_clean_stop_if_it_cannot_be_opened(tmp
 def test_a_file_that_goes_bad_while_it_is_written_is_replaced(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
-    output._file._handles.clear()
+    output._file._open_tables.forget()
     append, truncate = tables.Table.append, tables.Table.truncate
 
     def fail(*_):

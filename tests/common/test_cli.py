@@ -13,11 +13,11 @@ import sys
 import time
 
 import pytest
-import tables
 
 from colmet.collector import main as collector_main
 from colmet.collector import options as collector_options
 from colmet.collector.backends import NAMES as OUTPUTS
+from colmet.collector.backends.hdf5.library import tables  # loaded as the collector loads it
 from colmet.commands import programs
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.logs import powers_of_ten

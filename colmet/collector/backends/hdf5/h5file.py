@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import logging
 import os
 import re
 import struct
-import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,8 +19,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, remove_tails
+from colmet.collector.backends.hdf5.h5table import (
+    BACKEND_VERSION,
+    REBUILT,
+    REPLACED,
+    Damaged,
+    chunk_rows,
+    column,
+    copy_rows,
+    group_path,
+    is_filtered,
+    last_chunk,
+    table_names,
+    tail_is,
+    tail_of,
+    temporary,
+    title,
+)
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library
 from colmet.collector.backends.hdf5.library import tables as tables  # others take it from here, too
+from colmet.collector.backends.hdf5.open_tables import OpenTable, OpenTables
+from colmet.collector.backends.hdf5.space import SPARE_BYTES, chunk_bytes, header_bytes, promise
 from colmet.collector.columnar import ColumnBatch
 from colmet.collector.columns import (
     RowLayout,
@@ -32,7 +48,6 @@ from colmet.collector.columns import (
     file_columns,
     grown,
     involved_jobs,
-    missing,
     names_for,
 )
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
@@ -42,27 +57,10 @@ from colmet.common.tables import column_types
 
 log = logging.getLogger(__name__)
 
-BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
-REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # no table of a message has such a name: they start with a letter
 
-# An open table takes 0.05 MB, or 0.2 MB until it is opened again after it was created; opening one takes 3 to 5 ms.
-# A burst for more tables than that opens each of them twice.
-MAX_HANDLES = 4096
-MAX_HANDLE_COLUMNS = 1 << 18  # of all of them; each takes 2 kB
-# What PyTables knows of a table refers to itself, and Python looks for such things seldom (`tune_garbage_collector`).
-MAX_DROPPED = 512
-IDLE_S = 900.0  # a table that got no rows for so long is closed: its job has ended
 # Jobs whose rows are converted together.
-MAX_BLOCK_JOBS = 128  # all of their tables are open, so far fewer than those that MAX_HANDLE_COLUMNS lets be
+MAX_BLOCK_JOBS = 128  # all of their tables are open, so far fewer than open_tables.MAX_COLUMNS lets be
 MAX_LAYOUTS = 64  # each has a block
-COPY_BYTES = 4 << 20  # of a table that is rebuilt or read, at a time
-# A chunk of a blosc2 table. PyTables would make it as large as the CPU's L3 cache, 272 MB on a Xeon with 260 MiB, and
-# each burst compresses the last chunk again. 64 KiB is what PyTables gives to tables of the other libraries.
-BLOSC2_CHUNK_BYTES = 64 << 10
-# HDF5 does not survive a full disk: what it cannot write of its own structures is a file that nobody can read. So the
-# file system has to promise the space first: for rows, for the description of new tables, and this for the rest.
-SPARE_BYTES = 256 << 10
-NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may need another one
 MAX_WARNINGS = 1000
 # Of one table, for columns that Colmet does not declare, while a file is open; a site has a few versions at a time.
 MAX_REBUILDS = 16
@@ -75,96 +73,8 @@ Undo = Mapping[str, "int | None"]
 Tails = Mapping[str, int]
 
 
-class Damaged(ColmetError):
-    """The file, or a table in it, cannot be read."""
-
-
 class FileBusy(OutputUnavailable):
     """A reader has the file open in a way that keeps a writer out."""
-
-
-def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
-    """PyTables' description of a column."""
-    return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
-
-
-class _OpenTable:
-    """An open table, and how the rows that it took last are laid out in it."""
-
-    __slots__ = ("columns", "digest", "layout", "table", "used")
-
-    def __init__(self, table: Any) -> None:
-        self.table = table
-        self.columns = len(table.colnames)
-        self.digest = b""
-        self.layout: RowLayout | None = None
-        self.used = 0.0
-
-
-def is_filtered(table: Any) -> bool:
-    """Whether chunks of a table are compressed or have checksums: one that is not full is written anew to grow."""
-    return bool(table.filters.complevel or table.filters.fletcher32)
-
-
-def chunk_rows(filters: Any, row_bytes: int) -> int | None:
-    """Return the rows of a chunk of a new table with these filters; None has PyTables choose."""
-    is_blosc2 = filters.complib is not None and filters.complib.startswith("blosc2")
-    return max(1, BLOSC2_CHUNK_BYTES // row_bytes) if is_blosc2 else None
-
-
-def last_chunk(table: Any, rows: int) -> int:
-    """The first row of the chunk that is being filled when a table has so many rows."""
-    return rows - rows % int(table.chunkshape[0])
-
-
-def tail_of(table: Any, rows: int) -> bytes:
-    """The rows in the last chunk, if the table has so many rows."""
-    tail: bytes = table.read(last_chunk(table, rows), rows).tobytes()
-    return tail
-
-
-def tail_is(table: Any, rows: int, checksum: int) -> bool:
-    """Whether the rows in the last chunk are those that were written; not, where they cannot be read."""
-    try:
-        return zlib.crc32(tail_of(table, rows)) == checksum
-    except Exception as err:
-        if is_of_system(err):
-            raise
-        return False
-
-
-def chunk_bytes(table: Any, count: int) -> int:
-    """By how much a file grows at most for the chunks that `count` more rows of a table need."""
-    chunk = int(table.chunkshape[0])
-    rows = int(table.nrows)
-    full = rows // chunk if is_filtered(table) else -(-rows // chunk)
-    chunks = -(-(rows + count) // chunk) - full
-    # a checksum takes 4 bytes more; what cannot be compressed may take more, too, in some libraries
-    more = chunk * int(table.dtype.itemsize) // 64 + 64 if is_filtered(table) else 0
-    return chunks * (chunk * int(table.dtype.itemsize) + more) + NODE_BYTES
-
-
-def header_bytes(columns: int, row_bytes: int) -> int:
-    """What HDF5 and PyTables write at most to describe a table, its group and its chunks; measured, then doubled."""
-    return 4096 + 512 * columns + 3 * row_bytes
-
-
-def promise(descriptor: int, start: int, size: int) -> None:
-    """Have the file system set space aside for `size` bytes of a file from `start` on.
-
-    Raises:
-        OSError: it has not got that much; the file is as it was.
-    """
-    length = os.fstat(descriptor).st_size
-    try:
-        os.posix_fallocate(descriptor, start, size)
-    except OSError as err:
-        os.ftruncate(descriptor, length)  # some file systems keep what they got
-        if err.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        disk = os.fstatvfs(descriptor)  # the next best: nothing is promised, others may take it
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from err
 
 
 class RowsByJob(NamedTuple):
@@ -189,7 +99,7 @@ def group_by_job(batch: ColumnBatch) -> RowsByJob:
 class _Piece(NamedTuple):
     """Rows `first` to `last`, in the order by job, which go to one table."""
 
-    handle: _OpenTable
+    handle: OpenTable
     layout: RowLayout
     first: int
     last: int
@@ -210,26 +120,6 @@ def _blocks(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
         block.append(piece)
     if block:
         yield block
-
-
-def table_names(file: Any) -> Iterator[str]:
-    """The paths of what is in the groups of jobs, temporary tables left out. Opens the groups, not the tables."""
-    for job in list(file.root._v_children):
-        if job.startswith("job_") and job in file.root._v_groups:
-            for name in list(file.get_node(f"/{job}")._v_children):
-                if not name.startswith((REBUILT, REPLACED)):
-                    yield f"/{job}/{name}"
-
-
-def temporary(path: str, prefix: str) -> str:
-    """The path of a table's other form while it is rebuilt."""
-    group, name = path.rsplit("/", 1)
-    return f"{group}/{prefix}{name}"
-
-
-def title(job: int | str) -> str:
-    """The title of a job's tables, as in 0.6's files."""
-    return f"Metrics for the Job {job}"
 
 
 class Hdf5File:
@@ -253,10 +143,8 @@ class Hdf5File:
         self._filters = filters
         self._file: Any = None
         self._lock = -1
-        self._handles: OrderedDict[tuple[int, str], _OpenTable | None] = OrderedDict()
-        self._handle_columns = 0
+        self._open_tables = OpenTables()
         self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], RowLayout] = OrderedDict()
-        self._dropped = 0  # handles, since their memory was given back
         self._rebuilds: dict[str, int] = {}
         self._replaced: list[str] = []
         self._header_bytes = 0
@@ -362,7 +250,7 @@ class Hdf5File:
         """Complete the file on disk and close it; whether that went well."""
         clean = True
         file, self._file = self._file, None
-        self._forget_handles()
+        self._open_tables.forget()
         self._rebuilds.clear()
         self._replaced.clear()
         if file is not None:
@@ -472,7 +360,7 @@ class Hdf5File:
             Damaged: a table has fewer rows than it had, or others.
             Exception: once HDF5 has failed, PyTables fails in all kinds of ways.
         """
-        self._forget_handles()  # a failed burst leaves closed tables among them
+        self._open_tables.forget()  # a failed burst leaves closed tables among them
         self._replaced.clear()
         kept = KeptTails(self.path, tails)
         for path, rows in undo.items():
@@ -532,15 +420,11 @@ class Hdf5File:
 
     # -- tables --
 
-    def _find(self, job: int, name: str) -> tuple[bool, _OpenTable | None]:
+    def _find(self, job: int, name: str) -> tuple[bool, OpenTable | None]:
         """Whether something has the name of this table, and the table, opened, unless it is something else."""
         key = (job, name)
-        if key in self._handles:
-            self._handles.move_to_end(key)
-            handle = self._handles[key]
-            if handle is not None:
-                handle.used = time.monotonic()
-            return True, handle
+        if key in self._open_tables:
+            return True, self._open_tables.use(key)
         group, path = group_path(job), f"{group_path(job)}/{name}"
         in_the_way = None
         if group not in self._file:
@@ -552,17 +436,16 @@ class Hdf5File:
         else:
             table = self._file.get_node(path)
             if isinstance(table, tables.Table) and not table.description._v_is_nested:
-                return True, self._keep(key, table)
+                return True, self._open_tables.keep(key, table)
             if isinstance(table, tables.UnImplemented):
                 raise Damaged(f"{path} cannot be opened")
             in_the_way = path
-        self._keep(key, None)
-        if (in_the_way, "") not in self._warned and len(self._warned) < MAX_WARNINGS:
-            self._warned.add((in_the_way, ""))
+        self._open_tables.keep(key, None)
+        if self._is_news(in_the_way, ""):
             log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)
         return True, None
 
-    def _handle(self, job: int, schema: Schema) -> _OpenTable | None:
+    def _handle(self, job: int, schema: Schema) -> OpenTable | None:
         """The open table for a job's rows; None where there can be no table.
 
         It has every column that they need. Where it cannot, as others came before with other columns, the rows go to
@@ -573,19 +456,19 @@ class Hdf5File:
         for name in names:
             found, handle = self._find(job, name)
             if not found:
-                handle = self._keep((job, name), self._new_table(job, name, schema))
+                handle = self._open_tables.keep((job, name), self._new_table(job, name, schema))
             if handle is None:
                 continue
             if handle.digest != schema.digest or handle.layout is None:
                 handle.layout = self._fitted(handle, schema, is_last=name == names[-1])
                 handle.digest = schema.digest
             if handle.layout.unfit or handle.layout.left_out:
-                self._tell(schema.name, handle.layout, name, names[-1])
+                self._warn_of_misfits(schema.name, handle.layout, name, names[-1])
             if handle.layout.fits:
                 break
         return handle
 
-    def _fitted(self, handle: _OpenTable, schema: Schema, is_last: bool) -> RowLayout:
+    def _fitted(self, handle: OpenTable, schema: Schema, is_last: bool) -> RowLayout:
         """How rows are laid out in a table, which gets the columns that it lacks, where they go there at all."""
         layout = self._layout(schema, handle.table.dtype)
         own = column_types(schema.name)
@@ -597,18 +480,19 @@ class Hdf5File:
             layout = self._layout(schema, handle.table.dtype)
         return layout
 
-    def _tell(self, table: str, layout: RowLayout, name: str, last: str) -> None:
-        """Say, once, what became of values that have no column."""
+    def _warn_of_misfits(self, table: str, layout: RowLayout, name: str, last: str) -> None:
+        """Warn once of values that have no column."""
         if not layout.fits and name != last:
-            if (table, last) not in self._warned and len(self._warned) < MAX_WARNINGS:
-                self._warned.add((table, last))
+            if self._is_news(table, last):
                 log.warning(
                     "rows go to another table, others came first with other columns: path=%s table=%s other=%s",
-                    *(self.path, table, last),
+                    self.path,
+                    table,
+                    last,
                 )
             return
-        for column in layout.conflicting:
-            self._warn(table, column, "the file has it with another kind of value")
+        for name in layout.conflicting:
+            self._warn(table, name, "the file has it with another kind of value")
         if layout.lacking:
             self._warn(table, f"{layout.lacking[0]}...", f"the table was rebuilt {MAX_REBUILDS} times")
         elif layout.left_out:
@@ -620,38 +504,9 @@ class Hdf5File:
         self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
         return self._rebuilds[path] <= MAX_REBUILDS
 
-    def _keep(self, key: tuple[int, str], table: Any) -> _OpenTable | None:
-        handle = self._handles[key] = None if table is None else _OpenTable(table)
-        now = time.monotonic()
-        if handle is not None:
-            handle.used = now
-            self._handle_columns += handle.columns
-        while len(self._handles) > MAX_HANDLES or self._handle_columns > MAX_HANDLE_COLUMNS:
-            self._drop_oldest()
-        return handle
-
-    def _forget_handles(self) -> None:
-        self._handles.clear()
-        self._handle_columns = 0
-
     def close_idle(self) -> None:
         """Close tables that got no rows for a while."""
-        before = time.monotonic() - IDLE_S
-        while self._handles:
-            oldest = next(iter(self._handles.values()))
-            if oldest is not None and oldest.used >= before:
-                break
-            self._drop_oldest()
-        if self._dropped >= MAX_DROPPED:
-            self._dropped = 0
-            gc.collect()
-
-    def _drop_oldest(self) -> None:
-        _, oldest = self._handles.popitem(last=False)
-        self._dropped += 1
-        if oldest is not None:
-            self._handle_columns -= oldest.columns
-            oldest.table._f_close(flush=False)  # the burst ends with a flush of the whole file
+        self._open_tables.close_idle()
 
     def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> RowLayout:
         key = (schema.digest, dtype)
@@ -665,9 +520,15 @@ class Hdf5File:
         return layout
 
     def _warn(self, table: str, name: str, reason: str) -> None:
-        if (table, name) not in self._warned and len(self._warned) < MAX_WARNINGS:
-            self._warned.add((table, name))
+        if self._is_news(table, name):
             log.warning("column dropped: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
+
+    def _is_news(self, table: str, name: str) -> bool:
+        """Return whether to warn of this: once, and not without end."""
+        is_new = (table, name) not in self._warned and len(self._warned) < MAX_WARNINGS
+        if is_new:
+            self._warned.add((table, name))
+        return is_new
 
     def _new_table(self, job: int, name: str, schema: Schema) -> Any:
         columns = {n: column(d, i) for i, (n, d) in enumerate(grown({}, file_columns(schema)).items())}
@@ -680,7 +541,10 @@ class Hdf5File:
         self._header_bytes += header_bytes(len(columns), row_bytes)
         self._reserve(0)
         table = self._file.create_table(
-            *(group, name, columns, title),
+            group,
+            name,
+            description=columns,
+            title=title,
             filters=filters,
             chunkshape=chunk_rows(filters, row_bytes),
             createparents=True,
@@ -718,23 +582,3 @@ class Hdf5File:
         self.flush()
         self.sync()
         return target
-
-
-def group_path(job: int) -> str:
-    """Where the tables of a job are."""
-    return f"/job_{job}"
-
-
-def copy_rows(table: Any, target: Any) -> None:
-    """Append all rows of a table to one that has its columns and more, a bounded part at a time."""
-    step = max(1, COPY_BYTES // target.dtype.itemsize)
-    for start in range(0, table.nrows, step):
-        target.append(converted(table.read(start, start + step), target.dtype))
-
-
-def converted(rows: Any, dtype: np.dtype[Any]) -> Any:
-    """Rows with other columns: those that they lack are missing."""
-    copied = np.empty(len(rows), dtype=dtype)
-    for name in dtype.names or ():
-        copied[name] = rows[name] if name in rows.dtype.names else missing(dtype[name])
-    return copied

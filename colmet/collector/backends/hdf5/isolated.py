@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from colmet.collector.backends.hdf5 import repair
-from colmet.collector.backends.hdf5.h5file import Damaged, Tails, Undo
+from colmet.collector.backends.hdf5.h5file import Tails, Undo
+from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.repair import Salvaged
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.readable import readable

@@ -19,7 +19,8 @@ from colmet.collector.backends.hdf5 import options as hdf5_options
 from colmet.collector.backends.hdf5 import replacement
 from colmet.collector.backends.hdf5.burst import Burst
 from colmet.collector.backends.hdf5.checkpoint import REPLAY, Checkpoint, boot_id, last_file
-from colmet.collector.backends.hdf5.h5file import Damaged, FileBusy, Hdf5File, Tails, Undo, group_by_job
+from colmet.collector.backends.hdf5.h5file import FileBusy, Hdf5File, Tails, Undo, group_by_job
+from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.backends.hdf5.options import MAX_DELAY_S

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails
-from colmet.collector.backends.hdf5.h5file import (
+from colmet.collector.backends.hdf5.h5file import Tails, Undo
+from colmet.collector.backends.hdf5.h5table import (
     BACKEND_VERSION,
     COPY_BYTES,
     REPLACED,
     Damaged,
-    Tails,
-    Undo,
     chunk_rows,
     column,
     is_filtered,
@@ -308,7 +307,10 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
             readable = min(readable, last_chunk(table, rows))
         group, leaf = name.rsplit("/", 1)
         target = new.create_table(
-            *(group, leaf, columns, table.title or title(group[len("/job_") :])),
+            group,
+            leaf,
+            description=columns,
+            title=table.title or title(group[len("/job_") :]),
             filters=table.filters,
             chunkshape=chunk_rows(table.filters, int(table.dtype.itemsize)),
             createparents=True,

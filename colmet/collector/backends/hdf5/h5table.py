@@ -1,0 +1,101 @@
+"""Tables of a file: their names, their last chunk, and copies of them with other columns."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from colmet.collector.backends.hdf5.library import is_of_system, tables
+from colmet.collector.columns import missing
+from colmet.common.errors import ColmetError
+
+BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
+REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # no table of a message has such a name: they start with a letter
+COPY_BYTES = 4 << 20  # of a table that is rebuilt or read, at a time
+# A chunk of a blosc2 table. PyTables would make it as large as the CPU's L3 cache, 272 MB on a Xeon with 260 MiB, and
+# each burst compresses the last chunk again. 64 KiB is what PyTables gives to tables of the other libraries.
+BLOSC2_CHUNK_BYTES = 64 << 10
+
+
+class Damaged(ColmetError):
+    """The file, or a table in it, cannot be read."""
+
+
+def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
+    """PyTables' description of a column."""
+    return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
+
+
+def is_filtered(table: Any) -> bool:
+    """Whether chunks of a table are compressed or have checksums: one that is not full is written anew to grow."""
+    return bool(table.filters.complevel or table.filters.fletcher32)
+
+
+def chunk_rows(filters: Any, row_bytes: int) -> int | None:
+    """Return the rows of a chunk of a new table with these filters; None has PyTables choose."""
+    is_blosc2 = filters.complib is not None and filters.complib.startswith("blosc2")
+    return max(1, BLOSC2_CHUNK_BYTES // row_bytes) if is_blosc2 else None
+
+
+def last_chunk(table: Any, rows: int) -> int:
+    """The first row of the chunk that is being filled when a table has so many rows."""
+    return rows - rows % int(table.chunkshape[0])
+
+
+def tail_of(table: Any, rows: int) -> bytes:
+    """The rows in the last chunk, if the table has so many rows."""
+    tail: bytes = table.read(last_chunk(table, rows), rows).tobytes()
+    return tail
+
+
+def tail_is(table: Any, rows: int, checksum: int) -> bool:
+    """Whether the rows in the last chunk are those that were written; not, where they cannot be read."""
+    try:
+        return zlib.crc32(tail_of(table, rows)) == checksum
+    except Exception as err:
+        if is_of_system(err):
+            raise
+        return False
+
+
+def group_path(job: int) -> str:
+    """Where the tables of a job are."""
+    return f"/job_{job}"
+
+
+def table_names(file: Any) -> Iterator[str]:
+    """The paths of what is in the groups of jobs, temporary tables left out. Opens the groups, not the tables."""
+    for job in list(file.root._v_children):
+        if job.startswith("job_") and job in file.root._v_groups:
+            for name in list(file.get_node(f"/{job}")._v_children):
+                if not name.startswith((REBUILT, REPLACED)):
+                    yield f"/{job}/{name}"
+
+
+def temporary(path: str, prefix: str) -> str:
+    """The path of a table's other form while it is rebuilt."""
+    group, name = path.rsplit("/", 1)
+    return f"{group}/{prefix}{name}"
+
+
+def title(job: int | str) -> str:
+    """The title of a job's tables, as in 0.6's files."""
+    return f"Metrics for the Job {job}"
+
+
+def copy_rows(table: Any, target: Any) -> None:
+    """Append all rows of a table to one that has its columns and more, a bounded part at a time."""
+    step = max(1, COPY_BYTES // target.dtype.itemsize)
+    for start in range(0, table.nrows, step):
+        target.append(converted(table.read(start, start + step), target.dtype))
+
+
+def converted(rows: Any, dtype: np.dtype[Any]) -> Any:
+    """Rows with other columns: those that they lack are missing."""
+    copied = np.empty(len(rows), dtype=dtype)
+    for name in dtype.names or ():
+        copied[name] = rows[name] if name in rows.dtype.names else missing(dtype[name])
+    return copied
