@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from colmet.commands.keygen import make_collector, make_directory, read_names
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, keys
-from colmet.common.runtime.keys import PUBLIC, SECRET, Pair, check_name
+from colmet.common.runtime.keys import PUBLIC, SECRET, KeyPair, check_name
 from colmet.common.transport import check_uri, new_pair
 
 ENROLLED = "enrolled"  # in the folder of keys: files to copy, a folder for each node
@@ -142,7 +142,7 @@ def _enrol(directory: str, name: str, folder: str, replace: bool) -> bool:
     The secret is written first: what a crash leaves behind is completed by the next run.
     """
     known, secret = os.path.join(directory, keys.NODES, name + PUBLIC), os.path.join(folder, NODE)
-    pair: Pair | None = None
+    pair: KeyPair | None = None
     if os.path.lexists(secret) and not replace:
         pair = keys.read_pair(secret, "the node's secret")
     if os.path.lexists(known) and not replace:

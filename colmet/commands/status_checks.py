@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
-from colmet.common.runtime.checks import Finding, Level, Verdict, fail, good, warn
+from colmet.common.runtime.checks import DaemonVerdict, Finding, Level, fail, good, warn
 from colmet.common.runtime.plural import counted
 
 SETTLED_S = 10.0  # by when a node has reached a collector that there is
@@ -18,7 +18,7 @@ StatusOrError = Union[Mapping[str, Any], ColmetError]  # a status, or why there 
 _Figures = list[tuple[str, float, str]]
 
 
-def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Verdict:
+def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> DaemonVerdict:
     """Return what is wrong with a daemon.
 
     Args:
@@ -28,7 +28,7 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Verdi
     """
     if isinstance(status, ColmetError):
         cannot_ask = isinstance(status, ConfigError) or (isinstance(status, Unreachable) and status.why == "denied")
-        return Verdict([Finding(Level.UNKNOWN if cannot_ask else Level.FAIL, str(status))])
+        return DaemonVerdict([Finding(Level.UNKNOWN if cannot_ask else Level.FAIL, str(status))])
     judge_daemon = _judge_node if status["daemon"] == "node" else _judge_collector
     found, well, figures = judge_daemon(status, max_age_s, max_behind_s)
     missing = status.get("plugins", {}).get("failed", 0)
@@ -39,7 +39,7 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Verdi
         for name, value in status.get("last_hour", {}).items()
         if value and name not in HARMLESS
     ]
-    return Verdict(sorted(found, key=lambda one: -one.level) or [good(well)], figures)
+    return DaemonVerdict(sorted(found, key=lambda one: -one.level) or [good(well)], figures)
 
 
 def _judge_node(

@@ -110,7 +110,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
 
 def test_a_pair_whose_keys_do_not_belong_together_is_refused(pair):
     with pytest.raises(ConfigError, match="does not belong"):
-        curve.check_pair(module.Pair(pair.public, new_pair().secret), "--x")
+        curve.check_pair(module.KeyPair(pair.public, new_pair().secret), "--x")
     assert curve.check_pair(pair, "--x") is pair
 
 

@@ -114,7 +114,7 @@ class TimedOut(Exception):
     """Raised where something did not end within its time."""
 
 
-class _Warnings(logging.Handler):
+class _ThreadWarnings(logging.Handler):
     """Keeps the warnings that threads log, by thread."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Warnings(logging.Handler):
             kept.append(record.getMessage())
 
 
-_WARNINGS = _Warnings()
+_WARNINGS = _ThreadWarnings()
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def _lines(result: Result, width: int, colours: bool) -> Iterator[str]:
     yield from lines
 
 
-class Verdict(NamedTuple):
+class DaemonVerdict(NamedTuple):
     """The state of a running daemon.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Key files: pairs of keys for CURVE, and the folder that says which node each public key belongs to.
+"""Key files: key pairs for CURVE, and the directory of the nodes' public keys.
 
 A key is 32 bytes, written as 40 characters of Z85. A file has the form of ZeroMQ's certificates (docs/security.md):
 
@@ -49,15 +49,15 @@ _LINE = re.compile(r"(public|secret)-key\s*=\s*\"([^\"]*)\"", re.ASCII)
 _ADDRESS = re.compile(r"collector-uri\s*=\s*\"([^\"]*)\"", re.ASCII)
 
 
-class Pair:
-    """A public key and its secret one. It is never shown whole: what is logged holds no secret."""
+class KeyPair:
+    """A public key and its secret one. Its text has no secret: it may be logged."""
 
     def __init__(self, public: str, secret: str) -> None:
         self.public = public
         self.secret = secret
 
     def __repr__(self) -> str:
-        return f"Pair({self.public!r})"
+        return f"KeyPair({self.public!r})"
 
 
 class _Keys(NamedTuple):
@@ -73,7 +73,7 @@ def default(name: str) -> str | None:
 
 
 def check_key(text: str) -> str:
-    """`text`, if it is a key in Z85; ValueError otherwise. The text is not in the error: it may be a secret."""
+    """Return a text that is a key in Z85; ValueError otherwise, without the text, which may be a secret."""
     if len(text) != 40 or not set(text) <= _DIGITS.keys():
         raise ValueError("a key is 40 characters of Z85")
     for start in range(0, 40, 5):
@@ -86,7 +86,7 @@ def check_key(text: str) -> str:
 
 
 def _parse(text: str) -> _Keys:
-    """The keys in the text of a file; ValueError where it has another form."""
+    """Return the keys in the text of a file; ValueError where it has another form."""
     keys, in_metadata = _Keys([], [], []), False
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -108,7 +108,7 @@ def _parse(text: str) -> _Keys:
 
 
 def _owners(uid: int) -> set[int]:
-    """The users whose secret a daemon of the user `uid` may use; root's collector also that of the unit's user."""
+    """Return the users whose secrets a daemon of the user `uid` may use; for root also the user of the unit."""
     owners = {0, uid}
     if uid == 0:
         with contextlib.suppress(KeyError):
@@ -117,7 +117,7 @@ def _owners(uid: int) -> set[int]:
 
 
 def _read(path: str, private: bool, uid: int | None = None) -> _Keys:
-    """The keys in a file; OSError or ValueError, whose text says what is wrong.
+    """Return the keys in a file; OSError or ValueError, whose text is the reason.
 
     Args:
         path: of the file.
@@ -143,7 +143,7 @@ def _read(path: str, private: bool, uid: int | None = None) -> _Keys:
 
 
 def read_public(path: str, option: str) -> str:
-    """The public key in a file.
+    """Return the public key in a file.
 
     Raises:
         ConfigError: names the option and the remedy.
@@ -165,8 +165,8 @@ def read_uris(path: str) -> list[str]:
         return []
 
 
-def read_pair(path: str, option: str, uid: int | None = None) -> Pair:
-    """The pair in a file that nobody else can read.
+def read_pair(path: str, option: str, uid: int | None = None) -> KeyPair:
+    """Return the key pair in a file that other users cannot read.
 
     Args:
         path: of the file.
@@ -182,7 +182,7 @@ def read_pair(path: str, option: str, uid: int | None = None) -> Pair:
             raise ValueError("it has to have one public key and one secret key")
     except (OSError, ValueError) as err:
         raise _unusable(option, path, err, SECRET) from err
-    return Pair(keys.public[0], keys.secret[0])
+    return KeyPair(keys.public[0], keys.secret[0])
 
 
 def _unusable(option: str, path: str, err: OSError | ValueError, suffix: str) -> ConfigError:
@@ -191,7 +191,7 @@ def _unusable(option: str, path: str, err: OSError | ValueError, suffix: str) ->
 
 
 def check_name(name: str) -> str:
-    """`name`, if a key can be for it: what a host may be called.
+    """Check that a name can be that of a host, and return it.
 
     Raises:
         ConfigError: it is something else.
@@ -201,8 +201,8 @@ def check_name(name: str) -> str:
     return name
 
 
-def write_pair(directory: str, name: str, pair: Pair) -> tuple[str, str]:
-    """Write NAME.key and NAME.secret, where neither is there; their paths.
+def write_pair(directory: str, name: str, pair: KeyPair) -> tuple[str, str]:
+    """Write NAME.key and NAME.secret, where neither exists; return their paths.
 
     Raises:
         ConfigError: one of them is there, or cannot be written. Neither is left behind then.
@@ -219,8 +219,8 @@ def write_pair(directory: str, name: str, pair: Pair) -> tuple[str, str]:
     return paths
 
 
-def write_secret(path: str, name: str, pair: Pair, owner: int = -1, replace: bool = False) -> None:
-    """Write the pair of `name`, readable by its owner alone.
+def write_secret(path: str, name: str, pair: KeyPair, owner: int = -1, replace: bool = False) -> None:
+    """Write the key pair of `name`, readable by its owner alone.
 
     Args:
         path: of the file.
@@ -238,7 +238,7 @@ def write_secret(path: str, name: str, pair: Pair, owner: int = -1, replace: boo
 
 
 def write_public(path: str, name: str, public: Sequence[str], uris: Sequence[str] = ()) -> None:
-    """Write the public keys of `name`; a file that is there is replaced.
+    """Write the public keys of `name`, in place of an existing file.
 
     Args:
         path: of the file.
@@ -272,7 +272,7 @@ class _File(NamedTuple):
 
 
 class KnownKeys:
-    """The public keys in a folder, and whose they are: a file NAME.key has those of the node NAME.
+    """The public keys in a directory, and their nodes: a file NAME.key has those of the node NAME.
 
     `refresh` reads the folder again when something in it has changed. A file that cannot be used is left out, and so is
     a key that is in the files of two nodes: nobody has it then.
@@ -304,14 +304,14 @@ class KnownKeys:
             ) from err
 
     def owner(self, key: str) -> str | None:
-        """The node that a public key belongs to; None where it belongs to nobody, or to nobody any more."""
+        """Return the node of a public key; None where it has none, or no longer."""
         return self._owners.get(key)
 
     def __len__(self) -> int:
         return len(self._owners)
 
     def refresh(self, interval_s: float = CHECK_S) -> None:
-        """See what has changed in the folder, if it is time to; for one thread, others may ask meanwhile.
+        """Read the changes in the directory, when that is due; in one thread, while others may call `owner`.
 
         Args:
             interval_s: how long ago the last look has to be.
@@ -345,7 +345,7 @@ class KnownKeys:
                     signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
                 except FileNotFoundError:  # gone meanwhile
                     continue
-                except OSError:  # such as a link in a circle; it is told with what is read
+                except OSError:  # such as a circular link; it is reported when it is read
                     signature = _NO_SIGNATURE
                 if known is None or known.signature != signature:
                     known = _File(signature, self._keys(name, entry.path))

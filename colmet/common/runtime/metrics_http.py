@@ -38,14 +38,14 @@ INDEX = '<html><head><title>Colmet</title></head><body><a href="/metrics">metric
 
 
 class ListenAddress(NamedTuple):
-    """Where to listen."""
+    """An address to listen on."""
 
     host: str
     port: int
 
 
 def listen_address(text: str) -> ListenAddress:
-    """An option type: [HOST:]PORT; a port alone is this machine's own."""
+    """Convert [HOST:]PORT, an option type; a port alone is of this machine only."""
     host, colon, port = text.rpartition(":")
     host = host if colon else "127.0.0.1"
     if host.startswith("[") and host.endswith("]"):
@@ -73,7 +73,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def resolve(listen: ListenAddress, option: str) -> tuple[int, tuple[object, ...]]:
-    """Return the family and the address of where to listen, as sockets take them.
+    """Return the family and the address to listen on, as sockets expect them.
 
     Raises:
         ConfigError: the name is not known.
@@ -98,7 +98,7 @@ class MetricsServer:
     """Serves the page until `close`.
 
     Args:
-        listen: where; port 0 takes any free one, `address` then tells which.
+        listen: address; port 0 is any free one, which `address` then has.
         families: gives what is on the page; called for each request, by the endpoint's thread.
         pause: called between the pieces, to let others work.
 
@@ -137,18 +137,18 @@ class MetricsServer:
         log.info("metrics at http://%s:%d%s", *self.address, PAGE)
 
     def counters(self) -> dict[str, int]:
-        """Pages served, requests refused, and pages that met a defect."""
+        """Return the numbers of pages served, of requests refused, and of pages that met a defect."""
         return {"served": self._served, "refused": self._refused, "failures": self._failures}
 
     def close(self) -> None:
-        """Stop, and close all; also twice."""
+        """Stop, and close all connections; also twice."""
         if self._wakeup.fd >= 0:
             self._wakeup.wake()
             self._thread.join()
             self._wakeup.close()
 
     def _run(self) -> None:
-        """The thread."""
+        """Serve, in the thread."""
         with selectors.DefaultSelector() as selector, self._socket:
             selector.register(self._wakeup.fd, selectors.EVENT_READ)
             selector.register(self._socket, selectors.EVENT_READ)
@@ -193,7 +193,7 @@ class MetricsServer:
         connection.socket.close()
 
     def _go_on(self, selector: selectors.BaseSelector, connection: _Connection) -> bool:
-        """Take in or give out what there is; whether there is more to do."""
+        """Read or write what is possible; return whether the connection goes on."""
         try:
             if connection.answer is None:
                 if not connection.read():
@@ -238,7 +238,7 @@ class MetricsServer:
         yield _head("200 OK", CONTENT_TYPE, "Transfer-Encoding: chunked\r\n" if chunks else "")
         for piece in itertools.chain([first], pieces):
             content = piece.encode()
-            # in chunks, whoever asks knows a page that ends early from one that is whole
+            # in chunks: the client can distinguish a page that ends early from a complete one
             yield b"%x\r\n%s\r\n" % (len(content), content) if chunks else content
             self._pause()
         if chunks:
@@ -255,7 +255,7 @@ class MetricsRequest(NamedTuple):
 
     Attributes:
         path: without what is behind a question mark.
-        chunks: whether whoever asks knows answers in chunks.
+        chunks: whether the client accepts answers in chunks.
         hosts: its Host headers.
     """
 
@@ -265,7 +265,7 @@ class MetricsRequest(NamedTuple):
 
 
 def parse_request(request: bytes) -> MetricsRequest:
-    """What a request asks for.
+    """Parse a request.
 
     Raises:
         ValueError: it is no GET request.
@@ -281,7 +281,7 @@ def parse_request(request: bytes) -> MetricsRequest:
 
 
 class _Connection:
-    """One of them.
+    """A connection of a client.
 
     Attributes:
         until: it may take, by the monotonic clock.
@@ -297,7 +297,7 @@ class _Connection:
         self._is_whole = False
 
     def read(self) -> bool:
-        """Take in what has come; whether the request is whole."""
+        """Read what has come; return whether the request is complete."""
         part = self.socket.recv(MAX_REQUEST_BYTES)
         if not part:
             raise ValueError("ends before its request does")
@@ -307,11 +307,11 @@ class _Connection:
         return b"\r\n\r\n" in self._request or b"\n\n" in self._request
 
     def request(self) -> MetricsRequest:
-        """What is asked for, once it is whole."""
+        """Return the request, once it is complete."""
         return parse_request(self._request)
 
     def write(self) -> bool:
-        """Send what there is room for; whether there is more."""
+        """Send what there is room for; return whether there is more."""
         assert self.answer is not None
         while len(self._waiting) < SEND_BYTES:
             piece = next(self.answer, None)

@@ -21,7 +21,7 @@ from zmq.utils import z85
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.keys import DIRECTORY, NODES, KnownKeys, Pair, default, read_pair
+from colmet.common.runtime.keys import DIRECTORY, NODES, KeyPair, KnownKeys, default, read_pair
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport.connection_limit import Crowd, spare
@@ -81,7 +81,7 @@ class Door:
     """
 
     def __init__(
-        self, pair: Pair | None = None, known: KnownKeys | None = None, listeners: Listeners | None = None
+        self, pair: KeyPair | None = None, known: KnownKeys | None = None, listeners: Listeners | None = None
     ) -> None:
         self.context = zmq.Context()
         self._listeners = listeners or Listeners()
@@ -347,7 +347,7 @@ def files(options: argparse.Namespace) -> Files | None:
 class Keys(NamedTuple):
     """What locks a door: the pair of this daemon, and the keys of those who may connect."""
 
-    pair: Pair
+    pair: KeyPair
     known: KnownKeys
 
 

@@ -12,7 +12,7 @@ import zmq
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.keys import DIRECTORY, Pair, default, read_pair, read_public
+from colmet.common.runtime.keys import DIRECTORY, KeyPair, default, read_pair, read_public
 
 # A listener that does not know our key yet says nothing, and hangs up when its own time for a greeting is over.
 HANDSHAKE_MS = 10_000
@@ -23,14 +23,14 @@ OFF = (
 )
 
 
-def new_pair() -> Pair:
+def new_pair() -> KeyPair:
     """A pair of keys that nobody has had before."""
     _need_curve()
     public, secret = zmq.curve_keypair()
-    return Pair(public.decode("ascii"), secret.decode("ascii"))
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
-def check_pair(pair: Pair, option: str) -> Pair:
+def check_pair(pair: KeyPair, option: str) -> KeyPair:
     """`pair`, if its two keys belong together.
 
     Raises:
@@ -55,7 +55,7 @@ class Client:
         server: public key of whoever listens.
     """
 
-    def __init__(self, pair: Pair, server: str) -> None:
+    def __init__(self, pair: KeyPair, server: str) -> None:
         self._pair = pair
         self._server = server
 
