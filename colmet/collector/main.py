@@ -23,7 +23,8 @@ from colmet.collector.ingest.linkport import LinkPort, open_link
 from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.check import check as check_journal
-from colmet.collector.journal.journal import Journal, check_directory
+from colmet.collector.journal.journal import Journal
+from colmet.collector.journal.segment_store import check_directory
 from colmet.collector.malloc import tame_malloc
 from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker

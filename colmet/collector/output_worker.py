@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from colmet.collector.backend import JournalRecord, OutputBackend
-from colmet.collector.journal.journal import Cursor, Journal, Reading
+from colmet.collector.journal.cursor import Cursor, Reading
+from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.logs import powers_of_ten

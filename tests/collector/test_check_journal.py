@@ -46,7 +46,7 @@ def test_it_changes_nothing_and_can_run_beside_the_collector(tmp_path):
     journal.start(lambda: b"{}")
     journal.append(v1.encode(batch(1)), [batch(1)])
     journal.finish()
-    with open(journal._paths[-1][1], "ab") as file:
+    with open(journal.store.paths[-1][1], "ab") as file:
         file.write(b"half a record")
     before = {name: (directory / name).read_bytes() for name in os.listdir(directory)}
     assert collector.main(["--check-journal", "--journal-dir", str(directory)]) == 0, "it may be being written"

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from colmet.collector.journal import journal as module
+from colmet.collector.journal import segment_store as store_module
 from colmet.collector.journal import segments
-from colmet.collector.journal.journal import Cursor, Journal
+from colmet.collector.journal.cursor import Cursor
+from colmet.collector.journal.journal import Journal
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import directories
-from colmet.common.wire import v1
+from colmet.common.wire import Decoder, v1
 from tests.support.journal_batches import batch
 from tests.support.machine import cannot_run
 from tests.support.waiting import wait_for
@@ -147,8 +149,8 @@ def test_a_segment_that_cannot_be_opened_now_is_not_passed_over(rig, monkeypatch
 
 def test_a_segment_that_is_removed_before_it_is_opened_costs_its_own_records_alone(rig):
     journal = far_behind(rig)
-    os.unlink(journal._paths[0][1])  # as the thread of the journal does, for want of room
-    os.unlink(journal._paths[2][1])
+    os.unlink(journal.store.paths[0][1])  # as the thread of the journal does, for want of room
+    os.unlink(journal.store.paths[2][1])
     assert seqs(journal) == [3, 4, 5, 9, 10, 11] and everything(journal)[1] == 6
 
 
@@ -157,7 +159,7 @@ def test_an_error_while_it_reads_costs_no_record(rig, monkeypatch, error):
     journal = far_behind(rig)
     cursor = Cursor(journal)
     assert [record.number for record in cursor.read(0, 1).records] == [0]
-    whole, calls = module.Decoder.decode, []
+    whole, calls = Decoder.decode, []
 
     def fails_once(self, message):
         calls.append(message)
@@ -165,7 +167,7 @@ def test_an_error_while_it_reads_costs_no_record(rig, monkeypatch, error):
             raise error
         return whole(self, message)
 
-    monkeypatch.setattr(module.Decoder, "decode", fails_once)
+    monkeypatch.setattr(Decoder, "decode", fails_once)
     with pytest.raises((OutputUnavailable, MemoryError)):
         cursor.read(1, MUCH)
     assert [record.number for record in cursor.read(1, MUCH).records] == list(range(1, 12))
@@ -188,21 +190,21 @@ def test_two_outputs_read_at_their_own_pace(rig):
 def test_a_torn_tail_is_cut_and_nothing_else(rig, caplog, size):
     journal = rig.open()
     put(journal, *range(5))
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     os.truncate(path, os.path.getsize(path) - size)
     journal = rig.open()
-    assert seqs(journal) == list(range(4)) and journal.torn_bytes > 0 and "cut off" in caplog.text
+    assert seqs(journal) == list(range(4)) and journal.store.torn_bytes > 0 and "cut off" in caplog.text
     put(journal, 9)  # the number is given again: nobody has seen the record that was torn
     assert [record.number for record in everything(journal)[0]] == [0, 1, 2, 3, 4]
     rig.close()
-    assert seqs(rig.open()) == [0, 1, 2, 3, 9] and rig.open_one.torn_bytes == 0
+    assert seqs(rig.open()) == [0, 1, 2, 3, 9] and rig.open_one.store.torn_bytes == 0
 
 
 def test_what_a_killed_one_may_not_have_synced_is_synced_before_it_counts(rig, monkeypatch):
     journal = rig.open()
     put(journal, *range(3))
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd)))
@@ -221,13 +223,13 @@ def test_what_a_killed_one_may_not_have_synced_is_synced_before_it_counts(rig, m
 def test_garbage_at_the_end_is_cut(rig, garbage):
     journal = rig.open()
     put(journal, *range(5))
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     size = os.path.getsize(path)
     with open(path, "ab") as file:
         file.write(garbage)
     journal = rig.open()
-    assert journal.torn_bytes == len(garbage) and os.path.getsize(path) == size
+    assert journal.store.torn_bytes == len(garbage) and os.path.getsize(path) == size
     put(journal, 5)
     assert seqs(journal) == list(range(6))
 
@@ -253,7 +255,7 @@ def test_a_position_that_is_none_does_not_count(rig, content):
     put(rig.open(), 1, 2)
     rig.close()
     Path(rig.directory, "other.json").write_bytes(content)
-    assert module.read_positions(rig.directory) == {"keeps": (0, 0)}
+    assert store_module.read_positions(rig.directory) == {"keeps": (0, 0)}
     assert rig.open().end == 2
     rig.open_one.state("other")
     assert Path(rig.directory, "other.json.unreadable").read_bytes() == content
@@ -268,7 +270,7 @@ def test_a_position_that_cannot_be_read_is_told(rig):
 def test_damage_in_the_middle_is_passed_over_counted_and_kept_aside(rig, caplog):
     journal = rig.open()
     put(journal, *range(10))
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     content = bytearray(Path(path).read_bytes())
     middle = len(content) // 2
@@ -280,16 +282,16 @@ def test_damage_in_the_middle_is_passed_over_counted_and_kept_aside(rig, caplog)
     assert len(found) == 9 and (set(range(10)) - set(found)).pop() in range(3, 8)
     assert lost == 1
     everything(journal)  # another output: told once
-    assert journal.damages == 1 and caplog.text.count("bytes skipped") == 1
-    (aside,) = Path(rig.directory, module.ASIDE).iterdir()
+    assert journal.store.damages == 1 and caplog.text.count("bytes skipped") == 1
+    (aside,) = Path(rig.directory, store_module.ASIDE).iterdir()
     assert b"\xff" * 10 in aside.read_bytes() and aside.read_bytes() in bytes(content)
 
 
 def test_damage_all_over_fills_neither_disk_nor_log(rig, monkeypatch, caplog):
-    monkeypatch.setattr(module, "MAX_ASIDE_FILES", 5)
+    monkeypatch.setattr(store_module, "MAX_ASIDE_FILES", 5)
     journal = rig.open()
     put(journal, *range(40))
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     content = bytearray(Path(path).read_bytes())
     parts = content.split(segments.FORM.magic)  # header, account, records
@@ -297,9 +299,9 @@ def test_damage_all_over_fills_neither_disk_nor_log(rig, monkeypatch, caplog):
         parts[n][-1] ^= 0xFF
     Path(path).write_bytes(segments.FORM.magic.join(parts))
     journal = rig.open()
-    assert len(everything(journal)[0]) == 21 and journal.damages == 19
+    assert len(everything(journal)[0]) == 21 and journal.store.damages == 19
     assert caplog.text.count("bytes skipped") == 2, "the 1st and the 10th"
-    assert len(os.listdir(os.path.join(rig.directory, module.ASIDE))) == 5
+    assert len(os.listdir(os.path.join(rig.directory, store_module.ASIDE))) == 5
     assert "not kept: there is much already" in caplog.text
 
 
@@ -397,13 +399,13 @@ def test_a_full_disk_is_told_and_nothing_is_lost(rig, monkeypatch, caplog):
     write = os.write
 
     def half(fd, content):
-        if full.is_set() and fd == journal._writer._descriptor:
+        if full.is_set() and fd == journal.store._writer._descriptor:
             if len(content) > 40:
                 return write(fd, content[:40])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(fd, content)
 
-    monkeypatch.setattr(module.os, "write", half)
+    monkeypatch.setattr(os, "write", half)
     put(journal, 2, 3, wait=False)
     wait_for(lambda: "No space left" in caplog.text)
     assert "what is received waits in memory" in caplog.text and journal.pending_bytes > 0
@@ -428,8 +430,8 @@ def test_after_a_failed_fsync_the_same_records_are_written_elsewhere(rig, monkey
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(fd)
 
-    monkeypatch.setattr(module.os, "fdatasync", broken)
-    monkeypatch.setattr(module.os, "ftruncate", lambda fd, size: broken_for_good())
+    monkeypatch.setattr(os, "fdatasync", broken)
+    monkeypatch.setattr(os, "ftruncate", lambda fd, size: broken_for_good())
 
     def broken_for_good():
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -484,7 +486,7 @@ def test_a_segment_whose_account_is_torn_leaves_that_of_the_one_before(rig):
     rig.close()
     journal = rig.open(b'{"second": 2}')
     put(journal, 2)
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     os.truncate(path, segments.SEGMENT_HEADER_BYTES + 10)
     rig.open()
@@ -494,7 +496,7 @@ def test_a_segment_whose_account_is_torn_leaves_that_of_the_one_before(rig):
 def test_a_damaged_header_does_not_hide_the_account_behind_it(rig):
     journal = rig.open(b'{"first": 1}')
     put(journal, 1)
-    path = journal._paths[-1][1]
+    path = journal.store.paths[-1][1]
     rig.close()
     content = Path(path).read_bytes()
     Path(path).write_bytes(b"garbage!" + content[8:])
@@ -514,7 +516,7 @@ def test_an_account_stands_behind_all_that_it_accounts_for(rig):
     seen(journal, 29)
     rig.close()
     for first, path in segments.list_segments(rig.directory)[1:]:
-        assert module._senders_of(path, journal.journal) == str(first).encode()
+        assert store_module._senders_of(path, journal.journal) == str(first).encode()
 
 
 def test_a_second_collector_is_refused(rig):
@@ -529,7 +531,7 @@ def test_a_second_collector_is_refused(rig):
 )
 def test_another_name_file_is_refused(rig, content):
     os.mkdir(rig.directory)
-    with open(os.path.join(rig.directory, module.NAME_FILE), "wb") as file:
+    with open(os.path.join(rig.directory, store_module.NAME_FILE), "wb") as file:
         file.write(content)
     with pytest.raises(ConfigError, match="move the directory away"):
         Journal(rig.directory, MUCH)
@@ -540,9 +542,9 @@ def test_a_name_file_that_is_missing_costs_no_record(rig, caplog):
     put(rig.open(), *range(5))
     name = rig.open_one.journal
     rig.close()
-    os.unlink(os.path.join(rig.directory, module.NAME_FILE))
+    os.unlink(os.path.join(rig.directory, store_module.NAME_FILE))
     journal = rig.open()
-    assert journal.journal == name and seqs(journal) == list(range(5)) and journal.torn_bytes == 0
+    assert journal.journal == name and seqs(journal) == list(range(5)) and journal.store.torn_bytes == 0
     assert "was missing" in caplog.text
 
 
@@ -558,7 +560,7 @@ def test_segments_of_other_journals_are_not_cut(rig, tmp_path):
     size = os.path.getsize(foreign)
     with pytest.raises(ConfigError, match="of another journal"):
         Journal(rig.directory, MUCH)
-    os.unlink(os.path.join(rig.directory, module.NAME_FILE))
+    os.unlink(os.path.join(rig.directory, store_module.NAME_FILE))
     with pytest.raises(ConfigError, match="is missing, and the segments name"):
         Journal(rig.directory, MUCH)
     assert os.path.getsize(foreign) == size
@@ -621,7 +623,7 @@ def test_a_real_full_file_system(tmp_path, root, monkeypatch, caplog):
         assert seqs(journal) == list(range(40))
         rig.close()
         assert seqs(rig.open()) == list(range(40))
-        assert rig.open_one.torn_bytes == 0
+        assert rig.open_one.store.torn_bytes == 0
     finally:
         rig.close()
         subprocess.run(["umount", str(mount)], check=True)
@@ -633,11 +635,11 @@ def test_a_defect_in_writing_loses_nothing(rig, monkeypatch, caplog):
     put(journal, 1)
     whole, broken = journal._write, [True]
 
-    def write(group):
+    def write(store, group):
         if broken:
             broken.clear()
             raise RuntimeError("defect")
-        whole(group)
+        whole(store, group)
 
     monkeypatch.setattr(journal, "_write", write)
     with caplog.at_level(logging.ERROR):
@@ -651,12 +653,12 @@ def test_a_defect_has_nothing_written_twice(rig, monkeypatch, caplog):
     journal = rig.open(segment_bytes=1 << 20)
     whole, calls = journal._write, []
 
-    def write(group):
+    def write(store, group):
         calls.append(group)
         monkeypatch.setattr(module, "COMMIT_S", 0.01)
         if len(calls) == 3:
             raise RuntimeError("defect")
-        whole(group)
+        whole(store, group)
 
     monkeypatch.setattr(journal, "_write", write)
     monkeypatch.setattr(journal, "_durable", lambda records: 1 / 0)
@@ -685,14 +687,18 @@ def test_no_failed_write_costs_the_account_of_the_senders(rig, monkeypatch, erro
             raise OSError(error, os.strerror(error))
         sync(fd)
 
-    monkeypatch.setattr(module.os, "fdatasync", broken)
+    monkeypatch.setattr(os, "fdatasync", broken)
 
     def accounts():
-        return [module._senders_of(path, rig.open_one.journal) for _, path in segments.list_segments(rig.directory)]
+        return [
+            store_module._senders_of(path, rig.open_one.journal) for _, path in segments.list_segments(rig.directory)
+        ]
 
     found = []
     whole = Journal._failed
-    monkeypatch.setattr(Journal, "_failed", lambda self, err: (whole(self, err), found.append(accounts())))
+    monkeypatch.setattr(
+        Journal, "_failed", lambda self, store, err: (whole(self, store, err), found.append(accounts()))
+    )
     journal = rig.open(b'["second"]', keep=False)
     while journal.pending_bytes:  # the account is alone in its segment for a moment
         time.sleep(0.005)
@@ -703,7 +709,7 @@ def test_no_failed_write_costs_the_account_of_the_senders(rig, monkeypatch, erro
     rig.close()
     rig.open()
     assert rig.restored[0] in (b'["first"]', b'["second"]')
-    assert [module.Decoder().decode(message).batches[0].seq for message in rig.restored[1]][-5:] == list(range(3, 8))
+    assert [Decoder().decode(message).batches[0].seq for message in rig.restored[1]][-5:] == list(range(3, 8))
 
 
 @pytest.mark.parametrize("step", ["write", "fdatasync", "rename"])

@@ -7,7 +7,7 @@ import sys
 import time
 
 from colmet.collector.journal import segments
-from colmet.collector.journal.journal import NAME_FILE, read_name, read_positions
+from colmet.collector.journal.segment_store import NAME_FILE, read_name, read_positions
 from colmet.collector.journal.segments import MESSAGE, SegmentReader
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.record_log import Damage, LogRecord

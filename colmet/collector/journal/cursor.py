@@ -1,0 +1,120 @@
+"""Where one output reads in the journal: recent records from memory, the others from the segments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from colmet.collector.backend import JournalRecord
+from colmet.collector.journal.journal import Journal
+from colmet.collector.journal.segment_store import SegmentStore
+from colmet.collector.journal.segments import MESSAGE, SegmentReader
+from colmet.common.errors import OutputUnavailable, WireError
+from colmet.common.record_log import Damage
+from colmet.common.wire import Decoder
+
+
+class Reading(NamedTuple):
+    """Records in order.
+
+    Attributes:
+        records: as many as were asked for.
+        lost: how many that should have been before or between them are gone.
+        after: position behind them.
+    """
+
+    records: list[JournalRecord]
+    lost: int
+    after: int
+
+
+class Cursor:
+    """Where one output reads."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._decoder = Decoder()
+        self._reader: SegmentReader | None = None
+        self._first = -1  # of the segment
+        self._position = -1  # of the next record in it
+
+    def read(self, position: int, most_bytes: int) -> Reading:
+        """Records from a position on, about so many bytes of them; none where there are none yet.
+
+        Raises:
+            OutputUnavailable: a segment that is there cannot be read now.
+        """
+        records, memory_from = self._journal.recent(position, most_bytes)
+        if records is None:
+            try:
+                records = self._from_disk(position, memory_from, most_bytes)
+            except OSError as err:
+                path = self._reader.path if self._reader is not None else err.filename
+                self.close()  # what was read of it before is to be read again
+                raise OutputUnavailable(f"journal: cannot read {path}: {err.strerror}") from err
+            if not records:  # they are gone
+                records, memory_from = self._journal.recent(memory_from, most_bytes)
+        else:
+            self.close()
+        records = records or []
+        after = records[-1].number + 1 if records else max(position, memory_from)
+        return Reading(records, after - position - len(records), after)
+
+    def _from_disk(self, position: int, limit: int, most_bytes: int) -> list[JournalRecord]:
+        """Records from a position on, and before another one."""
+        store = self._journal.store
+        if store is None:
+            return []
+        if self._reader is None or position != self._position:
+            self.close()
+            self._open(store, store.segment_of(position))
+        self._position = -1  # an error on the way leaves the reader somewhere else
+        records: list[JournalRecord] = []
+        size = 0
+        # never beyond the limit: what is there may be being written
+        while self._reader is not None and position < limit and (size < most_bytes or not records):
+            for found in self._reader.read():
+                if isinstance(found, Damage):
+                    store.set_aside(self._reader, found)
+                elif found.number >= limit:
+                    self._reader.offset = found.offset  # memory has it
+                    self._position = limit
+                    return records
+                elif found.kind == MESSAGE and found.number >= position:
+                    size += len(found.content)
+                    position = found.number + 1  # after a failed write, one may be in two segments
+                    try:
+                        batches = self._decoder.decode(found.content).batches
+                        records.append(JournalRecord(found.number, found.time_ns, batches))
+                    except WireError as err:  # of another version of Colmet
+                        self._journal.refuse(found.number, err)
+                    if position >= limit or (size >= most_bytes and records):
+                        break
+            else:
+                self._next_segment(store)
+        self._position = records[-1].number + 1 if records else -1
+        return records
+
+    def _open(self, store: SegmentStore, segment: tuple[int, str] | None) -> None:
+        """Open a segment, or the first one behind it that has not been removed; none where there is none."""
+        while segment is not None and self._reader is None:
+            self._first, path = segment
+            try:
+                self._reader = SegmentReader(path, self._journal.journal)
+            except FileNotFoundError:
+                segment = store.segment_after(self._first)
+
+    def _next_segment(self, store: SegmentStore) -> None:
+        """Go on with the segment behind this one; none if it is the last."""
+        following = store.segment_after(self._first)
+        if self._reader is not None and following is not None:
+            rest = self._reader.size() - self._reader.offset
+            if rest > 0:
+                store.set_aside(self._reader, Damage(self._reader.offset, rest))
+        self.close()
+        self._open(store, following)
+
+    def close(self) -> None:
+        """Give the segment back; also twice."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

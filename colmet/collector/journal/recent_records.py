@@ -1,0 +1,60 @@
+"""The latest records of the journal, decoded and in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from colmet.collector.backend import JournalRecord
+
+
+class RecentRecords:
+    """The latest records, decoded, with running sums of their bytes and rows."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.records: list[JournalRecord] = []
+        # of all records ever up to and with this one
+        self._bytes: list[int] = []
+        self._rows: list[int] = []
+        self._bytes_before = self._rows_before = 0
+
+    def extend(self, records: Sequence[JournalRecord], sizes: Sequence[int]) -> None:
+        """Append records, each with the bytes that it takes in memory."""
+        size = self._bytes[-1] if self._bytes else self._bytes_before
+        rows = self._rows[-1] if self._rows else self._rows_before
+        for record, more in zip(records, sizes):
+            size += more
+            rows += sum([batch.row_count for batch in record.batches])
+            self._bytes.append(size)
+            self._rows.append(rows)
+        self.records.extend(records)
+
+    def size(self, position: int) -> tuple[int, int]:
+        """Return bytes and rows of the records from this position on, of those in memory."""
+        at = position - self.first
+        if not self.records or at >= len(self.records):
+            return 0, 0
+        size, rows = (self._bytes[at - 1], self._rows[at - 1]) if at > 0 else (self._bytes_before, self._rows_before)
+        return self._bytes[-1] - size, self._rows[-1] - rows
+
+    def read(self, position: int, most_bytes: int) -> list[JournalRecord]:
+        """Return records from a position in memory on; at least one if there is any."""
+        at = position - self.first
+        if at >= len(self.records):
+            return []
+        before = self._bytes[at - 1] if at > 0 else self._bytes_before
+        end = bisect_right(self._bytes, before + most_bytes, lo=at)
+        return self.records[at : max(end, at + 1)]
+
+    def forget(self, passed: int, most_bytes: int) -> None:
+        """Forget records before `passed`, and the oldest beyond `most_bytes`."""
+        if not self.records:
+            return
+        beyond = bisect_right(self._bytes, self._bytes[-1] - most_bytes)
+        count = min(max(passed - self.first, beyond), len(self.records))
+        # a list is cut at its front in time that goes with its length: in large pieces
+        if count and (count >= 256 or count * 4 >= len(self.records)):
+            self._bytes_before, self._rows_before = self._bytes[count - 1], self._rows[count - 1]
+            del self.records[:count], self._bytes[:count], self._rows[:count]
+            self.first += count
