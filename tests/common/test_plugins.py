@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
 from colmet.node.system.host import Host
-from tests.support.outputs import write
+from tests.support.outputs import records, write
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--disable-procstats", "--state-dir", "", "--spool-dir", "")
@@ -130,6 +131,59 @@ def test_rows_of_a_plug_in_backend_reach_hdf5(samples, tmp_path):
     with tables.open_file(path) as file:
         rows = file.get_node("/job_0/filehandles_default")[:]
     assert rows["open_files"][0] > 0 and rows["metric_backend"].tolist() == [b"filehandles_default"]
+
+
+def test_rows_of_a_plug_in_backend_reach_elasticsearch_and_the_page(samples):
+    from colmet.collector.backends.elasticsearch.documents import Documents, IndexNaming
+    from colmet.web.recent_cache import RecentCache
+
+    batch = batch_of(["--enable-filehandles"])
+    (document,) = documents(Documents(IndexNaming("colmet_", "", False), "f" * 16), records([batch]))
+    assert document["open_files"] > 0 and document["hostname"] == "n"
+    cache = RecentCache(1 << 20, 600.0)
+    cache.take([batch], "[10.0.0.1]")
+    assert cache.tables(["n"], ["filehandles_default"])["filehandles_default"].names == ("open_files", "max_files")
+
+
+def documents(maker, records):
+    for schema, _, sources in maker.tables(records):
+        for bulk in maker.render(schema, sources):
+            yield from map(json.loads, bulk.lines()[1::2])
+
+
+def test_the_sample_is_a_backend_of_colmet_by_the_steps_of_the_page(tmp_path):
+    """The class in a file of its own, the table in the catalogue, a line in NAMES."""
+    shutil.copytree(ROOT / "colmet", tmp_path / "colmet", ignore=shutil.ignore_patterns("__pycache__", "static"))
+    text = blocks()["site_filehandles.py"]
+    schema = re.search(r"    schema = (Schema\(.*?\))", text)[1]
+    fields = re.search(r"^PATH = .*?^\]\n", text, re.M | re.S)[0]
+    top, tables = tmp_path / "colmet/node/backends", tmp_path / "colmet/common/tables"
+    (tables / "filehandles.py").write_text(
+        f"from colmet.common.schema import Field, Schema\n{fields}SCHEMA = {schema}\n"
+    )
+    text = text.replace(fields, "").replace(schema, "SCHEMA").replace("import Field, Sample, Schema", "import Sample")
+    declared = "from colmet.common.tables.filehandles import PATH, SCHEMA\n"
+    (top / "filehandles.py").write_text(text.replace("from colmet.node.backend", f"{declared}from colmet.node.backend"))
+    edit(tables / "__init__.py", '*("taskstats",', '*("filehandles", "taskstats",')
+    edit(
+        top / "__init__.py",
+        "NAMES = {\n",
+        'NAMES = {\n    "filehandles": "colmet.node.backends.filehandles:FilehandlesBackend",\n',
+    )
+    program = (
+        "from colmet.common.tables import is_declared; from colmet.node import main\n"
+        "print(is_declared('filehandles_default'), '--enable-filehandles' in main.full_parser().format_help())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "True True\n"
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
 
 
 def test_help_and_the_configuration_know_the_options_of_plug_ins(samples, tmp_path):
