@@ -517,8 +517,7 @@ class RecentCache:
             hosts, heard = self._watch.look(), dict(self._heard)
         fresh, silent = [], set()
         for host, kept in hosts:
-            tables = {name: pair for name, pair in kept.tables.items() if now - pair.taken <= pair.stale_s}
-            fresh.append((host, kept._replace(tables=tables)))
+            fresh.append((host, kept.fresh(now)))
             if now - kept.seen > max([LEAST_S, *[pair.stale_s for pair in kept.tables.values()]]):
                 silent.add(host)
         return CacheView(now, fresh, frozenset(silent), heard)

@@ -1,4 +1,4 @@
-"""The latest rows of each job, for those who ask for them now and then."""
+"""The latest rows of each job, for the metrics page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from colmet.common.live.namesakes import repeated
+from colmet.common.live.recent_pairs import stale_after_s
 from colmet.common.live.shares import Shares
 from colmet.common.runtime.prometheus_text import Family, Number, labels, named
 from colmet.common.schema import Batch, Field, Rows, Schema, Table, present
 
 MAX_ROWS = 50_000
 MAX_TABLES = 64  # of one host: each keeps what describes it
-PERIODS = 5  # without a row, after which a job is left out
-LEAST_S, MOST_S = 60.0, 3600.0
 SWEEP_S = 60.0
 
 
@@ -28,9 +27,9 @@ class _Job(NamedTuple):
 
 
 class _TableRows(NamedTuple):
-    """Of one table of one host. It is never changed: what takes its place is a new one."""
+    """The rows of one table of one host; it never changes, and a new one replaces it."""
 
-    sender: str  # that sent it first, and whose share it is of
+    sender: str  # the first one, whose share of the rows it counts in
     schema: Schema
     taken: float
     period_s: float
@@ -38,7 +37,7 @@ class _TableRows(NamedTuple):
 
     @property
     def stale_s(self) -> float:
-        return min(MOST_S, max(LEAST_S, PERIODS * self.period_s))
+        return stale_after_s(self.period_s)
 
     @property
     def row_count(self) -> int:
@@ -49,17 +48,17 @@ _OURS = frozenset({"host", "job", "user"})  # labels that every row has, or may 
 
 
 class LatestRows:
-    """Keeps the latest rows of tables of jobs, and tells them as families of metrics.
+    """Keeps the latest rows of tables of jobs, and yields them as families of metrics.
 
-    One thread takes batches, any other reads.
+    One thread calls `take`, any other reads.
 
     Args:
-        max_rows: that are kept; rows of new jobs beyond it, or beyond their sender's share of it, are dropped, and
+        max_rows: bound on rows; rows of new jobs beyond it, or beyond the share of their sender, are dropped and
             counted.
-        monotonic: seconds.
+        monotonic: clock in seconds.
 
     Attributes:
-        left_out: rows.
+        left_out: dropped rows.
     """
 
     def __init__(self, max_rows: int = MAX_ROWS, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -71,11 +70,11 @@ class LatestRows:
         self._sweep_at = 0.0
 
     def counters(self) -> dict[str, int]:
-        """Return how many rows are kept, and how many were dropped."""
+        """Return the counts of kept and of dropped rows."""
         return {"rows": self._rows.total, "left_out": self.left_out}
 
     def take(self, batches: Iterable[Batch], sender: str = "") -> None:
-        """Take what a sender has measured; "" where there is but one."""
+        """Add the batches of a sender; "" for the only one."""
         now = self._monotonic()
         for batch in batches:
             for table in batch.tables:
@@ -94,7 +93,7 @@ class LatestRows:
         if before is None and self._tables[batch.host] >= MAX_TABLES:
             self.left_out += len(table)
             return
-        # between two samples a job that ends has a last row: the others are still there then
+        # a job that ends between two samples has a last row of its own: keep the rows of the others
         jobs: dict[int, _Job] = {}
         period_s = 0.0
         if before is not None:
@@ -133,11 +132,11 @@ class LatestRows:
             del self._tables[key[0]]
 
     def families(self) -> Iterator[Family]:
-        """A family for each column of numbers, with the labels host, job, user and those of the row."""
+        """Yield a family for each column of numbers, with the labels host, job, user and those of the row."""
         now = self._monotonic()
         kept = [(host, name, latest) for (host, name), latest in list(self._latest.items())]
         users = _users(kept)
-        twice = _told_twice(kept, now)
+        twice = _seen_twice(kept, now)
         tables: dict[str, list[tuple[str, _TableRows]]] = {}
         for host, name, latest in kept:
             tables.setdefault(name, []).append((host, latest))
@@ -153,14 +152,14 @@ class LatestRows:
 
 
 class _HostRows:
-    """The rows of one table of one host, to be told.
+    """The current rows of one table of one host, with their labels.
 
     Args:
-        host: whose they are.
+        host: its name.
         latest: the rows.
-        users: of (host, job).
+        users: by (host, job).
         now: by the monotonic clock.
-        twice: (host, job) that are left out, as another agent of the same host name has them.
+        twice: (host, job) to skip, as another agent of the same host name has them.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class _HostRows:
         ]
 
     @cached_property
-    def told(self) -> tuple[list[str], Rows]:
+    def labelled(self) -> tuple[list[str], Rows]:
         """The labels of each row, and the rows, one for each set of labels."""
         rows = np.frombuffer(b"".join(self._jobs), self.schema.dtype)
         first: dict[str, int] = {}
@@ -214,7 +213,7 @@ def _samples(parts: Iterable[_HostRows], field: Field) -> Iterator[tuple[str, Nu
         own = next((one for one in part.schema.fields if one.name == field.name), None)
         if own is None or own.kind != field.kind or own.dtype[0] == "S":
             continue
-        texts, rows = part.told
+        texts, rows = part.labelled
         column = rows[field.name]
         values = [float(str(cell)) for cell in column] if own.dtype == "f4" else column.tolist()
         for text, value in zip(texts, values):
@@ -223,7 +222,7 @@ def _samples(parts: Iterable[_HostRows], field: Field) -> Iterator[tuple[str, Nu
 
 
 def _users(kept: Iterable[tuple[str, str, _TableRows]]) -> dict[tuple[str, int], str]:
-    """Whose jobs they are, by host and job, as far as any table tells."""
+    """Return the users of jobs by host and job, where a table has them."""
     users: dict[tuple[str, int], str] = {}
     for host, _name, latest in kept:
         if _is_text(latest.schema, "user"):
@@ -233,8 +232,8 @@ def _users(kept: Iterable[tuple[str, str, _TableRows]]) -> dict[tuple[str, int],
     return users
 
 
-def _told_twice(kept: Iterable[tuple[str, str, _TableRows]], now: float) -> set[tuple[str, int]]:
-    """(host, job) of second agents of a host name, which see the same job as the first one does now."""
+def _seen_twice(kept: Iterable[tuple[str, str, _TableRows]], now: float) -> set[tuple[str, int]]:
+    """Return (host, job) of second agents of a host name that see a job of the first one."""
     jobs: dict[str, set[int]] = {}
     for host, _name, latest in kept:
         fresh = [number for number, job in latest.jobs.items() if number and now - job.taken <= latest.stale_s]
@@ -252,7 +251,7 @@ def _help(table: str, field: Field) -> str:
 
 
 def _by_job(table: Table) -> dict[int, bytes]:
-    """The rows of each job, packed."""
+    """Return the packed rows of each job."""
     packed, size = table.packed, table.schema.row_bytes
     rows: dict[int, list[bytes]] = {}
     for n, number in enumerate(table.rows["job_id"].tolist()):

@@ -1,4 +1,4 @@
-"""The latest two rows of every job and node, kept only while somebody looks at them."""
+"""The latest two rows of every job and node, kept only while somebody reads them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from colmet.common.schema import Batch, Table
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 60.0  # that rows are kept after somebody has looked
-MAX_BYTES = 128 << 20  # of rows that are kept
+LEASE_S = 60.0  # how long rows are kept after a look
+MAX_BYTES = 128 << 20  # of rows
 MAX_HOSTS = 16384
 UNKNOWN_PERIOD_S = 10.0  # of a table that has come once
-LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # without rows, after which those before tell nothing of now
-HOST_BYTES, JOB_BYTES = 500, 40  # of what is kept of a host beside its rows, about
+LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # rows are stale after so many periods, within these bounds
+HOST_BYTES, JOB_BYTES = 500, 40  # approximate memory of a host beside its rows
+
+
+def stale_after_s(period_s: float) -> float:
+    """Return the seconds after which rows that come once in a period no longer count as current."""
+    return min(MOST_S, max(LEAST_S, PERIODS * period_s))
 
 
 class TablePair(NamedTuple):
-    """The latest two tables of one name of one host. What takes its place is a new one.
+    """The latest two tables of one name of one host; it never changes, and a new one replaces it.
 
     Attributes:
-        former: the one before the latest; None where there is none, or it has other columns.
-        latest: the last one that came.
-        taken: when it came, by the monotonic clock.
-        period_s: from one to the next; 0 where it is not known.
-        size_bytes: that both take, about.
+        former: the one before the latest; None without one, or if its columns differ.
+        latest: the newest.
+        taken: arrival of the newest, by the monotonic clock.
+        period_s: from one to the next; 0 if unknown.
+        size_bytes: approximate memory of both.
     """
 
     former: Table | None
@@ -40,19 +45,19 @@ class TablePair(NamedTuple):
 
     @property
     def stale_s(self) -> float:
-        """Seconds after which it tells nothing of now."""
-        return min(MOST_S, max(LEAST_S, PERIODS * self.period_s))
+        """Seconds after which the rows no longer count as current."""
+        return stale_after_s(self.period_s)
 
 
 class HostPairs(NamedTuple):
-    """Of one host. What takes its place is a new one.
+    """The latest tables of one host; it never changes, and a new one replaces it.
 
     Attributes:
-        seen: when it was heard last, by the monotonic clock.
-        batches: that came.
-        jobs: that are on it; None where it does not say.
+        seen: arrival of the last batch, by the monotonic clock.
+        batches: number of batches.
+        jobs: on the host; None where the dialect does not say.
         tables: by name.
-        sender: that sent of it first, and whose share it is of.
+        sender: the first sender of the host, whose share of memory it counts in.
     """
 
     seen: float
@@ -63,26 +68,36 @@ class HostPairs(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """That it takes, about."""
+        """The approximate memory of all tables."""
         return _size_beside(self.jobs) + sum([pair.size_bytes for pair in self.tables.values()])
+
+    def fresh(self, now: float) -> HostPairs:
+        """Return the same with its current tables alone.
+
+        Args:
+            now: by the monotonic clock.
+        """
+        return self._replace(
+            tables={name: pair for name, pair in self.tables.items() if now - pair.taken <= pair.stale_s}
+        )
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is what a rate takes, or there will be none."""
+        """Whether rates can be made, or never will be."""
         return self.batches > 2 or any(pair.former is not None for pair in self.tables.values())
 
 
 class RecentPairs:
-    """Keeps the latest two tables of each name of each host, for a while after each look.
+    """Keeps the latest two tables of each name of each host, for `LEASE_S` after each look.
 
-    One thread takes batches, any other looks. A table is kept as it came: its rows are read by whoever looks.
+    One thread calls `take`, any other `look`. A table is kept as it came; readers unpack its rows.
 
     Args:
-        names: of the tables that are wanted.
-        monotonic: seconds.
+        names: of the tables to keep.
+        monotonic: clock in seconds.
 
     Attributes:
-        since: when it has begun to keep rows, by the monotonic clock; None while it keeps none.
+        since: when it began to keep rows, by the monotonic clock; None while it keeps none.
     """
 
     def __init__(self, names: Iterable[str], monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -97,16 +112,16 @@ class RecentPairs:
         self._looks = self._left_out = self._left_out_before = 0
 
     def counters(self) -> dict[str, int]:
-        """Looks at it, and tables that were dropped as there was no room, or their sender had used its share."""
+        """Return the counts of looks, and of tables dropped for lack of memory or of the sender's share."""
         return {"looks": self._looks, "left_out": self._left_out}
 
     @property
     def left_out(self) -> int:
-        """Tables that were left out since it has begun to keep rows."""
+        """Tables dropped since it began to keep rows."""
         return self._left_out - self._left_out_before
 
     def look(self) -> list[tuple[str, HostPairs]]:
-        """For any thread: what is kept, by host; it is kept on for a while."""
+        """Return the tables by host, and keep them for `LEASE_S` more. Any thread may call it."""
         self._looks += 1
         now = self._monotonic()
         if self.since is None or now >= self._until:
@@ -115,7 +130,7 @@ class RecentPairs:
         return list(self._hosts.items())
 
     def take(self, batches: Iterable[Batch], sender: str = "") -> None:
-        """Take what a sender has sent, "" where there is but one: nothing while nobody looks."""
+        """Add batches of a sender, "" for the only one; does nothing while nobody reads."""
         if self.since is None:
             return
         now = self._monotonic()
@@ -157,11 +172,11 @@ class RecentPairs:
     def _paired(
         self, before: TablePair | None, table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
     ) -> TablePair | None:
-        """What is kept with this table; None where it is to stay as it was."""
+        """Return the new pair with this table; None to leave the former pair."""
         former, period_s = None, 0.0
         if before is not None:
             latest = before.latest
-            # what waited on the node comes late; of a clock that was put back, all that comes is older
+            # older than the latest: delayed on the node, or the clock was set back
             if table.time_ns <= latest.time_ns and now - before.taken <= LEAST_S:
                 return None
             if now - before.taken <= 2 * (before.period_s or UNKNOWN_PERIOD_S) and _is_of_some(table, latest, jobs):
@@ -184,7 +199,7 @@ class RecentPairs:
 
 
 def _is_of_some(table: Table, before: Table, jobs: tuple[int, ...] | None) -> bool:
-    """Whether it lacks jobs that are still there: one that ends between two samples has last rows of its own."""
+    """Return whether it lacks jobs that still run: a job that ends between two samples has last rows of its own."""
     if jobs is None or len(table) >= max(len(before), len(jobs)):
         return False
     here = {*before.rows["job_id"].tolist()} & {*jobs, 0}

@@ -127,13 +127,7 @@ class Top:
         asked = TopQuery.of(request)
         now, now_ns = self._monotonic(), self._now_ns()
         hosts = self._watch.look()
-        fresh = [
-            (
-                host,
-                kept._replace(tables={n: pair for n, pair in kept.tables.items() if now - pair.taken <= pair.stale_s}),
-            )
-            for host, kept in hosts
-        ]
+        fresh = [(host, kept.fresh(now)) for host, kept in hosts]
         heard = {} if self._heard is None else dict(self._heard())
         recent = {host for host, one in heard.items() if now_ns - one.seen_ns <= HEARD_S * 1e9}
         answer = {
