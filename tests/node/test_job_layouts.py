@@ -234,7 +234,7 @@ def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog
         assert machine.full_look(source) == []
     assert caplog.text.count("job of a cgroup is unknown") == 1 and "CgroupJobIdPaths=yes" in caplog.text
     assert source.unmapped == 1
-    assert "1 whose job id cannot be told" in state_of(source, "slurm-sluid")[0][1]
+    assert "1 whose job id is unknown" in state_of(source, "slurm-sluid")[0][1]
     machine.process(500, b"slurmstepd: [77.batch]\0", uid=0)
     assert ids(machine.full_look(source)) == [(77, "")], "tried again at each full look"
 
@@ -358,7 +358,7 @@ def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
         source.scan()
     assert source.unmapped == 30
     memory = source._finder.sluids
-    assert not (memory._sure or memory._told or memory.waiting or memory.guessed)
+    assert not (memory._sure or memory._warned or memory.waiting or memory.guessed)
 
 
 def test_mounts_that_come_later_are_looked_at(machine):

@@ -1,1 +1,1 @@
-"""From the values of tasks to the totals of jobs: whose a task was, what it used in all."""
+"""Totals of jobs from the values of tasks: the job of each task, and what its tasks used."""

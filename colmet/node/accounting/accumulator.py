@@ -1,8 +1,8 @@
-"""From the values of tasks to totals of jobs that never go down.
+"""Fold the values of tasks into totals of jobs that never decrease.
 
-A task's counters live as long as the task. A job's counter is the sum over its tasks: the present values of the live
-ones, and of the ended ones their final values or, where these are not told, the last that were seen. What a task had
-used before it came to the job is taken off. A gauge is the sum over the live ones alone.
+A task's counters exist as long as the task. A job's counter is the sum over its tasks: the present values of live
+tasks, and of ended ones the final values or, without these, the last that were read. What a task had used before it
+came to the job is subtracted. A gauge is the sum over the live tasks alone.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Place = Union[slice, npt.NDArray[np.intp]]  # where former tasks are among those
 
 
 class _JobTasks:
-    """What is known of one job.
+    """The tasks of one job.
 
     Attributes:
-        keys, values: its live tasks as of the last tick.
-        ended: what ended ones left, folded.
-        before: what its tasks had used before they came, summed.
-        floor: totals that were told once; they are not to go down.
-        told, told_count: final values of ended tasks that are not in `ended` yet, and how many.
+        keys, values: live tasks as of the last tick.
+        ended: the fold of ended tasks.
+        before: the sum of what tasks had used before they came.
+        floor: totals that were reported before; counters are never lower.
+        final, final_count: final values of ended tasks that are not in `ended` yet, and their number.
     """
 
-    __slots__ = ("before", "ended", "floor", "keys", "told", "told_count", "values")
+    __slots__ = ("before", "ended", "final", "final_count", "floor", "keys", "values")
 
     def __init__(self, width: int) -> None:
         self.keys: Ints = np.empty(0, dtype=np.int64)
@@ -38,8 +38,8 @@ class _JobTasks:
         self.ended: Ints | None = None
         self.before: Ints | None = None
         self.floor: Ints | None = None
-        self.told: list[Ints] = []
-        self.told_count = 0
+        self.final: list[Ints] = []
+        self.final_count = 0
 
 
 class Accumulator:
@@ -73,14 +73,14 @@ class Accumulator:
         inherited: Collection[int] = (),
         reborn: Collection[int] = (),
     ) -> Ints | None:
-        """Take in one tick of one job; its totals.
+        """Update a job with its live tasks at one tick; return its totals.
 
         Args:
             job: the job's id.
             keys: its live tasks, ascending, each once: shape (n,).
             values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
-            inherited: ended tasks whose values a live task has taken over, and which are not to be counted twice.
-            reborn: live tasks of which `end` has told: another task goes on under their number.
+            inherited: ended tasks whose values a live task has taken over, so that they do not count twice.
+            reborn: live tasks that were given to `end` before: another task has their number now.
 
         Returns:
             Totals, shape (fields,), -1 where no task has a value; None while the job has never had a task.
@@ -88,7 +88,7 @@ class Accumulator:
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = _JobTasks(self._width)
-        self._fold_told(known)
+        self._fold_final(known)
         self._retire(known, keys, values, inherited, reborn)
         known.keys, known.values = keys, values
         if not len(keys) and known.ended is None:
@@ -104,7 +104,7 @@ class Accumulator:
         return totals
 
     def end(self, job: int, keys: Ints, values: Ints) -> None:
-        """Take in the final values of tasks that have ended; they are no longer live.
+        """Add the final values of tasks that have ended; they are no longer live.
 
         Args:
             job: the job's id.
@@ -120,23 +120,23 @@ class Accumulator:
             if not live.all():
                 values = self._not_below(known, ~live, keys, values)
                 known.keys, known.values = known.keys[live], known.values[live]
-        known.told.append(values)
-        known.told_count += len(values)
-        if known.told_count > self.MAX_UNFOLDED:
-            self._fold_told(known)
+        known.final.append(values)
+        known.final_count += len(values)
+        if known.final_count > self.MAX_UNFOLDED:
+            self._fold_final(known)
 
-    def _fold_told(self, known: _JobTasks) -> None:
-        """Add final values to what ended tasks left. Together: a fold costs the same for one as for hundreds."""
-        if known.told:
-            values = known.told[0] if len(known.told) == 1 else np.concatenate(known.told)
-            known.told, known.told_count = [], 0
+    def _fold_final(self, known: _JobTasks) -> None:
+        """Add final values to the fold of ended tasks; together, as a fold costs the same for one as for hundreds."""
+        if known.final:
+            values = known.final[0] if len(known.final) == 1 else np.concatenate(known.final)
+            known.final, known.final_count = [], 0
             if self._gauge.any():
                 values = np.where(self._gauge, MISSING_INT, values)
             known.ended = self._fold(values, known.ended)
 
     @staticmethod
     def _not_below(known: _JobTasks, ended: npt.NDArray[np.bool_], keys: Ints, values: Ints) -> Ints:
-        """Final values, none lower than what was seen before: estimates may be."""
+        """Return final values, none lower than what was read before: estimates may be lower."""
         values = values.copy()
         for key, seen in zip(known.keys[ended], known.values[ended]):
             row = np.flatnonzero(keys == key)[-1]
@@ -144,7 +144,7 @@ class Accumulator:
         return values
 
     def came(self, job: int, values: Ints) -> None:
-        """Tasks have come to a job that have these values already, shape (n, fields): they are not the job's."""
+        """Subtract what tasks had used before they came to a job: shape (n, fields)."""
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = _JobTasks(self._width)
@@ -152,16 +152,15 @@ class Accumulator:
         known.before = used if known.before is None else known.before + used
 
     def keep(self, job: int) -> tuple[Ints, Ints, Ints, Ints | None] | None:
-        """What is known of a job, for `restore`.
+        """Return the state of a job for `restore`; None if it never had a task.
 
         Returns:
-            What ended tasks left and what its tasks had used before they came, shape (2, fields), -1 and 0 where there
-            is nothing; keys, shape (n,), and values, shape (n, fields), of its tasks as of the last tick; its floor.
-            None where it never had a task.
+            The fold of ended tasks (-1 for none) and the sum of what tasks had used before they came (0 for none),
+            shape (2, fields); keys, shape (n,), and values, shape (n, fields), of live tasks; the floor.
         """
         known = self._jobs.get(job)
         if known is not None:
-            self._fold_told(known)
+            self._fold_final(known)
         if known is None or (not len(known.keys) and known.ended is None and known.floor is None):
             return None
         sums = np.zeros((2, self._width), dtype=np.int64)
@@ -171,7 +170,7 @@ class Accumulator:
         return sums, known.keys, known.values, known.floor
 
     def restore(self, job: int, sums: Ints, keys: Ints, values: Ints, floor: Ints | None = None) -> None:
-        """Go on where `keep` was called. `floor`: totals below which counters are not to fall."""
+        """Continue from what `keep` returned. `floor`: totals below which counters do not fall."""
         known = self._jobs[job] = _JobTasks(self._width)
         known.keys, known.values = keys, values
         if (sums[0] != MISSING_INT).any():
@@ -181,14 +180,14 @@ class Accumulator:
         known.floor = floor
 
     def last_seen(self, job: int) -> tuple[Ints, Ints]:
-        """Keys and values of a job's tasks as of the last tick."""
+        """Return keys and values of a job's tasks as of the last tick."""
         known = self._jobs.get(job)
         if known is None:
             known = _JobTasks(self._width)
         return known.keys, known.values
 
     def knows(self, job: int) -> bool:
-        """Whether anything is known of a job."""
+        """Return whether a job has a state."""
         return job in self._jobs
 
     def forget(self, job: int) -> None:
@@ -203,7 +202,7 @@ class Accumulator:
     def _retire(
         self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int], reborn: Collection[int]
     ) -> None:
-        """Add the tasks that have ended since the last tick to what ended tasks left."""
+        """Add the tasks that have ended since the last tick to the fold of ended tasks."""
         if not len(known.keys):
             return
         if len(keys):
@@ -235,9 +234,9 @@ class Accumulator:
         lives: npt.NDArray[np.bool_],
         reborn: Collection[int],
     ) -> set[int]:
-        """Tasks that live on under another one's number, which counters that have shrunk give away, or its end.
+        """Return the tasks that live under another one's number now: counters have shrunk, or it has ended.
 
-        A thread that calls exec takes the number and the start time of its process's first thread, which ends, and
+        A thread that calls exec gets the number and the start time of its process's first thread, which ends, and
         keeps its own counters (kernel: fs/exec.c, de_thread). `lives` is corrected in place: the first one has ended.
         """
         shrunk = np.zeros(len(lives), dtype=bool)
@@ -262,7 +261,7 @@ class Accumulator:
         return taken
 
     def _fold(self, values: Ints, former: Ints | None) -> Ints:
-        """Fold tasks, and what a former fold gave, into one row."""
+        """Fold tasks and the result of a former fold into one row."""
         if former is not None:
             if not len(values):
                 return former.copy()
@@ -282,6 +281,6 @@ class Accumulator:
 
 
 def as_values(schema: Schema, totals: Ints) -> dict[str, int | None]:
-    """Totals as the values of a sample."""
+    """Return totals as the values of a sample."""
     numbers: Sequence[int] = totals.tolist()
     return {name: None if n == MISSING_INT else n for name, n in zip(schema.names, numbers)}

@@ -1,7 +1,7 @@
-"""Whose a task was, told after its end.
+"""Attribute ended tasks to their jobs.
 
-A record of an ended task names its parent but no cgroup. So the tasks of jobs are kept in mind: those that a cgroup
-listed, and those that they are known to have forked since.
+An exit record names the parent of a task but no cgroup. So the tasks of jobs are remembered: those that a cgroup
+listed, and those that they have forked since.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ NOBODY = -1
 class Attribution:
     """Finds the jobs of ended tasks.
 
+    ::
+
+        exit record --listed by a cgroup----------------> known
+                    --forked by a task of the job-------> by_fork
+                    --parent or process of the job------> by_parent
+                    --otherwise: waits `PATIENCE` ticks for its parent's record --found--> by_parent
+                                                                                --not----> other
+
     Attributes:
-        known: ended tasks that their job's cgroup had listed.
-        by_fork: that a task of the job was seen to fork.
-        by_parent: whose parent or process is or was of the job.
-        other: of no job, or of one that could not be found.
+        known: number of ended tasks that their job's cgroup had listed.
+        by_fork: number of those that a task of the job has forked.
+        by_parent: number of those whose parent or process belongs or belonged to the job.
+        other: number of those of no job, or whose job was not found.
     """
 
     MAX_PARENTS = 8192  # ended tasks that are remembered as parents
-    MAX_WAITING = 8192  # records that may wait for their parent to be known
+    MAX_WAITING = 8192  # records that wait for their parent
     PATIENCE = 2  # ticks that a record waits
 
     def __init__(self) -> None:
@@ -34,22 +42,22 @@ class Attribution:
         self.by_fork = 0
         self.by_parent = 0
         self.other = 0
-        # by task: its job where a cgroup listed it, ~job where a fork told
+        # by task: its job if a cgroup listed it, ~job if a task of the job forked it
         self._owner: dict[int, int] = {}
         self._former: dict[int, int] = {}  # as of the tick before
         self._alive: dict[int, int] = {}  # tasks in _owner by job
-        self._forked: dict[int, int] = {}  # children that the last forks told of
+        self._forked: dict[int, int] = {}  # children in the last forks
         self._parents: dict[int, int] = {}  # jobs of ended tasks
         self._former_parents: dict[int, int] = {}
         self._elsewhere: set[int] = set()
         self._closed: frozenset[int] = frozenset()
         self._waiting: deque[tuple[int, Exits]] = deque()
         self._waiting_count = 0
-        self._news = False  # whether tasks have become known for which records may wait
+        self._news = False  # whether new tasks are known, for which records may wait
         self._tick = 0
 
     def add_forks(self, forks: Ints) -> None:
-        """Take in forks: shape (n, 4), see `ForkEvents.receive`."""
+        """Add forks: shape (n, 4), see `ForkEvents.receive`."""
         owner, former = self._owner, self._former
         self._forked = forked = {}
         if not owner and not former and not self._parents and not self._former_parents:
@@ -71,16 +79,16 @@ class Attribution:
                 self._add(child, ~job)
 
     def strangers(self, job: int, tids: Iterable[int]) -> list[int]:
-        """Those of a job's tasks that are not known to be the job's yet."""
+        """Return those of a job's tasks that are not known as the job's yet."""
         get = self._owner.get
         return [tid for tid in tids if get(tid) not in (job, ~job)]
 
     def was_elsewhere(self, tid: int) -> bool:
-        """Whether a task was seen to leave the cgroup of its job, and to live on."""
+        """Return whether a task was seen to leave the cgroup of its job alive."""
         return tid in self._elsewhere
 
     def leave(self, job: int, tid: int) -> None:
-        """A task has left the cgroup of its job, and lives on; where another job has listed it, it is that one's."""
+        """Note that a task has left its job's cgroup alive; one that another job has listed stays that job's."""
         if self._owner.get(tid, job) not in (job, ~job):
             return
         if len(self._elsewhere) >= self.MAX_PARENTS:
@@ -89,10 +97,10 @@ class Attribution:
         self._remove(tid)
 
     def list_all(self, tids: Mapping[int, Collection[int]], closed: Collection[int] = ()) -> None:
-        """A tick: the tasks of every job, as the cgroups list them, and nobody else's, are the jobs' now.
+        """Replace the tasks of all jobs by those that the cgroups list at a tick.
 
-        To be called after `add_forks`: children that are younger than the lists stay their jobs'. The processes that
-        tasks of a `closed` job start are not the job's; their threads are.
+        Call it after `add_forks`: children that are younger than the lists stay their jobs'. Processes that tasks of a
+        `closed` job start are not the job's; their threads are.
         """
         self._tick += 1
         self._closed = frozenset(closed)
@@ -107,7 +115,7 @@ class Attribution:
         self._forked = {}
 
     def list_one(self, job: int, tids: Collection[int], closed: bool = False) -> None:
-        """Between ticks: these tasks, as its cgroup lists them, are the job's; `closed`: see `list_all`."""
+        """Add the tasks that a job's cgroup lists between ticks; `closed`: see `list_all`."""
         if closed and tids:  # a job that has ended has no cgroups either
             self._closed |= {job}
         known = (job, ~job)
@@ -118,7 +126,7 @@ class Attribution:
             self._elsewhere.discard(tid)
 
     def owner(self, tid: int) -> int | None:
-        """The job of a live task whose children are the job's, too; None where it is of none."""
+        """Return the job of a live task whose children are the job's, too; None without one."""
         value = self._owner.get(tid)
         if value is None:
             return None
@@ -126,7 +134,7 @@ class Attribution:
         return None if job in self._closed else job
 
     def forget(self, job: int) -> None:
-        """A job has gone, and all its tasks with it."""
+        """Forget a job and all its tasks."""
         for known in (self._owner, self._former):
             for tid in [tid for tid, value in known.items() if value in (job, ~job)]:
                 del known[tid]
@@ -136,11 +144,11 @@ class Attribution:
         self._alive.pop(job, None)
 
     def alive(self, job: int) -> int:
-        """How many tasks of a job are known that have not ended."""
+        """Return the number of known tasks of a job that have not ended."""
         return self._alive.get(job, 0)
 
     def take(self, exits: Exits) -> list[tuple[int, Exits]]:
-        """The jobs of ended tasks; a record whose parent is not known yet waits for `retry`."""
+        """Return the jobs of ended tasks; a record whose parent is unknown waits for `retry`."""
         if not len(exits.ids):
             return []
         jobs = self._jobs_of(exits)
@@ -148,7 +156,7 @@ class Attribution:
         return _split(exits, jobs)
 
     def retry(self) -> list[tuple[int, Exits]]:
-        """The jobs of those that waited, where more tasks have become known since."""
+        """Return the jobs of records that waited, if more tasks are known since."""
         found = []
         if self._news:
             self._news = False
@@ -180,7 +188,7 @@ class Attribution:
         self._owner[tid] = value
 
     def _remove(self, tid: int) -> int | None:
-        """Forget a task; what is known of whose it was."""
+        """Forget a task; return whose it was, None if unknown."""
         value = self._owner.pop(tid, None)
         if value is None:
             return self._former.pop(tid, None)
@@ -189,7 +197,7 @@ class Attribution:
         return value
 
     def _jobs_of(self, exits: Exits, again: bool = False) -> list[int]:
-        """The job of each, or NOBODY; of those that have waited, the numbers may be other tasks' by now."""
+        """Return the job of each record, or NOBODY; the numbers of those that waited may be other tasks' by now."""
         jobs = []
         unknown = []
         for index, (tid, process, parent) in enumerate(exits.ids.tolist()):
@@ -257,12 +265,12 @@ class Attribution:
 
 
 def _split(exits: Exits, jobs: list[int]) -> list[tuple[int, Exits]]:
-    """The records of each job."""
+    """Return the records of each job."""
     different = set(jobs) - {NOBODY}
     if len(different) == 1 and NOBODY not in jobs:
         return [(jobs[0], exits)]
     parts = []
     for job in different:
-        places = [index for index, one in enumerate(jobs) if one == job]
+        places = [index for index, owner in enumerate(jobs) if owner == job]
         parts.append((job, Exits(exits.ids[places], exits.values[places])))
     return parts

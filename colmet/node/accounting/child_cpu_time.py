@@ -1,10 +1,10 @@
-"""What ended tasks used beyond what their exit records say.
+"""CPU time of ended tasks beyond their exit records, from what their parents are charged with.
 
-The kernel makes a task's record before it takes the task down, and the CPU time in it may be as old as the last clock
-tick: of a process that lives half a millisecond, most is missing. When a process waits for its child, it is charged
-with all that the child, and whom the child had waited for, ever used (cutime and cstime, kernel/exit.c). So a living
-process tells what its ended descendants used, and what their records told is taken off. Until it has told, and of those
-for whom nobody waits, there is an estimate.
+The kernel makes a task's record before it removes the task, and the CPU time in it may be as old as the last clock
+tick: of a process that lives half a millisecond, most is missing. A process that waits for its child is charged with
+all that the child, and the children that it had waited for, ever used (cutime and cstime, kernel/exit.c). So a live
+process has the CPU time of its ended descendants, of which their records are subtracted. Until it has been read, and
+for children that nobody waits for, there is an estimate.
 """
 
 from __future__ import annotations
@@ -18,46 +18,50 @@ from colmet.node.kernel.procstat import Stat, ask_stats
 from colmet.node.system.host import Host
 from colmet.node.system.processes import NoAnswer
 
-_HOPS = 64  # ended ancestors that are looked through
+_MAX_ANCESTORS = 64  # ended ones, up to the nearest that lives
 
 
 class _Parent:
-    """A process that has ended descendants.
+    """A live process that has ended descendants.
 
     Attributes:
-        job: whose it is.
+        job: its job.
         came: whether it has come from elsewhere, so that its children until then were not of the job.
-        told_ns: what their records told, and what was found beyond it, of those whose nearest living ancestor it is.
-        estimated_ns: what is thought to be beyond, and was not found yet; of single ones it may be less than nothing.
-        base_ns: what it had been charged with before its descendants' records were counted; None until it is read.
+        counted_ns: CPU time in the records of descendants whose nearest live ancestor it is, and found beyond these.
+        estimated_ns: estimate of what is beyond and was not found yet; may be negative for a single parent.
+        base_ns: what it was charged with before its descendants' records were counted; None until it is read.
         charged_ns: what it has been charged with; None while that has not been read again.
     """
 
-    __slots__ = ("base_ns", "came", "charged_ns", "estimated_ns", "job", "told_ns")
+    __slots__ = ("base_ns", "came", "charged_ns", "counted_ns", "estimated_ns", "job")
 
     def __init__(self, job: int) -> None:
         self.job = job
         self.came = False
-        self.told_ns = 0
+        self.counted_ns = 0
         self.estimated_ns = 0
         self.base_ns: int | None = None
         self.charged_ns: int | None = None
 
 
 class ChildCpuTime:
-    """Compares what processes are charged with for their children with what the children's records told.
+    """Compares what processes are charged with for their children with the exit records of the children.
 
-    Call `read` before the records are received, `add` with those that are a job's, then `settle`: everything that a
-    process had been charged with when it was read has been told of by then, so nothing is counted twice.
+    ::
+
+        read()    charged_ns of parents          in this order, so that everything that a process had been charged with
+        add()     exit records, to the nearest   when it was read has its record by `settle`, and nothing is counted
+                  live ancestor                  twice
+        settle()  charged - base - counted = CPU time beyond the records
 
     Args:
         host: the machine.
-        owner: the job of a process that lives, None where it is of none.
-        now_ns: time since boot; what began before that is not known to have been listened to from its start.
-        party: who can have the reading of a job's processes wait (`processes`).
+        owner: returns the job of a live process, None without one.
+        now_ns: time since boot; the children of a process that began before may have ended unheard.
+        party: returns who can delay the reading of a job's processes (`system.processes`).
     """
 
-    AT_ONCE = 4  # processes that are read at once, those first of which the most was told
+    AT_ONCE = 4  # processes that are read at once, those with the most CPU time in records first
     MAX_PARENTS = 16384
 
     def __init__(
@@ -72,15 +76,15 @@ class ChildCpuTime:
         self._party = party
         self._since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if now_ns is None else now_ns
         self._parents: dict[int, _Parent] = {}
-        self._fresh: set[int] = set()  # with more told than when they were read
+        self._fresh: set[int] = set()  # with records since they were read
         self._vanished: set[int] = set()
         self._read: list[_Parent] = []
         self._heirs: dict[int, int] = {}  # parents of ended processes
         self._former_heirs: dict[int, int] = {}
-        self._debts: dict[int, int] = {}  # counted, but told to no process of the job that lives
+        self._debts: dict[int, int] = {}  # counted, but to no live process of the job
 
     def watch(self, pids: Iterable[int], job: int) -> None:
-        """Processes have come to a job: whom they have waited for until now was not of the job."""
+        """Note processes that have come to a job: the children that they waited for until now are not the job's."""
         for pid, stat in self._stats(dict.fromkeys(pids, job)).items():
             if stat is None:
                 self._parents.pop(pid, None)
@@ -91,14 +95,14 @@ class ChildCpuTime:
                 parent.base_ns = stat.charged_ns
 
     def read(self) -> None:
-        """See what processes have been charged with, of those whose descendants' records have come since."""
+        """Read what processes have been charged with, of those whose descendants have new records."""
         parents = self._parents
         self._fresh &= parents.keys()
         may_answer = self._host.processes.may_answer
         asked = heapq.nlargest(
             self.AT_ONCE,
             (pid for pid in self._fresh if may_answer(pid, self._party(parents[pid].job))),
-            key=lambda pid: parents[pid].told_ns,
+            key=lambda pid: parents[pid].counted_ns,
         )
         for pid, stat in self._stats({pid: parents[pid].job for pid in asked}).items():
             if stat is None:  # its own record is on its way, or lost
@@ -114,67 +118,67 @@ class ChildCpuTime:
                 self._read.append(parent)
 
     def add(
-        self, ids: Sequence[Sequence[int]], told_ns: Iterable[int], beyond_ns: Iterable[int] = itertools.repeat(0)
+        self, ids: Sequence[Sequence[int]], counted_ns: Iterable[int], beyond_ns: Iterable[int] = itertools.repeat(0)
     ) -> None:
-        """Take in exit records of jobs.
+        """Add exit records of jobs.
 
         Args:
             ids: thread, process and parent process of each.
-            told_ns: CPU time that it tells.
-            beyond_ns: an estimate of what it leaves out.
+            counted_ns: CPU time in each.
+            beyond_ns: an estimate of the CPU time that is not in it.
         """
         if len(self._heirs) > self.MAX_PARENTS:
             self._former_heirs, self._heirs = self._heirs, {}
         heirs, parents = self._heirs, self._parents
-        for tid, process, ppid in ids:  # first, as a parent's record may come before or after its child's
+        for tid, process, ppid in ids:  # first, as a parent's record may come before its child's, or after
             if tid == process:
                 heirs[tid] = ppid
         children: dict[int, list[int]] = {}
-        for (tid, process, ppid), told, beyond in zip(ids, told_ns, beyond_ns):
+        for (tid, process, ppid), counted, beyond in zip(ids, counted_ns, beyond_ns):
             sums = children.get(ppid)
             if sums is None:
                 sums = children[ppid] = [0, 0]
-            sums[0] += told
+            sums[0] += counted
             sums[1] += beyond
             if tid == process and tid in parents:
                 ended = parents.pop(tid)
-                ended.charged_ns = None  # children that are told of from now on, and all beyond, are its parent's
-                sums[0] += ended.told_ns
+                ended.charged_ns = None  # its children's records from now on, and all beyond, are its parent's
+                sums[0] += ended.counted_ns
                 sums[1] += ended.estimated_ns
-        for ppid, (told, beyond) in children.items():
-            self._tell(ppid, told, beyond)
+        for ppid, (counted, beyond) in children.items():
+            self._count(ppid, counted, beyond)
 
-    def _tell(self, ppid: int, told: int, beyond: int) -> None:
-        """Count what was told of children of a process to itself, or to its nearest ancestor that lives."""
+    def _count(self, ppid: int, counted: int, beyond: int) -> None:
+        """Count the records of a process's children to the process, or to its nearest live ancestor."""
         heir = ppid
         job = self._owner(heir)
-        for _ in range(_HOPS):
+        for _ in range(_MAX_ANCESTORS):
             if job is not None:
                 break
             heir = self._heirs.get(heir) or self._former_heirs.get(heir, 0)
             if not heir:
                 return
             job = self._owner(heir)
-        if job is None:  # whom it waited for may have been anybody's
+        if job is None:  # the children that it waited for may have been anybody's
             return
         parent = self._parents.get(heir)
         if parent is None:
             parent = self._parents[heir] = _Parent(job)
-        parent.told_ns += told
+        parent.counted_ns += counted
         parent.estimated_ns += beyond
         self._fresh.add(heir)
 
     def settle(self) -> dict[int, int]:
-        """What was found beyond the records and the estimates, by job, in ns, since the last call."""
+        """Return the CPU time in ns found beyond records and estimates since the last call, by job."""
         found: dict[int, int] = {}
         for parent in self._read:
             if parent.charged_ns is None or parent.base_ns is None:
                 continue
-            beyond = parent.charged_ns - parent.base_ns - parent.told_ns
+            beyond = parent.charged_ns - parent.base_ns - parent.counted_ns
             parent.charged_ns = None
             if beyond <= 0:
                 continue
-            parent.told_ns += beyond
+            parent.counted_ns += beyond
             more = beyond - parent.estimated_ns
             parent.estimated_ns = max(0, -more)
             if more > 0:
@@ -183,7 +187,7 @@ class ChildCpuTime:
         return found
 
     def tick(self, jobs: Collection[int]) -> None:
-        """Forget other jobs, processes that have vanished without a record, and parents of the long ended."""
+        """Forget other jobs, processes that have vanished without a record, and parents of long-ended tasks."""
         self._former_heirs, self._heirs = self._heirs, {}
         for pid in [pid for pid, parent in self._parents.items() if parent.job not in jobs]:
             del self._parents[pid]
@@ -194,22 +198,22 @@ class ChildCpuTime:
             vanished |= {pid for pid, stat in stats.items() if stat is None}
         for pid in vanished & self._parents.keys():
             parent = self._parents.pop(pid)
-            self.owe(parent.job, parent.told_ns)
+            self.owe(parent.job, parent.counted_ns)
         self._debts = {job: debt for job, debt in self._debts.items() if job in jobs}
 
     def owe(self, job: int, cpu_ns: int) -> None:
-        """CPU time is counted that processes are or will be charged with, and it is not known which."""
+        """Note CPU time that is counted, and that an unknown process is or will be charged with."""
         self._debts[job] = self._debts.get(job, 0) + cpu_ns
 
     def _pay(self, job: int, amount: int) -> int:
-        """Less what was told of descendants of which it is not known to whom they are charged."""
+        """Return an amount less what is owed: it was counted before it was known who is charged with it."""
         debt = self._debts.get(job, 0)
         if debt:
             self._debts[job] = max(0, debt - amount)
         return max(0, amount - debt)
 
     def _stats(self, jobs: Mapping[int, int]) -> dict[int, Stat | NoAnswer | None]:
-        """What the kernel says of processes; None of those that have ended.
+        """Return the stat of each process; None of those that have ended.
 
         Args:
             jobs: of each process its job.

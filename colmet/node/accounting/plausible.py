@@ -1,4 +1,4 @@
-"""Drop what a task cannot have waited.
+"""Drop waiting times that a task cannot have waited.
 
 Since Linux 6.12 the kernel may start the clock of a block I/O wait for another task than the one that waits
 (`__block_task` calls `delayacct_blkio_start`, which writes to `current`, also where it dequeues a task whose sleep was
@@ -64,7 +64,7 @@ class PlausibleWaits:
         self.largest_ns = 0
 
     def update(self, job: int, keys: Ints, values: Ints) -> Ints:
-        """Correct the values of a job's live tasks, and note them.
+        """Return the corrected values of a job's live tasks, and note them.
 
         Args:
             job: the job's id.
@@ -76,7 +76,7 @@ class PlausibleWaits:
         return values
 
     def end(self, job: int, keys: Ints, values: Ints) -> Ints:
-        """Correct the final values of tasks of a job: keys in any order, otherwise as `update`."""
+        """Return the corrected final values of tasks of a job: keys in any order, otherwise as `update`."""
         return self._correct(job, keys, values)[0]
 
     def excess(self, job: int, keys: Ints) -> Ints:
@@ -89,7 +89,7 @@ class PlausibleWaits:
         return found
 
     def restore(self, job: int, keys: Ints, values: Ints, excess: Ints) -> None:
-        """Go on with a job's tasks: corrected values, and what was dropped of them."""
+        """Continue with a job's tasks: corrected values, and what was dropped of them."""
         self._wrong |= (excess > 0).any(axis=0)
         self._jobs[job] = _Seen(keys, values[:, self._age].copy(), values[:, self._waits], excess)
 

@@ -1,4 +1,4 @@
-"""Which controllers hold the jobs, and what to set so that more of them do."""
+"""Find which controllers measure the jobs, and the setting that adds more."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SLURM_CPU = "set JobAcctGatherType=jobacct_gather/cgroup in slurm.conf"
 
 
 class JobControllers(NamedTuple):
-    """What holds a job, or will hold one that comes.
+    """The controllers that hold a job, or would hold a new one.
 
     Attributes:
-        directory: of the job; where there is none, the one in which jobs come.
+        directory: of the job; without one, the directory in which jobs are made.
         is_job: whether it is a job's.
-        version: of the cgroups that the job is found in, 1 or 2.
-        has: controllers that hold it, by the names of the version that they are of.
-        lacks: those that do not, by the names of `version`.
+        version: of the cgroups in which the job is found, 1 or 2.
+        has: controllers that hold the job, by the names of their own version.
+        lacks: controllers that do not, by the names of `version`.
     """
 
     directory: str
@@ -44,28 +44,31 @@ class JobControllers(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Whose cgroups these are."""
+        """The jobs that are meant, for people."""
         return f"jobs such as {self.directory}" if self.is_job else f"jobs below {self.directory}"
 
     def remedy(self, lacks: Sequence[str]) -> str:
-        """What to set so that these controllers hold jobs, too."""
-        path, said = self.directory, []
+        """Return the setting that has these controllers hold jobs, too."""
+        path = self.directory
+        settings: list[str] = []
         if self.version == 1 and _OAR.search(path):
-            said = [_OAR_2] if "memory" in lacks else []
+            settings = [_OAR_2] if "memory" in lacks else []
         elif _SLURM.search(path):
-            said = [_SLURM_MEMORY] if "memory" in lacks else []
-            said += [_SLURM_CPU] if self.version == 1 and "cpuacct" in lacks else []
-        if self.version == 2 and not said:
+            settings = [_SLURM_MEMORY] if "memory" in lacks else []
+            settings += [_SLURM_CPU] if self.version == 1 and "cpuacct" in lacks else []
+        if self.version == 2 and not settings:
             above = posixpath.dirname(path) if self.is_job else path
             by_hand = f"`echo '{' '.join([f'+{name}' for name in lacks])}' > {above}/cgroup.subtree_control`"
-            said = [f"have the resource manager pass them on; by hand: {by_hand}, from the top directory down"]
-        return "; ".join(said) or f"have the resource manager make directories of {' and '.join(lacks)} for its jobs"
+            settings = [f"have the resource manager pass them on; by hand: {by_hand}, from the top directory down"]
+        return (
+            "; ".join(settings) or f"have the resource manager make directories of {' and '.join(lacks)} for its jobs"
+        )
 
 
 def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers") -> set[str]:
-    """The controllers that a directory of cgroup v2 has, or with `cgroup.subtree_control` those inside it.
+    """Return the controllers of a directory of cgroup v2, or with `cgroup.subtree_control` of those inside it.
 
-    Empty where the file cannot be read.
+    Empty if the file cannot be read.
     """
     try:
         return set(host.read(f"{directory.rstrip('/')}/{file}").decode("ascii", "replace").split())
@@ -74,7 +77,7 @@ def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers")
 
 
 def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControllers:
-    """What holds a job; a directory in which jobs come is looked at like a job."""
+    """Return the controllers that hold a job, or with `is_job` False those for jobs made in its directory."""
     unified = job.directory("unified")
     is_v2 = unified is not None and host.resolve(job.tops[0]) == unified
     inside = (
@@ -96,17 +99,17 @@ def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControll
 
 
 def distinct_controllers(host: Host, jobs: Iterable[Job], states: Sequence[PlaceState]) -> list[JobControllers]:
-    """What holds the jobs: of those that differ in that, one each; without a job, of the directories where they come.
+    """Return the controllers that hold jobs, each different set once; without jobs, those of the places for jobs.
 
     Args:
         host: the machine.
-        jobs: those that are there.
-        states: of the places where jobs are looked for.
+        jobs: all that exist.
+        states: of the places where jobs are searched.
     """
     found = [controllers_of_job(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
     if not found:
-        found = [one for state in states if state.state != ABSENT for one in _of_place(host, state.path)]
-    different = {(one.version, one.has, one.lacks): one for one in reversed(found)}
+        found = [held for state in states if state.state != ABSENT for held in _of_place(host, state.path)]
+    different = {(held.version, held.has, held.lacks): held for held in reversed(found)}
     return list(reversed(different.values()))
 
 

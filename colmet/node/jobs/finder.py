@@ -1,4 +1,4 @@
-"""What jobs there are on the machine at one moment: one walk over all places."""
+"""Find the jobs on the machine in one walk over all places."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_DEPTH = 8  # of the directories in a job's that are looked at
-MAX_GROUPS = 1024  # of one job
+MAX_DEPTH = 8  # of directories inside a job's
+MAX_GROUPS = 1024  # directories of one job
 _NOBODY = -1  # a directory whose job is not known
 _MOST_CONFLICTS_KEPT = 1000
 
@@ -29,10 +29,10 @@ class FoundJob:
     """A job as one walk finds it.
 
     Attributes:
-        place: where.
-        user: whose job it is.
-        watched: whether it came while the place was in view.
-        tops: its directories in the hierarchy that gives its tasks.
+        place: where it was found.
+        user: the job's user.
+        watched: whether it began while the place was watched.
+        tops: its directories in the hierarchy that lists its tasks.
         elsewhere: its directories in other hierarchies.
     """
 
@@ -49,12 +49,12 @@ class Finder:
 
     Args:
         host: the machine.
-        directories: through which to look at it.
+        directories: listings of it.
 
     Attributes:
         sluids: the jobs of directories with a text id.
-        left_out: directories in jobs' that are beyond the bounds of depth and number.
-        conflicts: directories left out as another layout has a job with that id.
+        left_out: number of directories of jobs beyond the bounds of depth and number.
+        conflicts: number of directories that were skipped because another layout has a job of the same id.
     """
 
     def __init__(self, host: Host, directories: Directories) -> None:
@@ -68,7 +68,7 @@ class Finder:
         self.conflicts = 0
 
     def find(self, places: Sequence[JobPlace], now: float) -> dict[int, FoundJob]:
-        """The jobs at all places, by id."""
+        """Return the jobs at all places, by id."""
         found: dict[int, FoundJob] = {}
         texts: dict[str, bool] = {}
         guesses: list[tuple[JobPlace, str, Claim]] = []
@@ -86,7 +86,7 @@ class Finder:
                     self._add(found, job_id, place, path, claim, texts[path])
                 else:
                     guesses.append((place, path, claim))
-        # what users can write gives way to what they cannot, and what comes to what was there
+        # an id that users can write yields to one that they cannot, and a new directory to one that was there
         guesses.sort(key=lambda guess: guess[1] not in self.sluids.guessed)
         for place, path, claim in guesses:
             job_id = self.sluids.guess(path, self.groups([path], _NOBODY), found, now)
@@ -124,7 +124,7 @@ class Finder:
                 )
 
     def groups(self, tops: Sequence[str], job_id: int) -> list[str]:
-        """Directories of a job and all in them, outer ones first; those that are gone left out."""
+        """Return directories of a job and all inside them that exist, outer ones first."""
         groups: list[str] = []
         beyond = 0
         todo = [(top, 0) for top in reversed(tops)]
@@ -160,7 +160,7 @@ class Finder:
                 )
 
     def keys(self, found: FoundJob) -> set[tuple[str, int]]:
-        """What tells the directories of a job from others that were or will be at the same paths."""
+        """Return path and inode of each directory of a job: another directory at a path has another inode."""
         keys = set()
         for path in found.tops + found.elsewhere:
             with contextlib.suppress(OSError):
@@ -168,5 +168,5 @@ class Finder:
         return keys
 
     def forget(self, jobs: Container[int]) -> None:
-        """Forget what is known of the jobs that are not among these."""
+        """Forget every other job."""
         self._too_many = {job_id: count for job_id, count in self._too_many.items() if job_id in jobs}

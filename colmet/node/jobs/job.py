@@ -26,25 +26,24 @@ _USER_SEARCHES, _USER_PROCESSES = 20, 32  # bounds of the search for a job's use
 class Job:
     """One job on this node, or the unit of tasks that the command line names (id 0).
 
-    `tids` and `pids` are read at most once a tick, whoever asks.
+    `tids` and `pids` are read at most once a tick.
 
     Args:
         host: the machine.
         job_id: the job's number.
         user: its owner.
         cgroups: its directories.
-        pids: processes that it has besides.
-        tids: threads that it has besides.
-        mounts: where cgroups are mounted; without them all directories are taken for cgroup v1.
+        pids: further processes.
+        tids: further threads.
+        mounts: the cgroup mounts; without them all directories are taken for cgroup v1.
 
     Attributes:
         id: the job's number.
-        user: whose job it is, a uid as text where its layout has that, "" where it does not say and `learn_user` has
-            not found it.
-        tops: its own directories, without those inside them.
-        cgroups: the directories whose lists of tasks make up its tasks, step groups inside others included.
-        witnessed: whether it began while the agent was looking, so that what a task had used when it was first seen
-            in the job was used before.
+        user: the job's user, a uid as text where the layout has that; "" while unknown, see `learn_user`.
+        tops: the job's own directories, without those inside them.
+        cgroups: all directories that list tasks of the job, those of its steps included.
+        witnessed: whether the agent was running when the job began: what a task had used when it was first seen in the
+            job was used elsewhere.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Job:
         self._unified: dict[str, bool] = {}
         self._identity = ""
         self._misses: dict[str, int] = {}
-        self._user_looks = 0
+        self._user_searches = 0
         self._within: list[str] = []
 
     def __repr__(self) -> str:
@@ -102,45 +101,45 @@ class Job:
 
     @property
     def party(self) -> str:
-        """Who can have the reading of its processes wait: its user, as far as that is known (`processes`)."""
+        """Who can delay the reading of the job's processes: its user, where that is known (`system.processes`)."""
         return self.user or f"job {self.id}"
 
     def learn_user(self) -> None:
-        """Where its directory does not say whose it is, as with Slurm on cgroup v2: the uid of its first processes.
+        """Set `user` to the uid of the job's first processes, where its directory does not name the user.
 
-        Those of root do not count: Slurm's own are among them. Looked for a few times, at few processes.
+        That is so with Slurm on cgroup v2. Processes of root are skipped, as Slurm's own are among them. Both the calls
+        that search and the processes searched are bounded.
         """
-        if self.user or self.id == NODE_JOB or self._user_looks >= _USER_SEARCHES:
+        if self.user or self.id == NODE_JOB or self._user_searches >= _USER_SEARCHES:
             return
         pids = self.pids()[:_USER_PROCESSES]
-        self._user_looks += bool(pids)
+        self._user_searches += bool(pids)
         for uid in self._ask(pids, lambda pid: owner_of(self._host, pid)):
             if uid is not None:
                 self.user = str(uid)
                 return
 
     def directory(self, controller: str) -> str | None:
-        """Its directory in the hierarchy of a cgroup v1 controller, or of v2 ("unified"); None where it has none.
+        """Return the job's directory in the hierarchy of a v1 controller, or of v2 ("unified"); None without one.
 
-        The same path, from the mount point on, as that of its own directory; None where it has several, in none of
-        which all of it is. Who asks at each tick keeps what was found; what was not is looked for again, ever more
-        rarely.
+        It has the same path, from the mount point on, as the job's own directory. A job with several directories side
+        by side has none, as no directory holds all of it. After a few misses, only one call in 32 searches again.
         """
-        asked = self._misses.get(controller, 0)
-        if asked >= _EAGER_MISSES and asked % _RARE_MISSES:
-            self._misses[controller] = asked + 1
+        misses = self._misses.get(controller, 0)
+        if misses >= _EAGER_MISSES and misses % _RARE_MISSES:
+            self._misses[controller] = misses + 1
             return None
         path = self.place(controller)
         if path is not None and self._host.is_directory(path):
             self._misses.pop(controller, None)
             return path
-        self._misses[controller] = asked + 1
+        self._misses[controller] = misses + 1
         return None
 
     def place(self, controller: str) -> str | None:
-        """Where its directory in a hierarchy is, or would be.
+        """Return the path that the job's directory has in a hierarchy, or would have.
 
-        None where that hierarchy is not mounted, or where it has no directory of its own, or several.
+        None if that hierarchy is not mounted, or if the job has no directory of its own, or several.
         """
         if self._mounts is None:
             self._mounts = Mounts(self._host)
@@ -151,7 +150,7 @@ class Job:
         return f"{point}".rstrip("/") + within.pop() if len(within) == 1 else None
 
     def _within_mounts(self, mounts: Mounts) -> Sequence[str]:
-        """Its own directories, each from the mount point of its hierarchy on."""
+        """Return the job's own directories, each from the mount point of its hierarchy on."""
         if not self._within:
             for real in map(self._host.resolve, self.tops):
                 mount = mounts.of(real)
@@ -167,7 +166,7 @@ class Job:
         return self._within
 
     def regroup(self, tops: Sequence[str], cgroups: Sequence[str]) -> bool:
-        """Take note of its directories now, its own and all; whether they are others than before."""
+        """Set the job's own directories and all its directories; return whether they have changed."""
         if tuple(tops) != self.tops:
             self.tops = tuple(tops)
             self._within = []
@@ -182,7 +181,7 @@ class Job:
         return True
 
     def close(self) -> None:
-        """Its directories are gone, or another job's: it has no tasks but the named ones. Also twice."""
+        """Release the job's directories, which are removed or another job's; can be called twice."""
         for kept in self._kept.values():
             kept.close()
         self._kept.clear()
@@ -190,22 +189,22 @@ class Job:
         self.forget_tasks()
 
     def reopen(self) -> None:
-        """Give the descriptors back that it keeps; they are opened anew when they are wanted."""
+        """Close the files that are kept open; they are opened again when they are needed."""
         for kept in self._kept.values():
             kept.close()
 
     def use(self, mounts: Mounts) -> None:
-        """Have it read the cgroups in these mounts as what they are."""
+        """Set the cgroup mounts, which determine the version of each directory."""
         self._mounts = mounts
         self._unified.clear()
         self._within = []
 
     def forget_tasks(self) -> None:
-        """A new tick: read the tasks again when they are asked for."""
+        """Read the tasks again at the next call of `tids` or `pids`."""
         self._tids = self._pids = None
 
     def tids(self) -> list[int]:
-        """Its threads now, in ascending order. Source: ``tasks`` of cgroup v1, ``cgroup.threads`` of v2."""
+        """Return the threads, ascending. Source: ``tasks`` of cgroup v1, ``cgroup.threads`` of v2."""
         if self._tids is None:
             found = set(self._named_tids)
             for cgroup in self.cgroups:
@@ -216,7 +215,7 @@ class Job:
         return self._tids
 
     def pids(self) -> list[int]:
-        """Its processes now, in ascending order. Source: the cgroup's ``cgroup.procs``."""
+        """Return the processes, ascending. Source: the cgroup's ``cgroup.procs``."""
         if self._pids is None:
             found = set(self._named_pids)
             for cgroup in self.cgroups:
@@ -232,7 +231,7 @@ class Job:
         return self._pids
 
     def _processes(self, tids: Iterable[int]) -> list[int]:
-        """The processes that threads belong to."""
+        """Return the processes of threads."""
         found = []
         for status in self._ask(tids, lambda tid: self._host.read(f"/proc/{tid}/status")):
             match = re.search(rb"^Tgid:\s+(\d+)$", status, re.M)
@@ -241,7 +240,7 @@ class Job:
         return found
 
     def _ask(self, numbers: Iterable[int], find: Callable[[int], Any]) -> Iterator[Any]:
-        """What is found about tasks, of those that have not ended, and that answer."""
+        """Return what `find` returns for each task, without those that have ended or do not answer."""
         questions = [Question(number, self.party, partial(find, number)) for number in numbers]
         for answer in self._host.processes.ask(questions) if questions else ():
             if isinstance(answer, Exception):
@@ -261,15 +260,15 @@ class Job:
         return known
 
     def _listed(self, path: str, keep: bool) -> list[int]:
-        # Of v1 opened anew for each read: through a kept descriptor, it answers from a list that it keeps for a
-        # second after each read, and at a period of a second or less the list would never be made again. v2 makes
-        # the list at each read.
+        # A v1 file is opened for each read: through a kept descriptor, the kernel answers from a list that it keeps for
+        # a second after each read, and at a period of a second or less would never update it. v2 makes the list at
+        # each read.
         try:
             if keep:
                 kept = self._kept.get(path)
                 if kept is None:
                     kept = self._kept[path] = self._host.keep(path)
-                data = self._again(kept)
+                data = self._read_kept(kept)
             else:
                 data = self._host.read(path)
             return [int(number) for number in data.split()]
@@ -279,7 +278,7 @@ class Job:
             return []
 
     @staticmethod
-    def _again(kept: Kept) -> bytes:
+    def _read_kept(kept: Kept) -> bytes:
         try:
             return kept.read()
         except OSError as err:

@@ -1,6 +1,6 @@
-"""Where resource managers put the cgroups of their jobs: a table, one entry a layout.
+"""Table of the paths at which resource managers put the cgroups of jobs, one entry a layout.
 
-All paths are relative to the mount point of a hierarchy, and start with "/". Nothing here looks at a machine.
+All paths are relative to the mount point of a hierarchy, and start with "/". No file is read here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _SLURM_V2_SCOPE = r"/system\.slice/(?:[^/]+_)?slurmstepd\.scope"
 
 
 class Claim(NamedTuple):
-    """What a directory's path says about the job it belongs to.
+    """The job that a directory's path names.
 
     Attributes:
         job: the job's id; 0 where the path has a text id only.
-        user: whose job it is, "" where the path does not say.
+        user: the job's user, "" if the path does not name it.
         sluid: the text id that Slurm 26.05 and later give, else "".
     """
 
@@ -30,17 +30,17 @@ class Claim(NamedTuple):
 
 
 class JobLayout(NamedTuple):
-    """How one resource manager lays its jobs' directories out.
+    """The paths at which one resource manager puts the directories of jobs.
 
     Attributes:
         name: short, for logs.
         help: one line for people.
         version: of the cgroups, 1 or 2.
-        controllers: v1 hierarchies to look in; of those that have a job, the first gives its tasks. Empty for v2.
+        controllers: v1 hierarchies to search; of those that have a job, the first lists its tasks. Empty for v2.
         where: the directory that holds the jobs, for people.
-        root: matches that directory; where one is there, so is the layout.
-        way: matches the directories in which to look for jobs.
-        job: matches a job's directory; the groups `job` or `sluid`, and `user`, say whose it is.
+        root: matches that directory; the layout is in use if one exists.
+        way: matches the directories to search for jobs.
+        job: matches a job's directory; its groups are `job` or `sluid`, and `user`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class JobLayout(NamedTuple):
     job: re.Pattern[str]
 
     def match(self, path: str) -> Claim | None:
-        """What the directory says; None where it is no job's, or lies inside a job's."""
+        """Return the job that a directory's path names; None if it is no job's, or inside a job's."""
         match = self.job.fullmatch(path)
         if match is None:
             return None
@@ -64,22 +64,22 @@ class JobLayout(NamedTuple):
         return Claim(job, groups.get("user") or "", groups.get("sluid") or "")
 
     def leads(self, path: str) -> bool:
-        """Whether jobs may be below the directory."""
+        """Return whether jobs may be below the directory."""
         return self.way.fullmatch(path) is not None
 
 
 def job_number(text: str) -> int | None:
-    """A job's id from its digits; None where they are none.
+    """Return a job's id from its digits; None for any other text.
 
-    int() alone would take "+1", "1_0" and digits of other scripts.
+    int() alone would accept "+1", "1_0" and digits of other scripts.
     """
     if text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_JOB_ID:
         return int(text)
     return None
 
 
-# The user of a layout with a uid in it stays that number as text: to look its name up may wait for a directory server
-# for as long as that is away, and the tick must not.
+# A uid in a path stays that number as text: the look-up of its name may block for as long as a directory server is
+# away, and the tick must not.
 LAYOUTS = (
     JobLayout(
         name="oar2",

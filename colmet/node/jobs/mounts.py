@@ -1,4 +1,4 @@
-"""Where the cgroup hierarchies are mounted."""
+"""Read where the cgroup hierarchies are mounted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CgroupMount(NamedTuple):
 
 
 def parse_mounts(data: bytes) -> list[CgroupMount]:
-    """The cgroup mounts in the text of ``/proc/<pid>/mounts``; lines of another form are left out."""
+    """Return the cgroup mounts in the text of ``/proc/<pid>/mounts``; lines of another form are skipped."""
     found = []
     for line in data.splitlines():
         fields = line.split(b" ")
@@ -64,7 +64,7 @@ def parse_mounts(data: bytes) -> list[CgroupMount]:
 
 
 class Mounts:
-    """The cgroup mounts of a machine, read again when they change.
+    """The cgroup mounts of a machine; they are read again when the kernel reports a change.
 
     Attributes:
         mounts: all, in the order in which they were made.
@@ -81,12 +81,12 @@ class Mounts:
         self.unified: str | None = None
 
     def refresh(self, anyway: bool = False) -> bool:
-        """Read them again if the kernel says that something was mounted or unmounted, or anyway; whether they changed.
+        """Read the mounts again if the kernel reports a change, or anyway; return whether they have changed.
 
         The kernel raises POLLPRI on a descriptor of the file at each change, once.
         """
-        told = self._registered >= 0 and bool(self._poll.poll(0))
-        if not (told or anyway):
+        is_reported = self._registered >= 0 and bool(self._poll.poll(0))
+        if not (is_reported or anyway):
             return False
         try:
             mounts = parse_mounts(self._file.read())
@@ -108,7 +108,7 @@ class Mounts:
         return True
 
     def of(self, path: str) -> CgroupMount | None:
-        """The cgroup mount that a path, without symbolic links, lies in; None where it lies in none."""
+        """Return the cgroup mount that holds a path without symbolic links; None if there is none."""
         best: CgroupMount | None = None
         for mount in self.mounts:
             inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
@@ -117,12 +117,12 @@ class Mounts:
         return best
 
     def is_unified(self, path: str) -> bool:
-        """Whether a directory is one of cgroup v2."""
+        """Return whether a directory is one of cgroup v2."""
         mount = self.of(path)
         return mount is not None and mount.version == 2
 
     def close(self) -> None:
-        """Give the descriptor back; also twice."""
+        """Close the file; can be called twice."""
         if self._registered >= 0:
             self._poll.unregister(self._registered)
             self._registered = -1

@@ -1,4 +1,4 @@
-"""Whose a process is, as the batch system counts users."""
+"""Find the user of a process, as the batch system counts users."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _UID = re.compile(rb"^Uid:\s+(\d+)\s", re.MULTILINE)
 
 
 def owner_of(host: Host, pid: int) -> int | None:
-    """Return the uid of the user whose process this is; None for root's, and where that is not known.
+    """Return the uid of a process's user; None for root, and if it is unknown.
 
-    That is the real uid of its status: a process that keeps others from reading it has files of root's in /proc. A
-    process in a container has a subordinate uid (subuid(5)); it is its owner's.
+    That is the real uid in its status: the files in /proc of a process that is protected from being read belong to
+    root. A process in a container has a subordinate uid (subuid(5)), which is mapped to its owner's.
 
-    To be called where a process may have its reader wait (`processes`), and the user database as well.
+    The process and the user database may block the reader: call it in the thread of `system.processes`.
 
     Raises:
         OSError: the process has ended.

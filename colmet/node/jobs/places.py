@@ -1,4 +1,4 @@
-"""The places where jobs are looked for on this machine: layouts in mounts, and roots that the command line names."""
+"""The places where jobs are searched: layouts in cgroup mounts, and roots that the command line names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_NAMES_TOLD = 1000
+_MAX_UNMATCHED = 1000
 
 NAMED = "root"  # the name of a place that no layout, but the command line names
 ABSENT = "not here"  # the state of a place that does not exist
@@ -28,7 +28,7 @@ DEFAULT_PATTERN = r"_(\d+)$"
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """The expressions that find a job's id in the name of its cgroup.
+    """Return the compiled expressions that find a job's id in the name of its cgroup.
 
     Raises:
         ConfigError: one does not compile, or has no group for the id.
@@ -52,10 +52,10 @@ class PlaceState(NamedTuple):
     """What was found at one place.
 
     Attributes:
-        name: of the layout, "root" where the command line names the place.
+        name: of the layout, "root" for a place that the command line names.
         help: one line on the layout.
-        path: where it was looked for.
-        state: what is there, for people.
+        path: the directory.
+        state: what was found there, for people.
         unmatched: names of some directories that no expression matches.
     """
 
@@ -72,11 +72,11 @@ class JobPlace(ABC):
     Attributes:
         name: of its layout.
         help: one line on its layout.
-        path: the directory in which jobs are, for people.
+        path: the directory that holds the jobs, for people.
         layout: None for a root that is named.
-        watched: whether an earlier walk had it in view, so that what comes now has come since.
-        here: whether the last walk found it.
-        unmatched: names of directories that the last walk found there and that are no job's, at most 1,000.
+        watched: whether an earlier walk has listed it, so that a new directory has been made since.
+        exists: whether the last walk found it.
+        unmatched: names of directories of no job that the last walk found there, at most 1,000.
     """
 
     def __init__(self, name: str, text: str, path: str, layout: JobLayout | None) -> None:
@@ -85,12 +85,12 @@ class JobPlace(ABC):
         self.path = path
         self.layout = layout
         self.watched = False
-        self.here = False
+        self.exists = False
         self.unmatched: tuple[str, ...] = ()
 
     @abstractmethod
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Each job directory that is there now, and what it says."""
+        """Return each job directory that exists, and the job that it names."""
 
 
 class LayoutPlace(JobPlace):
@@ -102,22 +102,22 @@ class LayoutPlace(JobPlace):
         self._point = point.rstrip("/")
 
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Each job directory that is there now, and what it says."""
-        self.here = False
+        """Return each job directory that exists, and the job that it names."""
+        self.exists = False
         return self._below("", directories)
 
     def _below(self, relative: str, directories: Directories) -> Iterator[tuple[str, Claim]]:
         try:
             names = directories.names(self._point + relative or "/", self._matters)
         except OSError:
-            return  # gone; any other error is counted there
+            return  # removed; any other error is counted in `directories`
         for name in names:
             child = f"{relative}/{name}"
             claim = self._layout.match(child)
             if claim is not None:
                 yield self._point + child, claim
             elif self._layout.leads(child):
-                self.here = self.here or self._layout.root.fullmatch(child) is not None
+                self.exists = self.exists or self._layout.root.fullmatch(child) is not None
                 yield from self._below(child, directories)
 
     def _matters(self, path: str) -> bool:
@@ -126,14 +126,14 @@ class LayoutPlace(JobPlace):
 
 
 class NamedRoot(JobPlace):
-    """A root that the command line names: each directory in it whose name matches is a job's.
+    """A root that the command line names: each directory in it with a matching name is a job's.
 
     Args:
         host: the machine.
         mounts: its cgroup mounts.
-        path: may hold symbolic links; need not exist yet.
-        patterns: the first that matches a directory's name gives the job's id in its first group; what stands before
-            the match is the job's user.
+        path: may contain symbolic links; need not exist yet.
+        patterns: the first that matches a directory's name gives the job's id in its first group; the text before the
+            match is the job's user.
     """
 
     def __init__(self, host: Host, mounts: Mounts, path: str, patterns: Sequence[re.Pattern[str]]) -> None:
@@ -147,25 +147,25 @@ class NamedRoot(JobPlace):
         self._ignored: set[str] = set()
 
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Each job directory that is there now, and what it says."""
+        """Return each job directory that exists, and the job that it names."""
         real = self._host.resolve(self.path)
         if real != self._real:
-            # Where a link or a mount made it appear, its jobs may be old; where it was made itself, they are not.
+            # If a link or a mount made it appear, its jobs may be old; if it was made itself, they are not.
             self.watched = self._expected == (real, self._point(real))
             self._real = real
         self._watch_above(directories)
-        self.here = False
+        self.exists = False
         try:
             names = directories.names(real)
         except OSError as err:
             self._absent(err)
             return
-        self.here = True
+        self.exists = True
         if self._waiting:
             self._waiting = False
             log.info("found the jobs' cgroups path=%s", self.path)
         claims = [(name, self._parse(name)) for name in names]
-        self.unmatched = tuple([name for name, claim in claims if claim is None][:_MOST_NAMES_TOLD])
+        self.unmatched = tuple([name for name, claim in claims if claim is None][:_MAX_UNMATCHED])
         for name, claim in claims:
             if claim is not None:
                 yield f"{real.rstrip('/')}/{name}", claim
@@ -181,7 +181,7 @@ class NamedRoot(JobPlace):
                 log.info("waiting for the jobs' cgroups path=%s", self.path)
 
     def _watch_above(self, directories: Directories) -> None:
-        """Have it told when the root goes, or what is missing on the way to it comes."""
+        """Have the removal of the root reported, or the creation of the first directory that is missing above it."""
         path = self.path
         while path != "/":
             path, name = os.path.split(path)
@@ -206,14 +206,14 @@ class NamedRoot(JobPlace):
             job = job_number(text)
             if job is not None:
                 return Claim(job, name[: match.start()])
-            if name not in self._ignored and len(self._ignored) < _MOST_NAMES_TOLD:
+            if name not in self._ignored and len(self._ignored) < _MAX_UNMATCHED:
                 self._ignored.add(name)
                 log.warning("not a job id: cgroup=%s pattern=%s gives=%r", name, pattern.pattern, text)
         return None
 
 
 def layout_places(mounts: Mounts) -> list[JobPlace]:
-    """Every layout in every hierarchy that may have it, in order of preference."""
+    """Return every layout in every hierarchy that may have it, in order of preference."""
     places: list[JobPlace] = []
     for layout in LAYOUTS:
         points = [mounts.v1[name] for name in layout.controllers if name in mounts.v1]

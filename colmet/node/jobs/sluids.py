@@ -1,4 +1,4 @@
-"""Job ids of cgroups that Slurm 26.05 and later name by text ids (SLUIDs)."""
+"""Find the job ids of cgroups that Slurm 26.05 and later name by text ids (SLUIDs)."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _STEPD = re.compile(rb"slurmstepd: \[([0-9]+)\.[^\]]*\]")
 _STEPD_GROUP = re.compile(r"/step_[^/]+/slurm")
 _ROOT = re.compile(rb"^Uid:\s+0\s+0\s+0\s+0\s*$", re.M)
 _JOB_ID = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=([^\0]*)(?=\0|\Z)")
-_MOST_OF_FILE = 256 << 10  # bytes of an environment or a command line: their length is the user's to choose
-_MOST_PROCESSES = 64  # of one directory that are asked at one walk
-_MOST_TOLD = 1000
+_MAX_FILE = 256 << 10  # bytes of an environment or a command line: a user chooses their length
+_MAX_PROCESSES = 64  # of one directory that are read in one walk
+_MAX_WARNINGS = 1000
 GRACE_S = 5.0  # Slurm makes the directory before slurmstepd is in it
 
 
 class Sluids:
-    """Which job each directory with a text id belongs to.
+    """Finds the job of each directory with a text id.
 
-    The id stands in the command line of slurmstepd, ``slurmstepd: [<job id>.<step>]``. Users can give their own
-    processes any command line, so only root's in the job's ``step_*/slurm`` count. Where there is none, the environment
-    of the job's processes says, unless two disagree; that is asked again at each walk, as users can write it.
+    The id is in the command line of slurmstepd, ``slurmstepd: [<job id>.<step>]``. Users can give their own processes
+    any command line, so only those of root in the job's ``step_*/slurm`` count. Without one, the environment of the
+    job's processes counts, unless two disagree; users can write it, so it is read again at each walk.
 
     Attributes:
-        guessed: jobs of directories of which only the environment of processes says.
-        waiting: directories whose job is not known, with the time since when.
-        unmapped: directories so far for which no job was found within GRACE_S.
+        guessed: jobs of directories that only the environment of processes names.
+        waiting: directories whose job is unknown, with the time since when.
+        unmapped: number of directories for which no job was found within GRACE_S.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._sure: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.guessed: dict[str, int] = {}
         self.waiting: dict[str, float] = {}
         self.unmapped = 0
 
     def sure(self, path: str, groups: Callable[[], Sequence[str]]) -> int:
-        """The id of the job whose directory is at a path, as slurmstepd says; 0 where none does.
+        """Return the job id that slurmstepd has for a directory; 0 if there is none.
 
         Args:
             path: of the job's directory.
-            groups: gives it and the directories inside it.
+            groups: returns it and the directories inside it.
         """
         job = self._sure.get(path, 0)
         if not job:
@@ -62,7 +62,7 @@ class Sluids:
         return job
 
     def guess(self, path: str, groups: Sequence[str], others: Container[int], now: float) -> int:
-        """The id of the job, as its processes' environments say; 0 where they do not, or another has that id.
+        """Return the job id in the environments of a directory's processes; 0 if unknown, or another job's.
 
         Args:
             path: of the job's directory.
@@ -77,10 +77,10 @@ class Sluids:
             return job
         self.guessed.pop(path, None)
         since = self.waiting.setdefault(path, now)
-        if now - since >= GRACE_S and path not in self._told:
-            self._told.add(path)
+        if now - since >= GRACE_S and path not in self._warned:
+            self._warned.add(path)
             self.unmapped += 1
-            if self.unmapped <= _MOST_TOLD or powers_of_ten(self.unmapped):
+            if self.unmapped <= _MAX_WARNINGS or powers_of_ten(self.unmapped):
                 log.warning(
                     "job of a cgroup is unknown path=%s directories=%d; its tasks are not measured "
                     "(with CgroupJobIdPaths=yes in cgroup.conf, Slurm 26.05.2 and later name cgroups job_<id>)",
@@ -93,33 +93,33 @@ class Sluids:
         """Forget the directories that are not among these."""
         self._sure = {path: job for path, job in self._sure.items() if path in paths}
         self.guessed = {path: job for path, job in self.guessed.items() if path in paths}
-        self._told = {path for path in self._told if path in paths}
+        self._warned = {path for path in self._warned if path in paths}
         self.waiting = {path: since for path, since in self.waiting.items() if path in paths}
 
     def forget(self, path: str) -> None:
-        """Another directory is at this path now."""
+        """Forget a path: it has another directory now."""
         self._sure.pop(path, None)
         self.guessed.pop(path, None)
-        self._told.discard(path)
+        self._warned.discard(path)
         self.waiting.pop(path, None)
 
     def _from_stepd(self, path: str, groups: Sequence[str]) -> int:
         inside = [group for group in groups if _STEPD_GROUP.fullmatch(group[len(path) :])]
-        return self._say(path, [pid for group in inside for pid in self._processes(group)], self._in_command_line)
+        return self._agreed(path, [pid for group in inside for pid in self._processes(group)], self._in_command_line)
 
     def _from_environment(self, path: str, groups: Sequence[str]) -> int:
         pids: list[int] = []
         for group in groups:
-            pids += self._processes(group)[: _MOST_PROCESSES - len(pids)]
-        return self._say(path, pids, self._in_environment)
+            pids += self._processes(group)[: _MAX_PROCESSES - len(pids)]
+        return self._agreed(path, pids, self._in_environment)
 
-    def _say(self, path: str, pids: Iterable[int], find: Callable[[int], set[int]]) -> int:
-        """The id on which the processes of a directory agree; 0 where there is none."""
-        said: set[int] = set()
+    def _agreed(self, path: str, pids: Iterable[int], find: Callable[[int], set[int]]) -> int:
+        """Return the id on which the processes of a directory agree; 0 if there is none."""
+        ids: set[int] = set()
         for answer in self._host.processes.ask([Question(pid, path, partial(find, pid)) for pid in pids]):
             if isinstance(answer, set):
-                said |= answer
-        return said.pop() if len(said) == 1 else 0
+                ids |= answer
+        return ids.pop() if len(ids) == 1 else 0
 
     def _in_command_line(self, pid: int) -> set[int]:
         if not _ROOT.search(self._read(f"/proc/{pid}/status")):
@@ -132,10 +132,10 @@ class Sluids:
         return {job_number(text.decode("ascii", "replace")) or 0 for text in found}
 
     def _processes(self, group: str) -> list[int]:
-        return [int(pid) for pid in self._read(f"{group}/cgroup.procs").split()[:_MOST_PROCESSES]]
+        return [int(pid) for pid in self._read(f"{group}/cgroup.procs").split()[:_MAX_PROCESSES]]
 
     def _read(self, path: str) -> bytes:
         try:
-            return self._host.read_start(path, _MOST_OF_FILE)
+            return self._host.read_start(path, _MAX_FILE)
         except OSError:
-            return b""  # ended meanwhile, a threaded group, or not ours to read: it says nothing
+            return b""  # ended meanwhile, a threaded group, or no permission: no id in it

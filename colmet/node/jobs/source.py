@@ -93,22 +93,22 @@ class JobSource:
 
     @property
     def failures(self) -> int:
-        """Directories that exist and could not be listed."""
+        """Number of failed listings of directories that exist."""
         return self._directories.failures
 
     @property
     def unmapped(self) -> int:
-        """Directories with a text id of Slurm for which no job id was found."""
+        """Number of directories with a text id of Slurm for which no job id was found."""
         return self._finder.sluids.unmapped
 
     @property
     def left_out(self) -> int:
-        """Directories of jobs beyond the bounds of depth and number."""
+        """Number of directories of jobs beyond the bounds of depth and number."""
         return self._finder.left_out
 
     @property
     def conflicts(self) -> int:
-        """Directories that were skipped because another layout has a job of the same id."""
+        """Number of directories that were skipped because another layout has a job of the same id."""
         return self._finder.conflicts
 
     @property
@@ -118,7 +118,7 @@ class JobSource:
 
     @property
     def overflows(self) -> int:
-        """How often inotify dropped events."""
+        """Number of times that inotify dropped events."""
         return self._directories.overflows
 
     def scan(self) -> JobScan:
@@ -142,10 +142,10 @@ class JobSource:
         states = []
         for place in self._places:
             count = sum(found.place is place for found in self._found.values())
-            state = f"found, {counted(count, 'jobs')}" if count or place.here else ABSENT
+            state = f"found, {counted(count, 'jobs')}" if count or place.exists else ABSENT
             sluid = place.layout is not None and "sluid" in place.layout.job.groupindex
             if sluid and self._finder.sluids.waiting:
-                state += f", {len(self._finder.sluids.waiting)} whose job id cannot be told"
+                state += f", {len(self._finder.sluids.waiting)} whose job id is unknown"
             if place.unmatched:
                 state += (
                     f"; {counted(len(place.unmatched), 'directories')} without a match of --regex_job_id, such as "

@@ -1,4 +1,4 @@
-"""Listings of directories that inotify keeps fresh: nothing is read again before the kernel says that it changed."""
+"""Listings of directories that are read again only after inotify has reported a change."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len
 _COME = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO
 _GO = pyinotify.IN_DELETE | pyinotify.IN_MOVED_FROM
 _SELF = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF | pyinotify.IN_UNMOUNT | pyinotify.IN_IGNORED
-# IN_MASK_ADD: a directory that is watched under two paths, or for two reasons, tells of all that either asks for
+# IN_MASK_ADD: a directory that is watched under two paths, or for two reasons, reports what either requests
 _MASK = _COME | _GO | pyinotify.IN_DELETE_SELF | pyinotify.IN_ONLYDIR | pyinotify.IN_MASK_ADD
 # A write to one of the first three moves a task; the kernel modifies the last when a group fills or empties.
 _TASK_FILES = frozenset(("tasks", "cgroup.procs", "cgroup.threads", "cgroup.events"))
 _READ_BYTES = 1 << 18
-_MOST_READS = 64  # at once: who writes without end must not keep the tick from going on
+_MAX_READS = 64  # at once: endless writes must not stop the tick
 
 
 def parse_events(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Watch descriptor, mask and name of each event of a read from inotify.
+    """Return watch descriptor, mask and name of each event in the bytes of a read from inotify.
 
-    pyinotify's own reader loses all events of a read in which one name is not UTF-8, and users may choose names.
+    pyinotify's own reader loses all events of a read if one name is not UTF-8, and users can choose names.
     """
     offset = 0
     while offset + _EVENT.size <= len(data):
@@ -42,13 +42,13 @@ def parse_events(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 class _WatchedDirectory:
-    """What is known of one directory."""
+    """The last listing of one directory, and its watch."""
 
     __slots__ = ("awaited", "fresh", "listed", "names", "tasks", "visited", "wants", "watch")
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] | None = None  # None: never listed
-        self.listed: set[str] = set()  # names that came with the last listing; that they come may yet be told
+        self.listed: set[str] = set()  # names that were new in the last listing: their events may still come
         self.fresh = False
         self.watch = -1
         self.wants: set[Callable[[str], bool] | None] = set()
@@ -58,19 +58,19 @@ class _WatchedDirectory:
 
 
 class Directories:
-    """The directories that a walk over them visits; those that the last walk did not are no longer watched.
+    """The directories that a walk visits. A directory that the last walk did not visit is no longer watched.
 
     Paths are without symbolic links. A walk is `begin`, any number of `names` and `wait_for`, `end`.
 
     Attributes:
-        fd: readable when something has happened.
-        stale: whether a walk would read anything anew.
-        changed: directories in which the list of tasks was written to, or may have been before they were watched; who
-            takes them clears them.
-        gone: directories that were removed, or moved away, since the last walk, also where they are there again.
-        overflows: how often the kernel dropped events; all is read anew then.
-        unwatched: watches that could not be placed; such directories are read at each walk.
-        failures: listings that failed otherwise than by absence; what was known before is used on.
+        fd: readable when an event has come.
+        stale: whether a walk would read a directory again.
+        changed: directories whose list of tasks was written, or may have been before they were watched; the caller
+            clears them.
+        gone: directories that were removed or moved away since the last walk, also if they have been made again.
+        overflows: number of times that the kernel dropped events; all directories are read again then.
+        unwatched: number of watches that could not be placed; such directories are read at each walk.
+        failures: number of failed listings of directories that exist; the former listing is used then.
     """
 
     def __init__(self, host: Host) -> None:
@@ -79,7 +79,7 @@ class Directories:
         self._entries: dict[str, _WatchedDirectory] = {}
         self._paths: dict[int, list[str]] = {}
         self._incomplete = False
-        self._untold: list[_WatchedDirectory] = []  # with `listed`
+        self._newly_listed: list[_WatchedDirectory] = []  # with `listed`
         self.fd: int = self._manager.get_fd()
         self.stale = True
         self.changed: set[str] = set()
@@ -97,22 +97,22 @@ class Directories:
             entry.awaited.clear()
 
     def end(self) -> None:
-        """End a walk: what it did not visit is forgotten."""
+        """End a walk; forget what it did not visit."""
         for path in [path for path, entry in self._entries.items() if not entry.visited]:
             self._unwatch(path, self._entries.pop(path))
         self.gone.clear()
         self.stale = self._incomplete
 
     def names(self, path: str, wants: Callable[[str], bool] | None = None, tasks: bool = False) -> tuple[str, ...]:
-        """Names of the directories in a directory, in order.
+        """Return the names of the directories in a directory, in order.
 
         Args:
             path: of the directory.
-            wants: whether it matters that a directory, given by its path, comes or goes; None: each does.
-            tasks: it is one whose tasks matter.
+            wants: returns whether the creation or removal of a directory, given by its path, matters; None: always.
+            tasks: whether writes to its list of tasks matter.
 
         Raises:
-            OSError: it is not there, or never could be read.
+            OSError: it does not exist, or could never be read.
         """
         entry = self._visit(path)
         entry.wants.add(wants)
@@ -121,42 +121,42 @@ class Directories:
         return self._read(path, entry, tasks)
 
     def wait_for(self, path: str, name: str) -> None:
-        """Have it told when `name`, of whatever kind, comes or goes in a directory."""
+        """Report the creation or removal of `name`, of any kind, in a directory."""
         entry = self._visit(path)
         entry.awaited.add(name)
-        self._watch(path, entry, "no new root is noticed there before the next full look")
+        self._watch(path, entry, "a new root there is found at the next full walk only")
 
     def expire(self) -> None:
-        """Read all anew at the next walk."""
+        """Read all directories again at the next walk."""
         for entry in self._entries.values():
             entry.fresh = False
         self.stale = True
 
     def clear(self) -> None:
-        """Forget all, watches included: other directories may lie at the same paths now."""
+        """Forget all directories and watches: other directories may have the same paths now."""
         for path in list(self._entries):
             self._drop(path)
         self.stale = True
 
     def drain(self) -> None:
-        """Take in what has happened."""
-        for _ in range(_MOST_READS):
+        """Read the events that have come."""
+        for _ in range(_MAX_READS):
             if not readable([self.fd], 0):
-                for entry in self._untold:
+                for entry in self._newly_listed:
                     entry.listed.clear()
-                self._untold.clear()
+                self._newly_listed.clear()
                 break
             for watch, mask, name in parse_events(os.read(self.fd, _READ_BYTES)):
                 if mask & pyinotify.IN_Q_OVERFLOW:
                     self._overflow()
                 for path in tuple(self._paths.get(watch, ())):
-                    self._take(path, mask, name)
+                    self._handle(path, mask, name)
                 if mask & pyinotify.IN_IGNORED:
                     self._paths.pop(watch, None)
                     self._manager.watches.pop(watch, None)
 
     def close(self) -> None:
-        """Give all watches back; also twice."""
+        """Remove all watches; can be called twice."""
         if self.fd >= 0:
             self._manager.close()
             self.fd = -1
@@ -172,13 +172,13 @@ class Directories:
             log.warning("inotify dropped events, all jobs are scanned again overflows=%d", self.overflows)
         self.expire()
 
-    def _take(self, path: str, mask: int, name: str) -> None:
+    def _handle(self, path: str, mask: int, name: str) -> None:
         entry = self._entries.get(path)
         if entry is None:
             return  # dropped by an event before this one
         child = f"{path.rstrip('/')}/{name}"
         if mask & _SELF:
-            # not told for cgroups: their directories go without, so that the event in the parent has to do
+            # not sent for cgroups, whose directories are removed without it: the event in the parent counts there
             if mask & pyinotify.IN_IGNORED:
                 entry.watch = -1
             entry.fresh = False
@@ -189,7 +189,7 @@ class Directories:
         elif mask & _COME and name in entry.listed:
             entry.listed.discard(name)  # it came between the watch and the listing
         elif name in entry.awaited or (mask & pyinotify.IN_ISDIR and self._wanted(entry, child)):
-            # what comes under the name of what was there is another one, even where its going was not told
+            # a directory that is created under a known name is another one, even if the removal was not reported
             if mask & _GO or (entry.names is not None and name in entry.names):
                 self.gone.add(child)
                 self._drop(child)
@@ -213,10 +213,10 @@ class Directories:
         # first, so that nothing comes between the listing and the watch
         entry.fresh = self._watch(path, entry, "", again=True)
         if tasks and entry.watch != before:
-            self.changed.add(path)  # tasks may have come while nobody was told
+            self.changed.add(path)  # tasks may have come before the watch
         if tasks:
-            # The kernel tells of its own changes of a file only while it has the file's inode in memory, that is,
-            # once somebody has looked the file up (kernfs_notify_workfn, Linux 6.18).
+            # The kernel reports its own changes of a file only while the file's inode is in memory, that is, after
+            # a look-up of the file (kernfs_notify_workfn, Linux 6.18).
             with contextlib.suppress(OSError):
                 self._host.inode(f"{path}/cgroup.events")
         try:
@@ -232,14 +232,14 @@ class Directories:
                 log.error("cannot list the jobs' cgroups path=%s failures=%d: %s", path, self.failures, err)
             if entry.names is None:
                 raise
-            return entry.names  # not knowing is no reason to end the jobs
+            return entry.names  # a failure to list does not end the jobs
         if not entry.fresh:
             self._not_watched(path, "jobs there are looked for at each tick")
         for name in set(entry.names or ()).difference(names):
             self._drop(f"{path.rstrip('/')}/{name}")
         entry.listed.update(set(names).difference(entry.names or ()))
         if entry.listed:
-            self._untold.append(entry)
+            self._newly_listed.append(entry)
         entry.names = names
         return names
 
@@ -250,7 +250,7 @@ class Directories:
         try:
             watch: int = self._manager.add_watch(self._host.path(path), mask, quiet=False)[self._host.path(path)]
         except ValueError:
-            return True  # pyinotify takes no names that are not UTF-8: read at each full look
+            return True  # pyinotify accepts UTF-8 names only: read at each full walk
         except pyinotify.WatchManagerError:
             entry.watch = -1
             if without and self._host.is_directory(path):
