@@ -1,7 +1,7 @@
-"""What the kernel counts for each job's cgroups: CPU, memory, I/O, processes, pressure. On by default.
+"""The kernel's counters of each job's cgroups: CPU, memory, I/O, processes, pressure. On by default.
 
-Each quantity is read in the cgroup v1 hierarchy that has the job, else in v2, where it is; on a machine with both, each
-for itself. Some files a job, whatever the number of its tasks.
+Each quantity is read in the cgroup v1 hierarchy that has the job, else in v2; on a machine with both, each quantity by
+itself. The number of files a job does not depend on the number of its tasks.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from colmet.node.system.host import Host, is_gone
 log = logging.getLogger(__name__)
 
 
-# Gauges of what is in use now: when the group has gone, what was read last of them is not true any more.
+# Gauges of what is in use now: after the removal of the group, their last values are not true any more.
 _STAY = {"memory_peak", "memory_limit", "memory_swap_limit", "pids_peak", "pids_limit", "cpus_allocated"}
 IN_USE = frozenset({field.name for field in SCHEMA.fields if field.kind == "gauge"} - _STAY)
 
-# What changes only when somebody sets it (limits, CPUs), and what was not there, is read once in so many ticks.
+# Limits and CPUs change only when they are set: they, and files that did not exist, are read at every 12th tick.
 SLOW_TICKS = 12
-_TICKS_NS = 20_000_000  # by which CPU times may be apart that are read one after the other
-# By which the CPU times of tasks may add up to more than their group says, in us where it is of v2.
+_TICKS_NS = 20_000_000  # by which CPU times that are read one after the other may differ
+# By which the CPU times of tasks may add up to more than their group's, which is in us in v2.
 _ROUNDING_NS = 1_000_000
 _NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -76,7 +76,7 @@ _MEMORY_STAT = {
 
 
 def memory_stat_v1() -> Parser:
-    """memory.stat of v1: what the group and those below it hold."""
+    """Return the parser of memory.stat of v1: the group and those below it."""
     return Keyed(
         _as_they_are({f"total_{key}": column for key, (_, column) in _MEMORY_STAT.items()}),
         {"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
@@ -84,7 +84,7 @@ def memory_stat_v1() -> Parser:
 
 
 def memory_stat_v2() -> Parser:
-    """memory.stat of v2; before Linux 5.18 its parts of the kernel's memory are summed here."""
+    """Return the parser of memory.stat of v2; before Linux 5.18, it sums the parts of the kernel's memory."""
     stat = Keyed(
         _as_they_are({**{key: column for key, column in _MEMORY_STAT.values() if key}, "kernel": "memory_kernel"})
     )
@@ -102,13 +102,13 @@ def memory_stat_v2() -> Parser:
 
 
 class BlkioProbe:
-    """Whether v1's blkio counts at all.
+    """Finds out whether v1's blkio counts at all.
 
     A group that did no I/O lists no device. But from Linux 5.16 (a7b36ee6ba29, "block: move blk-throtl fast path
     inline") to 6.4 (ad7c3b41e86b, "blk-throttle: Fix io statistics for cgroup v1", in 6.5 and backports) one that did
     lists zeros, and counts only what a limit of its own may throttle; since 6.10 (a3166c51702b, "blk-throttle: delay
-    initialization until configuration") it lists no device before a limit is set on a disk. The hierarchy's top is
-    where a kernel that counts has counted something since the boot. Until then it is not known to.
+    initialization until configuration") it lists no device before a limit is set on a disk. A kernel that counts has
+    counted something in the hierarchy's top group since the boot. Until then it is unknown.
     """
 
     NAMES = ("blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes")
@@ -119,11 +119,11 @@ class BlkioProbe:
         self._warned = False
 
     def forget(self) -> None:
-        """Look again when asked."""
+        """Read again at the next call of `counts`."""
         self._counts = None
 
     def counts(self, directory: str) -> bool:
-        """Whether the hierarchy in which this group is counts I/O."""
+        """Return whether the hierarchy of this group counts I/O."""
         if self._counts is None:
             self._counts = self._look(directory)
             if not self._counts and self._disks_were_used():
@@ -131,7 +131,7 @@ class BlkioProbe:
         return self._counts
 
     def warn(self, directory: str) -> None:
-        """Say once why I/O is missing."""
+        """Warn once why I/O is missing."""
         if not self._warned:
             self._warned = True
             log.warning(
@@ -163,15 +163,15 @@ class BlkioProbe:
         return any(fields[3] != b"0" or fields[7] != b"0" for fields in map(bytes.split, lines) if len(fields) > 7)
 
 
-class FileSource(NamedTuple):
+class CgroupFile(NamedTuple):
     """A file of a group.
 
     Attributes:
-        names: it has the first of these that exists.
-        parse: its text -> values.
-        slow: it is read once in `SLOW_TICKS`.
-        empty: columns that are 0 where it names no device and the kernel counts, and missing where all that it names
-            has 0; see `BlkioProbe`.
+        names: of which the first that exists is read.
+        parse: adds its values.
+        slow: whether it is read at every `SLOW_TICKS`-th tick only.
+        empty: columns that are 0 if it names no device and the kernel counts, and missing if all numbers are 0; see
+            `BlkioProbe`.
     """
 
     names: tuple[str, ...]
@@ -181,11 +181,11 @@ class FileSource(NamedTuple):
 
 
 class ControllerFiles(NamedTuple):
-    """What one v1 controller, or v2 in its place, tells of a job. Without a controller it is v2's alone."""
+    """The files of one v1 controller, and those of v2 in its place. Without a controller, there are v2's alone."""
 
     controller: str
-    v1: tuple[FileSource, ...]
-    v2: tuple[FileSource, ...]
+    v1: tuple[CgroupFile, ...]
+    v2: tuple[CgroupFile, ...]
 
 
 UNIFIED = "unified"
@@ -193,7 +193,7 @@ _IN_USE_NOW = frozenset(("memory_current", "pids_current"))
 
 
 def kinds(host: Host) -> tuple[ControllerFiles, ...]:
-    """Everything that is read, in that order: first what is compared with what taskstats has just measured."""
+    """Return all files, in the order of reading: first CPU time, which is compared with `cpu_attributed`."""
     blocks = Blocks(host)
     quota = _as_they_are({"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"})
     quota_v2 = {**quota, "throttled_usec": ("throttled_time", 1000)}
@@ -202,81 +202,81 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
     events = _as_they_are({"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"})
     io_bytes, io_ops = ("io_read_bytes", "io_write_bytes"), ("io_read_ops", "io_write_ops")
     pids = (
-        FileSource(("pids.current",), number("pids_current")),
-        FileSource(("pids.peak",), number("pids_peak")),
-        FileSource(("pids.events",), Keyed(_as_they_are({"max": "pids_limit_hits"}))),
-        FileSource(("pids.max",), limit("pids_limit"), slow=True),
+        CgroupFile(("pids.current",), number("pids_current")),
+        CgroupFile(("pids.peak",), number("pids_peak")),
+        CgroupFile(("pids.events",), Keyed(_as_they_are({"max": "pids_limit_hits"}))),
+        CgroupFile(("pids.max",), limit("pids_limit"), slow=True),
     )
     return (
         ControllerFiles(
             "cpuacct",
             (
-                FileSource(("cpuacct.usage",), number("cpu_usage")),
-                FileSource(("cpuacct.stat",), Keyed(times_v1)),
+                CgroupFile(("cpuacct.usage",), number("cpu_usage")),
+                CgroupFile(("cpuacct.stat",), Keyed(times_v1)),
             ),
-            (FileSource(("cpu.stat",), Keyed({**usage_v2, **quota_v2})),),
+            (CgroupFile(("cpu.stat",), Keyed({**usage_v2, **quota_v2})),),
         ),
         ControllerFiles(
             "cpu",
-            (FileSource(("cpu.stat",), Keyed({**quota, "throttled_time": ("throttled_time", 1)})),),
-            (FileSource(("cpu.stat",), Keyed(quota_v2)),),
+            (CgroupFile(("cpu.stat",), Keyed({**quota, "throttled_time": ("throttled_time", 1)})),),
+            (CgroupFile(("cpu.stat",), Keyed(quota_v2)),),
         ),
         ControllerFiles(
             "cpuset",
-            (FileSource(("cpuset.effective_cpus", "cpuset.cpus"), count_cpus, slow=True),),
-            (FileSource(("cpuset.cpus.effective",), count_cpus, slow=True),),
+            (CgroupFile(("cpuset.effective_cpus", "cpuset.cpus"), count_cpus, slow=True),),
+            (CgroupFile(("cpuset.cpus.effective",), count_cpus, slow=True),),
         ),
         ControllerFiles(
             "memory",
             (
-                FileSource(("memory.usage_in_bytes",), number("memory_current")),
-                FileSource(("memory.stat",), memory_stat_v1()),
-                FileSource(("memory.max_usage_in_bytes",), number("memory_peak")),
-                FileSource(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
-                FileSource(("memory.failcnt",), number("memory_limit_hits")),
-                FileSource(("memory.oom_control",), Keyed(_as_they_are({"oom_kill": "memory_oom_kills"}))),
+                CgroupFile(("memory.usage_in_bytes",), number("memory_current")),
+                CgroupFile(("memory.stat",), memory_stat_v1()),
+                CgroupFile(("memory.max_usage_in_bytes",), number("memory_peak")),
+                CgroupFile(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
+                CgroupFile(("memory.failcnt",), number("memory_limit_hits")),
+                CgroupFile(("memory.oom_control",), Keyed(_as_they_are({"oom_kill": "memory_oom_kills"}))),
             ),
             (
-                FileSource(("memory.current",), number("memory_current")),
-                FileSource(("memory.stat",), memory_stat_v2()),
-                FileSource(("memory.peak",), number("memory_peak")),
-                FileSource(("memory.swap.current",), number("memory_swap")),
-                FileSource(("memory.events",), Keyed(events)),
-                FileSource(("memory.max",), limit("memory_limit"), slow=True),
-                FileSource(("memory.swap.max",), limit("memory_swap_limit", beside="memory_limit"), slow=True),
+                CgroupFile(("memory.current",), number("memory_current")),
+                CgroupFile(("memory.stat",), memory_stat_v2()),
+                CgroupFile(("memory.peak",), number("memory_peak")),
+                CgroupFile(("memory.swap.current",), number("memory_swap")),
+                CgroupFile(("memory.events",), Keyed(events)),
+                CgroupFile(("memory.max",), limit("memory_limit"), slow=True),
+                CgroupFile(("memory.swap.max",), limit("memory_swap_limit", beside="memory_limit"), slow=True),
             ),
         ),
         ControllerFiles(
             "blkio",
             (
-                FileSource(BlkioProbe.NAMES, blocks.v1(*io_bytes), empty=io_bytes),
-                FileSource(
+                CgroupFile(BlkioProbe.NAMES, blocks.v1(*io_bytes), empty=io_bytes),
+                CgroupFile(
                     ("blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced"),
                     blocks.v1(*io_ops),
                     empty=io_ops,
                 ),
             ),
-            (FileSource(("io.stat",), blocks.v2),),
+            (CgroupFile(("io.stat",), blocks.v2),),
         ),
         ControllerFiles("pids", pids, pids),
         ControllerFiles(
-            "", (), tuple([FileSource((f"{what}.pressure",), pressure(what)) for what in ("cpu", "memory", "io")])
+            "", (), tuple([CgroupFile((f"{what}.pressure",), pressure(what)) for what in ("cpu", "memory", "io")])
         ),
     )
 
 
 class _OpenFile:
-    """A file of one job that is read again and again.
+    """A file of one job that is kept open.
 
     Attributes:
         kept: the file.
-        part: what it belongs to.
-        absent: it was not there: not to be tried before the next slow tick.
+        part: the controller's part that it belongs to.
+        absent: whether it did not exist: it is tried again at the next slow tick.
     """
 
     __slots__ = ("_host", "_which", "absent", "directory", "kept", "part", "source")
 
-    def __init__(self, host: Host, part: _ControllerPart, directory: str, source: FileSource) -> None:
+    def __init__(self, host: Host, part: _ControllerPart, directory: str, source: CgroupFile) -> None:
         self.part = part
         self.directory = directory
         self.source = source
@@ -290,7 +290,7 @@ class _OpenFile:
         return self.kept.path
 
     def use_next_name(self) -> bool:
-        """It is not there: whether there is another name to try; else it is the first one's turn again."""
+        """Use the next name of a file that does not exist; return False after the last, when the first is next."""
         self._which = (self._which + 1) % len(self.source.names)
         self.kept = self._host.keep(f"{self.directory}/{self.source.names[self._which]}")
         return self._which > 0
@@ -300,10 +300,10 @@ class _OpenFile:
 
 
 class _ControllerPart:
-    """What one `ControllerFiles` tells of one job.
+    """The files of one controller for one job.
 
     Attributes:
-        settled: where it is found is known: a v1 directory, or v2 files that were read.
+        settled: whether its place is known: a v1 directory, or v2 files that were read.
     """
 
     __slots__ = ("directory", "files", "kind", "settled")
@@ -315,7 +315,7 @@ class _ControllerPart:
         self.settled = False
 
     def look(self, host: Host, job: Job) -> bool:
-        """Look for it where it may be by now; whether its files are other ones since."""
+        """Search its directory, which may exist by now; return whether its files have changed."""
         directory = job.directory(self.kind.controller) if self.kind.v1 else None
         sources = self.kind.v1
         if directory is not None:
@@ -331,7 +331,7 @@ class _ControllerPart:
         return True
 
     def lose(self) -> None:
-        """The group is gone: look for it again."""
+        """Forget the directory, which was removed, and search it again."""
         self.close()
         self.directory = None
         self.settled = False
@@ -343,21 +343,21 @@ class _ControllerPart:
 
 
 def _user_of(job: Job) -> Values:
-    """Whose it is, as the column has it; nothing where that is not known."""
-    user = job.user.encode("utf-8", "replace")[:USER_BYTES].decode("utf-8", "ignore")  # not in the middle of one
+    """Return the user as the column has it; nothing if unknown."""
+    user = job.user.encode("utf-8", "replace")[:USER_BYTES].decode("utf-8", "ignore")  # whole characters
     return {"user": user.encode()} if user else {}
 
 
 class _Group:
-    """The files of one job, and what they told.
+    """The files of one job, and their values.
 
     Attributes:
         known: the last value of each column that was ever read.
-        values: what this tick has read so far.
-        slow_values: what is not read at every tick.
-        rest: the files that this tick has still to read.
-        lost: of what a group was found to be gone.
-        listed: whether the job was there at the last tick.
+        values: the values of this tick so far.
+        slow_values: the values that are not read at every tick.
+        rest: the files that are still to be read at this tick.
+        lost: the parts whose group was found to be removed.
+        listed: whether the job existed at the last tick.
         attributed_ns: CPU time that its tasks were known to have used when its CPU time was read last; None where
             nothing measures it.
         counted: the columns of memory and tasks in use that were read last.
@@ -414,7 +414,7 @@ class _Group:
         return Sample(self.job.id, row)
 
     def look(self, host: Host) -> None:
-        """Look for what has not been found yet."""
+        """Search the parts that have not been found yet."""
         if self._pending:
             self._pending = [part for part in self._pending if not part.settled]
             changes = [part.look(host, self.job) for part in self._pending]
@@ -422,7 +422,7 @@ class _Group:
                 self._arrange()
 
     def lose(self) -> None:
-        """Close what this tick found to be gone, and look for it again from the next one on."""
+        """Close the parts whose group was found to be removed, and search them again from the next tick on."""
         if self.lost:
             self._pending = [part for part in self._parts if part in self.lost or part in self._pending]
             for part in self.lost:
@@ -431,9 +431,9 @@ class _Group:
             self._arrange()
 
     def is_slow_tick(self) -> bool:
-        """Whether to read what is not read at every tick, and to try again what was not there.
+        """Return whether to read what is not read at every tick, and to try files again that did not exist.
 
-        Soon after something was found it is more often: who sets up a job may not be through yet.
+        It is more often so soon after a part was found, as the job may still be being set up.
         """
         self._slow_in -= 1
         if self._slow_in > 0:
@@ -448,7 +448,7 @@ class _Group:
         files: dict[str, _OpenFile] = {}
         for part in self._parts:
             for file in part.files:
-                # one cpu.stat of v2 tells what two controllers of v1 do: the first reads it all
+                # one cpu.stat of v2 has the values of two controllers of v1: the first reads them all
                 files.setdefault(file.path, file)
         self.slow = [file for file in files.values() if file.source.slow]
         self.fast = [file for file in files.values() if not file.source.slow]
@@ -460,7 +460,7 @@ class _Group:
 
 
 class CgroupBackend(InputBackend):
-    """Rows of `SCHEMA`, one for each job of which a controller tells something."""
+    """Rows of `SCHEMA`, one for each job that a controller measures."""
 
     name = "cgroup"
     schema = SCHEMA
@@ -480,25 +480,25 @@ class CgroupBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option to turn it off."""
+        """Declare the option that turns it off."""
         parser.add_argument("--disable-cgroup", action="store_true", help=Rare("do not measure the jobs' cgroups"))
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> CgroupBackend | None:
-        """On, unless it is turned off."""
+        """Return the backend, unless it is turned off."""
         return None if options.disable_cgroup else cls(host)
 
     def open(self) -> None:
-        """Nothing to get ready: controllers may come with the first job."""
+        """Do nothing: controllers may appear with the first job."""
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row for each job of which a controller tells something."""
+        """Return one row for each job that a controller measures."""
         self._ticks += 1
         if self._ticks % SLOW_TICKS == 0:
             self._probe.forget()
-        self._leave_gone(jobs)
+        self._close_gone(jobs)
         groups = [self._group(job) for job in jobs]
-        for group in groups:  # the CPU time of all jobs first: taskstats has just measured their tasks'
+        for group in groups:  # CPU time of all jobs first: that of their tasks has just been measured
             self._begin(group)
         rows = []
         for group in groups:
@@ -508,18 +508,18 @@ class CgroupBackend(InputBackend):
         return rows
 
     def notice(self, job: Job) -> None:
-        """Read its files: they may be gone by the next tick."""
+        """Read the job's files: they may be removed by the next tick."""
         group = self._group(job)
         self._begin(group)
         self._finish(group)
 
     def last(self, job: Job) -> Sample | None:
-        """Its row from what was read last, of each file; None where nothing ever was."""
+        """Return the row of the last values of each file; None if there are none."""
         group = self._groups.pop(job, None)
         if group is None:
             return None
         read = False
-        if group.listed:  # else its files were closed, and by their names they could be another job's by now
+        if group.listed:  # else its files were closed, and their names may be another job's by now
             self._begin(group)
             self._finish(group)
             group.close()
@@ -542,7 +542,7 @@ class CgroupBackend(InputBackend):
         return None if group is None else group.counted
 
     def counters(self) -> Mapping[str, int]:
-        """Files that could not be read, and rows in which more was attributed than there was."""
+        """Return the number of files that could not be read, and of rows with more CPU time attributed than used."""
         return {"file_failures": self._failures, "overattributed": self._overattributed}
 
     def _row(self, group: _Group, values: Values, attributed_ns: int | None) -> Sample:
@@ -564,12 +564,12 @@ class CgroupBackend(InputBackend):
         if former is not None and former.listed:
             return former
         group = self._groups[job] = _Group(job, [_ControllerPart(kind) for kind in self._kinds])
-        if former is not None:  # it was thought to be gone
+        if former is not None:  # it was not listed at the last tick
             group.known = former.known
         return group
 
-    def _leave_gone(self, jobs: Sequence[Job]) -> None:
-        """Close the files of jobs that are gone; what they told is kept one tick longer, for `last`."""
+    def _close_gone(self, jobs: Sequence[Job]) -> None:
+        """Close the files of jobs that do not exist any more; keep their values one tick longer, for `last`."""
         listed = set(jobs)
         for job in [job for job in self._groups if job not in listed]:
             group = self._groups[job]
@@ -603,7 +603,7 @@ class CgroupBackend(InputBackend):
             group.attributed_ns = self._cpu_attributed(group.job)
 
     def _read(self, group: _Group, files: Sequence[_OpenFile]) -> None:
-        """Take in what files tell; what one does not tell is missing."""
+        """Add the values of files; the columns of one that cannot be read are missing."""
         values = group.values
         for file in files:
             if file.absent:
@@ -632,7 +632,7 @@ class CgroupBackend(InputBackend):
                     values.update(dict.fromkeys(source.empty, 0))
 
     def _absent(self, job: Job, file: _OpenFile, err: OSError) -> None:
-        """A file is not there, or cannot be read: leave it for a while."""
+        """Skip a file that does not exist or cannot be read until the next slow tick."""
         file.absent = True
         # EOPNOTSUPP: pressure is compiled in and off (psi=0)
         if not is_gone(err) and err.errno != errno.EOPNOTSUPP:
@@ -649,7 +649,7 @@ class CgroupBackend(InputBackend):
             )
 
     def close(self) -> None:
-        """Close the files; also twice."""
+        """Close the files; can be called twice."""
         for group in self._groups.values():
             group.close()
         self._groups = {}

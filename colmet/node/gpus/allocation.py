@@ -2,11 +2,10 @@
 
 There are three sources; the first that names GPUs counts:
 
-1. The kernel: the job's devices cgroup (v1), where it lists the only devices that the job may open. One that was made
-   by denying some devices does not list them, and says nothing; device programs of cgroup v2 cannot be read back.
-2. OAR: the GPUs among the resources of the job, in the file that it writes on each node.
-3. The environment with which the job's processes were started. It is the user's to write: what it says is about the
-   user's own job, and no more than his word.
+1. The kernel: the job's devices cgroup (v1), if it lists the only devices that the job may open. A group that was made
+   by denying some devices lists none of them; device programs of cgroup v2 cannot be read.
+2. OAR: the GPUs among the resources of the job, in the file that OAR writes on each node.
+3. The environment with which the job's processes were started. The user can write it, for the user's own job alone.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ OAR_DIRECTORY = "/var/lib/oar"
 MAX_RESOURCES = 4 << 20  # bytes
 MAX_ENVIRONMENT = 256 << 10  # bytes of one process's
 MAX_TEXT = 4096  # bytes of a variable's
-MAX_PROCESSES = 64  # of a job that are asked
+MAX_PROCESSES = 64  # of a job whose environment is read
 MAX_TOKENS = 64
-_EAGER_LOOKS = 8  # OAR and the environment are asked at a job's first so many samples, then at every so-many-th
+_EAGER_LOOKS = 8  # OAR's file and the environment are read at the first 8 samples of a job, then at every 32nd
 _RARE_LOOKS = 32
 
 _DEVICE = re.compile(rb"([abc]) (\d{1,10}|\*):(\d{1,10}|\*) ([rwm]{1,3})")
@@ -38,8 +37,8 @@ _FILE_OF_CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d{1,6})")
 _INDEX = re.compile(r"\d{1,3}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,72}")
 
-# In the order in which they are believed: Slurm's first two name GPUs by their numbers on the node, where those of CUDA
-# count among what the job may open, if Slurm constrains that.
+# In order of trust: Slurm's first two name GPUs by their numbers on the node; CUDA's count only what the job may open,
+# if Slurm constrains that.
 VARIABLES = (
     "SLURM_JOB_GPUS",
     "SLURM_STEP_GPUS",
@@ -74,11 +73,11 @@ class Devices(NamedTuple):
 
 
 def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
-    """A ``devices.list`` of cgroup v1; None where it leaves all GPUs open, and so says nothing.
+    """Return the devices in a ``devices.list`` of cgroup v1; None if it allows all GPUs.
 
     Args:
         data: its lines, ``c 195:0 rwm``.
-        capability_major: of the devices that stand for MIG instances.
+        capability_major: major number of the devices of MIG instances.
 
     Raises:
         ValueError: another form.
@@ -90,7 +89,7 @@ def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
             raise ValueError(line)
         kind, major, minor, access = match.groups()
         if kind == b"b" or not {*b"rw"} <= {*access}:
-            continue  # to make a device file is not to open it
+            continue  # permission to make a device file, not to open it
         if kind == b"a" or major == b"*":
             return None
         if int(major) == NVIDIA_MAJOR:
@@ -105,7 +104,7 @@ def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
 
 
 def parse_resources(text: str, host_name: str) -> Devices | None:
-    """OAR's list of a job's resources; None where it does not say which GPUs of this node are among them.
+    """Return the GPUs of this node in OAR's list of a job's resources; None if it does not name any.
 
     Args:
         text: a line a resource, `` gpudevice = '0' , host = 'node-1' , type = 'default'``.
@@ -114,11 +113,11 @@ def parse_resources(text: str, host_name: str) -> Devices | None:
     resources = [dict(_PROPERTY.findall(line)) for line in text.splitlines()]
     resources = [one for one in resources if one.get("type", "default") == "default" and "gpudevice" in one]
     names = {one.get("network_address") or one.get("host") or "" for one in resources}
-    if len(names) > 1:  # of several nodes; this one may be written with its domain in one place alone
-        here = [name for name in names if name == host_name] or [
+    if len(names) > 1:  # of several nodes; this one may have its domain in one of the two names only
+        own_names = [name for name in names if name == host_name] or [
             name for name in names if name.partition(".")[0] == host_name.partition(".")[0]
         ]
-        resources = [one for one in resources if (one.get("network_address") or one.get("host")) in here]
+        resources = [one for one in resources if (one.get("network_address") or one.get("host")) in own_names]
     if not resources:
         return None
     gpus, capabilities = set(), set()
@@ -135,23 +134,23 @@ def parse_resources(text: str, host_name: str) -> Devices | None:
 
 
 def find_named(text: str, gpus: Sequence[Gpu]) -> frozenset[str] | None:
-    """The GPUs that a variable like ``CUDA_VISIBLE_DEVICES`` names; None where it names none, or what is not here.
+    """Return the GPUs that a variable like ``CUDA_VISIBLE_DEVICES`` names; None for none, or an unknown one.
 
     Args:
-        text: numbers, as nvidia-smi counts, or UUIDs, or beginnings of them that only one has.
+        text: numbers, as nvidia-smi counts, or UUIDs, or unique beginnings of UUIDs.
         gpus: of the node.
     """
     tokens = [token.strip() for token in text.split(",")]
     if len(tokens) > MAX_TOKENS:
         return None
-    here = whole(gpus)
+    usable = whole(gpus)
     divided = any(gpu.parent for gpu in gpus)
     uuids = set()
     for token in tokens:
         if _INDEX.fullmatch(token) and not divided:  # Slurm numbers GPUs and instances together
-            found = [gpu.uuid for gpu in here if gpu.index == int(token)]
+            found = [gpu.uuid for gpu in usable if gpu.index == int(token)]
         elif _UUID.fullmatch(token):
-            found = [gpu.uuid for gpu in here if gpu.uuid.startswith(token)]
+            found = [gpu.uuid for gpu in usable if gpu.uuid.startswith(token)]
         else:
             return None
         if len(found) != 1:
@@ -161,21 +160,21 @@ def find_named(text: str, gpus: Sequence[Gpu]) -> frozenset[str] | None:
 
 
 class _Looked:
-    """What OAR and the environment of a job's processes said, and how often they were asked."""
+    """The content of OAR's file and of the environments of a job's processes, and how often they were read."""
 
-    __slots__ = ("resources", "said", "times")
+    __slots__ = ("reads", "resources", "variables")
 
     def __init__(self) -> None:
         self.resources: Devices | None = None
-        self.said: dict[str, set[str]] = {}
-        self.times = 0
+        self.variables: dict[str, set[str]] = {}
+        self.reads = 0
 
 
 class Allocations:
     """Finds the GPUs that each job has been allocated.
 
-    Everything is read in the thread of a backend that may wait, and the environment of processes, of which a user can
-    make a read take as long as he likes, as on the tick: one job's processes do not keep what is known of the others'.
+    It runs in the thread of a background backend. A user can delay the reading of a process's environment without
+    bound, so that is done in a thread of `Processes`: one job's processes do not delay what is known of the others.
 
     Args:
         host: the machine.
@@ -189,11 +188,11 @@ class Allocations:
     def of(
         self, job_id: int, identity: str, devices: str | None, pids: Sequence[int], gpus: Sequence[Gpu]
     ) -> Allocation | None:
-        """What a job holds; None where nobody says.
+        """Return the GPUs of a job; None if no source names them.
 
         Args:
             job_id: of the job.
-            identity: tells it from an earlier job of that id.
+            identity: text that no earlier job of that id had.
             devices: its directory in the devices hierarchy of cgroup v1.
             pids: its processes.
             gpus: of the node.
@@ -204,30 +203,30 @@ class Allocations:
             if uuids is not None:
                 return Allocation(uuids, source)
         for variable in VARIABLES:
-            named = [find_named(text, gpus) for text in looked.said.get(variable, ())]
+            named = [find_named(text, gpus) for text in looked.variables.get(variable, ())]
             uuids = frozenset().union(*[some for some in named if some is not None])
             if uuids:
                 return Allocation(uuids, "environment")
         return None
 
     def keep(self, identities: Iterable[str]) -> None:
-        """Forget all jobs but these."""
+        """Forget every other job."""
         known = set(identities)
         self._looked = {identity: looked for identity, looked in self._looked.items() if identity in known}
 
     def _look(self, job_id: int, identity: str, pids: Sequence[int]) -> _Looked:
         looked = self._looked.setdefault(identity, _Looked())
-        if looked.times < _EAGER_LOOKS or looked.times % _RARE_LOOKS == 0:
+        if looked.reads < _EAGER_LOOKS or looked.reads % _RARE_LOOKS == 0:
             looked.resources = self._in_resources(job_id)
             asked = [Question(pid, identity, partial(self._variables, pid)) for pid in pids[:MAX_PROCESSES]]
             for answer in self._processes.ask(asked):
                 if isinstance(answer, Exception):
                     raise answer
                 for variable, text in () if answer is NO_ANSWER else answer:
-                    texts = looked.said.setdefault(variable, set())
+                    texts = looked.variables.setdefault(variable, set())
                     if len(texts) < MAX_TOKENS:
                         texts.add(text)
-        looked.times += 1
+        looked.reads += 1
         return looked
 
     def _in_cgroup(self, directory: str | None) -> Devices | None:
@@ -254,7 +253,7 @@ class Allocations:
         return parse_resources(data.decode("utf-8", "replace"), name.decode("ascii", "replace").strip())
 
     def _open_to(self, allowed: Devices, gpus: Sequence[Gpu]) -> frozenset[str] | None:
-        """GPUs and instances that who may open these files can use; None where that cannot be told."""
+        """Return the GPUs and instances that these device files give access to; None if that is unknown."""
         uuids = set()
         for gpu in whole(gpus):
             if gpu.minor is None:
@@ -271,7 +270,7 @@ class Allocations:
         return frozenset(uuids)
 
     def _capabilities(self, gpu: Gpu) -> frozenset[int] | None:
-        """Minor numbers of the capabilities that a MIG instance takes. Source: /proc/driver/nvidia/capabilities."""
+        """Return the minor numbers of a MIG instance's capabilities. Source: /proc/driver/nvidia/capabilities."""
         if gpu.instance is None:
             return None
         one, two = gpu.instance
@@ -290,10 +289,10 @@ class Allocations:
     def _variables(self, pid: int) -> list[tuple[str, str]]:
         try:
             data = b"\0" + self._host.read_start(f"/proc/{pid}/environ", MAX_ENVIRONMENT)
-        except OSError:  # ended meanwhile, or not ours to read
+        except OSError:  # ended meanwhile, or no permission
             return []
         found = []
-        for variable in VARIABLES:  # searched for, not parted: a user may have made a quarter of a million of them
+        for variable in VARIABLES:  # searched, not split: a user may have set a quarter of a million of them
             rest = data.partition(f"\0{variable}=".encode())[2]
             text, whole_text, _ = rest[:MAX_TEXT].partition(b"\0")  # the first of a name counts, as for getenv(3)
             if whole_text:

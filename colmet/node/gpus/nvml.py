@@ -1,4 +1,4 @@
-"""GPUs as NVML tells of them: the only import of pynvml (nvidia-ml-py)."""
+"""Read GPUs through NVML: the only import of pynvml (nvidia-ml-py)."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _MEMORY_V2 = (40 | 2 << 24) & 0xFFFFFFFF  # nvmlMemory_v2: size and version
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _UINT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 _UNKNOWN_STATE = 32  # NVML_PSTATE_UNKNOWN
-# What is not below is "not available"; of 64 bits, more than any GPU has, so that columns hold energy in uJ, and sums.
+# Larger values mean "not available". 2^53 is more than any GPU has, and leaves room for energy in uJ and for sums.
 _MAX = {32: (1 << 32) - 1, 64: 1 << 53}
 _MIG_ON = 1
 _REMEDY = "is the NVIDIA driver loaded (`nvidia-smi` tells), and of the version of its libraries?"
 
 
 class _Lost(Exception):
-    """A GPU does not answer any more."""
+    """A GPU has stopped answering."""
 
 
 def _number(value: Any, bits: int = 32) -> int | None:
-    """A whole number that is a value, not the sign of none."""
+    """Return a whole number; None for the numbers that mean "not available"."""
     return value if type(value) is int and 0 <= value < _MAX[bits] else None
 
 
 def _text(value: Any) -> str:
-    """A text; older versions of the module give bytes."""
+    """Return a text; older versions of the module return bytes."""
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
     return value if isinstance(value, str) else ""
 
 
 class NvmlReader(GpuReader):
-    """Asks NVML, in this process.
+    """Queries NVML, in this process.
 
     Args:
         monotonic: seconds, for the time between attempts to find lost GPUs again.
@@ -84,19 +84,19 @@ class NvmlReader(GpuReader):
             raise BackendUnavailable("NVML finds no NVIDIA GPU on this node")
 
     def close(self) -> None:
-        """Shut NVML down; also twice."""
+        """Shut NVML down; can be called twice."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
     def read(self) -> list[Gpu]:
-        """All GPUs and instances.
+        """Return all GPUs and instances.
 
-        Where some are lost, NVML is started anew from time to time, as those that were reset come back only then.
+        While a GPU is lost, NVML is restarted every `RENEW_S`: a GPU that was reset answers only then.
 
         Raises:
-            BackendUnavailable: the driver has gone.
+            BackendUnavailable: the driver was unloaded.
         """
         if self._renew_at is not None and self._monotonic() >= self._renew_at:
             self.close()
@@ -236,7 +236,7 @@ class NvmlReader(GpuReader):
         return [Process(pid, memory[pid], busy.get(pid)) for pid in sorted(memory)]
 
     def _listed(self, kind: str, handle: Any) -> list[Any] | None:
-        """Processes of one kind; by the newest call that module and driver both have."""
+        """Return the processes of one kind, by the newest call that module and driver both have."""
         for version in ("_v3", "_v2", ""):
             processes = self._ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
             if processes is not None:
@@ -244,7 +244,7 @@ class NvmlReader(GpuReader):
         return None
 
     def _utilization(self, handle: Any, uuid: str) -> dict[int, float]:
-        """By process, the mean of the samples that the driver took since the last reading."""
+        """Return the mean of the driver's samples since the last reading, by process."""
         since = self._sampled_until.get(uuid, 0)
         shares: dict[int, list[int]] = {}
         for sample in self._ask("nvmlDeviceGetProcessUtilization", handle, since) or ():
@@ -260,7 +260,7 @@ class NvmlReader(GpuReader):
         return handle
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """One answer; None where this GPU, this driver or this version of the module does not give it."""
+        """Return one answer; None if this GPU, this driver or this version of the module does not have it."""
         function = getattr(self._nvml, name, None)
         if function is None:
             return None

@@ -1,4 +1,4 @@
-"""One reading of a GPU, whoever it comes from."""
+"""One reading of a GPU, from NVML or nvidia-smi."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Process(NamedTuple):
 
     Attributes:
         pid: as the node numbers it.
-        memory: bytes of the GPU's memory that it has; None where the driver does not say.
-        sm_percent: share of the time since the last reading in which its kernels ran; None where it is not told.
+        memory: bytes of the GPU's memory that it has; None if the driver does not report it.
+        sm_percent: share of the time since the last reading in which its kernels ran; None if unknown.
     """
 
     pid: int
@@ -27,19 +27,19 @@ class Process(NamedTuple):
 
 @dataclass
 class Gpu:
-    """A GPU, or an instance of one that is divided by MIG, as it was a moment ago.
+    """A GPU, or an instance of one that is divided by MIG, at the time of a reading.
 
     Attributes:
         uuid: ``GPU-...`` or ``MIG-...``.
         name: of the product.
         pci: bus id; of an instance, its GPU's.
         index: nvidia-smi's number of it; of an instance, its number within its GPU.
-        minor: the N of ``/dev/nvidiaN``; of an instance, its GPU's; None where it is not known.
+        minor: the N of ``/dev/nvidiaN``; of an instance, its GPU's; None if unknown.
         parent: uuid of the GPU that an instance is part of, "" for a whole GPU.
         instance: numbers of an instance's GPU instance and compute instance.
-        values: columns of ``nvidiagpus_default``; what is not supported is left out or None.
-        processes: those on it now; None where they are not known.
-        lost: it does not answer; all that is known is from before.
+        values: columns of ``nvidiagpus_default``; those that are not supported are missing or None.
+        processes: those on it; None if unknown.
+        lost: whether it does not answer, so that all else is of a reading before.
     """
 
     uuid: str
@@ -55,12 +55,12 @@ class Gpu:
 
 
 class GpuReader(ABC):
-    """Where readings come from.
+    """Reads the GPUs of the node.
 
     Attributes:
-        failures: answers that failed for another reason than that there is no such value.
-        lost: GPUs that did not answer, once a reading.
-        programs: that are asked, or have been.
+        failures: number of failed queries of values that exist.
+        lost: number of GPUs that did not answer, counted at each reading.
+        programs: the programs that are run, or were.
     """
 
     failures: int = 0
@@ -69,15 +69,15 @@ class GpuReader(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Get ready.
+        """Prepare to read.
 
         Raises:
-            BackendUnavailable: there is no GPU, or no way to it of this kind.
+            BackendUnavailable: there is no GPU, or it cannot be read in this way.
         """
 
     @abstractmethod
     def read(self) -> list[Gpu]:
-        """All GPUs of the node, each before its instances.
+        """Return all GPUs of the node, each before its instances.
 
         Raises:
             BackendUnavailable: the driver has gone.
@@ -86,10 +86,10 @@ class GpuReader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; also twice."""
+        """Release everything; can be called twice."""
 
 
 def whole(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Those that programs run on: instances, and GPUs that have none."""
+    """Return the GPUs that programs run on: instances, and GPUs without any."""
     divided = {gpu.parent for gpu in gpus if gpu.parent}
     return [gpu for gpu in gpus if gpu.uuid not in divided]

@@ -1,4 +1,4 @@
-"""GPUs as nvidia-smi tells of them, where NVML cannot be asked: without energy, PCIe, and MIG instances."""
+"""Read GPUs through nvidia-smi, without NVML: no energy, no PCIe, no MIG instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 20.0  # without persistence mode, the driver initialises each GPU f
 MIB = 1 << 20
 
 _IDENTITY = ("index", "uuid", "name", "pci.bus_id")
-# column: what it is called there, and what one of its units is in those of the column
+# column: its name there, and the factor from its unit to that of the column
 _QUERIES: dict[str, tuple[str, int]] = {
     "power": ("power.draw", 1),
     "power_limit": ("enforced.power.limit", 1),
@@ -49,11 +49,11 @@ _REMEDY = "is the NVIDIA driver loaded, and of the version of its libraries?"
 
 
 def parse_value(text: str, factor: int, of_reals: bool) -> Value:
-    """A number of nvidia-smi in the column's unit; None for ``[N/A]``, ``[Not Supported]`` and all else in brackets.
+    """Return a number of nvidia-smi in the column's unit; None for ``[N/A]`` and all else in brackets.
 
     Args:
         text: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``.
-        factor: what one of its units is in those of the column.
+        factor: from its unit to that of the column.
         of_reals: whether the column has decimals.
 
     Raises:
@@ -72,11 +72,11 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
 
 
 def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
-    """What ``--query-gpu`` prints, a line a GPU.
+    """Return the GPUs that ``--query-gpu`` prints, one a line.
 
     Args:
         text: with ``--format=csv,noheader,nounits``.
-        columns: that were asked for behind the GPU's identity.
+        columns: those queried after the GPU's identity.
 
     Raises:
         ValueError: another form.
@@ -97,7 +97,7 @@ def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
 
 
 def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
-    """What ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory`` prints: a GPU's uuid and a process on it.
+    """Return uuid and process of each line of ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory``.
 
     Raises:
         ValueError: another form.
@@ -111,7 +111,7 @@ def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
 
 
 class SmiReader(GpuReader):
-    """Asks nvidia-smi, twice a reading.
+    """Runs nvidia-smi, twice a reading.
 
     Args:
         host: the machine.
@@ -137,28 +137,28 @@ class SmiReader(GpuReader):
             raise BackendUnavailable(f"{err}; {_REMEDY}") from err
 
     def read(self) -> list[Gpu]:
-        """All GPUs; none of them counts as lost, as the program fails as a whole then.
+        """Return all GPUs; none of them is lost, as the program fails as a whole then.
 
         Raises:
-            BackendUnavailable: the driver has gone.
-            CommandFailed: it failed this time.
+            BackendUnavailable: the driver was unloaded.
+            CommandFailed: the program failed this time.
             ParseError: it prints another form.
         """
         gpus = {gpu.uuid: gpu for gpu in self._gpus()}
-        said = self._ask_processes.run()
+        answer = self._ask_processes.run()
         processes: dict[str, list[Process]] = {uuid: [] for uuid in gpus}
         try:
-            for uuid, process in parse_processes(said):
+            for uuid, process in parse_processes(answer):
                 if uuid in processes:
                     processes[uuid].append(process)
         except ValueError as err:
-            raise ParseError(str(self._ask_processes), said[:200]) from err
+            raise ParseError(str(self._ask_processes), answer[:200]) from err
         for uuid, gpu in gpus.items():
             gpu.processes = processes[uuid]
         return list(gpus.values())
 
     def close(self) -> None:
-        """Nothing is kept between two runs."""
+        """Do nothing: nothing is kept between two runs."""
 
     def _query(self) -> Command:
         names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
@@ -170,13 +170,13 @@ class SmiReader(GpuReader):
         return made
 
     def _gpus(self) -> list[Gpu]:
-        said = self._run()
+        answer = self._run()
         try:
-            gpus = parse_gpus(said, self._columns)
+            gpus = parse_gpus(answer, self._columns)
         except ValueError as err:
-            if _ABSENT.search(said):
-                raise BackendUnavailable(f"{PROGRAM}: {' '.join(said.split())[:200]}") from err
-            raise ParseError(PROGRAM, said[:200]) from err
+            if _ABSENT.search(answer):
+                raise BackendUnavailable(f"{PROGRAM}: {' '.join(answer.split())[:200]}") from err
+            raise ParseError(PROGRAM, answer[:200]) from err
         if not gpus:
             raise BackendUnavailable(f"{PROGRAM} finds no NVIDIA GPU on this node")
         for gpu in gpus:
@@ -184,7 +184,7 @@ class SmiReader(GpuReader):
         return gpus
 
     def _run(self) -> str:
-        """Its answer; what this version of it does not know is not asked for any more."""
+        """Return its answer; stop querying columns that this version does not know."""
         while True:
             try:
                 return self._ask_gpus.run()
@@ -199,7 +199,7 @@ class SmiReader(GpuReader):
                 self._ask_gpus = self._query()
 
     def _minor(self, pci: str) -> int | None:
-        """The N of a GPU's ``/dev/nvidiaN``. Source: /proc/driver/nvidia/gpus/<bus id>/information."""
+        """Return the N of a GPU's ``/dev/nvidiaN``. Source: /proc/driver/nvidia/gpus/<bus id>/information."""
         if re.fullmatch(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]", pci) is None:
             return None
         try:

@@ -1,1 +1,1 @@
-"""What the kernel says, and how it is asked: netlink, taskstats, fork events, forms of files."""
+"""Interfaces of the kernel: netlink, taskstats, fork events, perf events, forms of files."""

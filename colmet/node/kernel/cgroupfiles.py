@@ -1,7 +1,7 @@
-"""The forms of the files of cgroups: pure parsers, from text to values by column.
+"""Parsers of the files of cgroups: from text to values by column.
 
-A parser takes in what a file tells, all of it or nothing but where it says otherwise, and raises ValueError or
-IndexError where the file has another form.
+A parser adds all values of a file, or none unless it says otherwise. It raises ValueError or IndexError if the file has
+another form.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from colmet.node.system.host import Host
 
 Values = dict[str, Value]
 Parser = Callable[[bytes, Values], None]
-Columns = Mapping[str, tuple[str, int]]  # key in a file -> column, and by what the number there is multiplied
+Columns = Mapping[str, tuple[str, int]]  # key in a file -> column, and the factor for the number there
 
-# A number from here on is no measured value: v1 says "unlimited" with 2^63 rounded down to pages, in old kernels with
-# 2^64 - 1, and an underflow in the kernel looks alike.
+# Larger numbers are no measured values: in v1, "unlimited" is 2^63 rounded down to pages, in old kernels 2^64 - 1, and
+# an underflow in the kernel is as large.
 _UNLIMITED = 1 << 62
 
 
@@ -28,7 +28,7 @@ def _measured(number: int) -> int:
 
 
 def number(column: str) -> Parser:
-    """A file of one number."""
+    """Return the parser of a file of one number."""
 
     def parse(data: bytes, values: Values) -> None:
         values[column] = _measured(int(data))
@@ -37,7 +37,7 @@ def number(column: str) -> Parser:
 
 
 def limit(column: str, beside: str = "") -> Parser:
-    """A file of one number, or ``max``; it is added to column `beside`, and missing where that is."""
+    """Return the parser of a file of one number or ``max``; the number is added to column `beside`, if there is one."""
 
     def parse(data: bytes, values: Values) -> None:
         if data.strip() == b"max":
@@ -52,13 +52,13 @@ def limit(column: str, beside: str = "") -> Parser:
 
 
 class Keyed:
-    """A file of ``key number`` lines.
+    """Parser of a file of ``key number`` lines.
 
-    Where each key stands is kept from file to file: a kernel has them all in one order.
+    The places of the keys are kept from file to file: a kernel writes them always in the same order.
 
     Args:
-        columns: what is taken. A key that the file lacks is missing.
-        limits: key -> column of limits, which are missing where there is none.
+        columns: the keys to read; the column of a key that the file lacks is missing.
+        limits: key -> column of limits; the column is missing if there is no limit.
     """
 
     def __init__(self, columns: Columns, limits: Mapping[str, str] | None = None) -> None:
@@ -70,10 +70,10 @@ class Keyed:
         self._limit_places: list[tuple[str, int]] = []
 
     def __call__(self, data: bytes, values: Values) -> None:
-        """Take a file's numbers into `values`.
+        """Add a file's numbers to `values`.
 
         Raises:
-            ValueError, IndexError: another form; or a number that cannot be, and all others are taken.
+            ValueError, IndexError: another form; or a number out of range, and all others are added.
         """
         words = data.split()
         if words[::2] != self._keys:
@@ -101,7 +101,7 @@ class Keyed:
 
 
 def count_cpus(data: bytes, values: Values) -> None:
-    """``0-3,8``: a list of CPUs. An empty one is a v1 cpuset that is not set up yet."""
+    """Parse a list of CPUs, ``0-3,8``, into their number; an empty one is a v1 cpuset that is not set up yet."""
     text = data.strip()
     if not text:
         return
@@ -113,7 +113,7 @@ def count_cpus(data: bytes, values: Values) -> None:
 
 
 def pressure(what: str) -> Parser:
-    """``some avg10=0.00 avg60=0.00 avg300=0.00 total=123``, and ``full`` alike, which cpu has since Linux 5.13."""
+    """Return the parser of ``some avg10=0.00 ... total=123``, and ``full``, which cpu has since Linux 5.13."""
     columns = {kind.encode(): f"{what}_pressure_{kind}" for kind in ("some", "full")}
 
     def parse(data: bytes, values: Values) -> None:
@@ -130,12 +130,12 @@ def pressure(what: str) -> Parser:
 
 
 def has_counted(data: bytes) -> bool:
-    """Whether a file of v1's blkio, ``254:0 Read 4096``, has any number that is not 0 for a device."""
+    """Return whether a file of v1's blkio, ``254:0 Read 4096``, has a number other than 0 for any device."""
     return any(len(line) == 3 and line[2] != b"0" for line in map(bytes.split, data.splitlines()))
 
 
 class Blocks:
-    """Sums over block devices, without those that are made of others: the kernel counts the I/O of both."""
+    """Sums over block devices, without devices that consist of others: the kernel counts the I/O of both."""
 
     MAX_DEVICES = 1000
 
@@ -144,10 +144,10 @@ class Blocks:
         self._known: dict[bytes, bool] = {}
 
     def counts(self, device: bytes) -> bool:
-        """Whether a device, by ``major:minor``, is to be counted.
+        """Return whether a device, by ``major:minor``, is counted.
 
-        Not so where it is made of others, which the kernel lists as well, or is ``(unknown)``: a hidden path to an
-        NVMe device that has several.
+        A device that consists of others is not, as the kernel lists these as well; nor is ``(unknown)``, a hidden path
+        to an NVMe device with several.
         """
         known = self._known.get(device)
         if known is None:
@@ -163,7 +163,7 @@ class Blocks:
             return False
 
     def v2(self, data: bytes, values: Values) -> None:
-        """``254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6``; nothing of a device that was not used.
+        """Parse ``254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6``; unused devices have no values.
 
         Linux before 6.2 prints devices without I/O in front of the next one: ``7:7 7:6 253:0 rbytes=...``.
         """
@@ -181,9 +181,9 @@ class Blocks:
         values.update(io_read_bytes=read, io_write_bytes=written, io_read_ops=reads, io_write_ops=writes)
 
     def v1(self, read: str, write: str) -> Parser:
-        """``254:0 Read 4096``, six such lines a device, and ``Total 8192`` at the end.
+        """Return the parser of ``254:0 Read 4096``, six such lines a device, and ``Total 8192`` at the end.
 
-        Where all numbers are 0 nothing is known: a group has a device because of I/O there, which was not counted.
+        If all numbers are 0, the columns are missing: a device is listed because of I/O, which was not counted.
         """
 
         def parse(data: bytes, values: Values) -> None:

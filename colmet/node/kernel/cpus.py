@@ -6,11 +6,13 @@ MAX_CPUS = 1 << 16  # Linux is built for 8,192 at most
 
 
 def parse_cpu_list(text: str | bytes) -> frozenset[int]:
-    """CPU numbers from ``0-3,8,10-11``; empty text is no CPU. Source: cpuset.cpus, /sys/devices/system/cpu/online.
+    """Return CPU numbers from ``0-3,8,10-11``; empty text is no CPU.
+
+    Source: cpuset.cpus, /sys/devices/system/cpu/online.
 
     Raises:
-        ValueError: not such a list. The kernel writes each CPU once and in ascending order, and what does otherwise is
-            refused, so that a short text cannot stand for much work.
+        ValueError: not such a list. The kernel writes each CPU once, ascending; anything else is refused, so that a
+            short text cannot cause much work.
     """
     if isinstance(text, bytes):
         text = text.decode("ascii")
@@ -31,7 +33,7 @@ def parse_cpu_list(text: str | bytes) -> frozenset[int]:
 
 
 def _number(text: str) -> int:
-    # int() alone would take "+1", "1_0", " 1" and digits of other scripts
+    # int() alone would accept "+1", "1_0", " 1" and digits of other scripts
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < MAX_CPUS):
         raise ValueError(f"not a CPU's number: {text!r:.40}")
     return int(text)

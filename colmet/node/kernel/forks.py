@@ -1,4 +1,4 @@
-"""Forks as the kernel's process events connector tells of them: which task comes from which.
+"""Forks, from the kernel's process events connector: the parent of each new task.
 
 Source: Linux include/uapi/linux/cn_proc.h and connector.h. Only outside of containers; needs CAP_NET_ADMIN before
 Linux 6.6.
@@ -43,17 +43,17 @@ _NO_FORKS: Ints = np.empty((0, _FORK), dtype=np.int64)
 
 
 class ForkEvents:
-    """Listens to every fork on the machine.
+    """Receives every fork on the machine.
 
     Args:
-        inbox: room for messages; only used within `receive`.
+        inbox: buffer for messages; only used within `receive`.
 
     Attributes:
-        events: that have come.
-        overflows: times that the socket's buffer was full, so that forks are not known.
+        events: number of forks received.
+        overflows: number of times that the socket's buffer was full, so that forks are unknown.
 
     Raises:
-        BackendUnavailable: a kernel without the connector (CONFIG_PROC_EVENTS), or no right to it.
+        BackendUnavailable: a kernel without the connector (CONFIG_PROC_EVENTS), or no permission for it.
     """
 
     BUFFER_BYTES = 64 << 20
@@ -89,7 +89,7 @@ class ForkEvents:
                 return
 
     def receive(self) -> Ints:
-        """The forks that have come, in their order.
+        """Return the forks that have come, in their order.
 
         Returns:
             Shape (n, 4): parent's thread, parent process, child's thread, child's process. The parent of a thread is
@@ -111,7 +111,7 @@ class ForkEvents:
                 (len(slots), _FORK), "=u4", buffer=slots, offset=_DATA, strides=(slots.strides[0], 4)
             ).astype(np.int64)
             kinds = np.ndarray((len(slots),), "=u4", buffer=slots, offset=_WHAT, strides=(slots.strides[0],))
-            # an answer to someone else who began to listen comes to all
+            # an answer to another program that begins to listen is sent to all
             whole = (lengths >= _DATA + 4 * _FORK) & (kinds == PROC_EVENT_FORK)
             self.events += int(whole.sum())
             parts.append(numbers if whole.all() else numbers[whole])
@@ -120,5 +120,5 @@ class ForkEvents:
         return parts[0] if len(parts) == 1 else np.concatenate([_NO_FORKS, *parts])
 
     def close(self) -> None:
-        """Stop listening; also twice."""
+        """Stop listening; can be called twice."""
         self._socket.close()

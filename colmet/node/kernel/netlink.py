@@ -35,24 +35,24 @@ NLA_TYPE_MASK = 0x3FFF  # the upper bits are flags
 
 
 def align(length: int) -> int:
-    """Up to the next multiple of 4, where the next message or attribute starts."""
+    """Return the next multiple of 4, where the next message or attribute starts."""
     return (length + 3) & ~3
 
 
 def pack_attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute, padded."""
+    """Return the bytes of one attribute, padded."""
     length = ATTRIBUTE.size + len(payload)
     return ATTRIBUTE.pack(length, kind) + payload + b"\0" * (align(length) - length)
 
 
 def pack_request(family: int, command: int, sequence: int, attributes: bytes, flags: int = 0) -> bytes:
-    """One generic netlink request."""
+    """Return the bytes of one generic netlink request."""
     payload = GENERIC.pack(command, 1, 0) + attributes
     return HEADER.pack(HEADER.size + len(payload), family, NLM_F_REQUEST | flags, sequence, 0) + payload
 
 
 def attributes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """The attributes in data[start:end], each as (type, offset of its payload, length of its payload).
+    """Return the attributes in data[start:end], each as (type, offset of its payload, length of its payload).
 
     Raises:
         ParseError: a length does not fit.
@@ -67,7 +67,7 @@ def attributes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The messages in a datagram, each as (type, sequence, payload).
+    """Return the messages in a datagram, each as (type, sequence, payload).
 
     Raises:
         ParseError: a length does not fit.
@@ -82,7 +82,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def error_code(payload: bytes) -> int:
-    """The errno of an NLMSG_ERROR message, 0 for a plain acknowledgement."""
+    """Return the errno of an NLMSG_ERROR message, 0 for a plain acknowledgement."""
     if len(payload) < ERROR.size:
         raise ParseError("netlink error", payload)
     code: int = -ERROR.unpack_from(payload)[0]
@@ -110,7 +110,7 @@ class _MMsgHdr(ctypes.Structure):
 
 
 class Inbox:
-    """Room for many datagrams, filled by one system call: recvmmsg(2), which Python's socket module lacks.
+    """A buffer for many datagrams, filled by one system call: recvmmsg(2), which Python's socket module lacks.
 
     Attributes:
         slots: one datagram a row, shape (count, slot_bytes).
@@ -133,10 +133,10 @@ class Inbox:
         self._receive.restype = ctypes.c_int
 
     def fill(self, fd: int, count: int, start: int = 0) -> npt.NDArray[np.int64]:
-        """Take at most `count` datagrams that are there, into the slots from `start` on; the length of each.
+        """Receive at most `count` waiting datagrams into the slots from `start` on; return the length of each.
 
         Raises:
-            OSError: ENOBUFS where the receive buffer was too small and answers were lost.
+            OSError: ENOBUFS: the receive buffer was too small, and answers were lost.
         """
         address = ctypes.addressof(self._headers) + start * ctypes.sizeof(_MMsgHdr)
         got = self._receive(fd, address, min(count, len(self.slots) - start), socket.MSG_DONTWAIT, None)
@@ -151,14 +151,14 @@ class Inbox:
 
 
 class NetlinkSocket:
-    """A socket to the kernel, which never waits.
+    """A socket to the kernel that never blocks.
 
     Args:
         protocol: a number of include/uapi/linux/netlink.h.
         groups: a mask of the multicast groups to listen to.
 
     Raises:
-        BackendUnavailable: this system lacks the protocol, or this process the right.
+        BackendUnavailable: this system lacks the protocol, or this process the permission.
     """
 
     def __init__(self, protocol: int, groups: int = 0) -> None:
@@ -174,11 +174,11 @@ class NetlinkSocket:
             raise BackendUnavailable(f"cannot bind a netlink socket: {err}") from err
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return its descriptor."""
         return self._socket.fileno()
 
     def set_receive_buffer(self, size: int) -> None:
-        """Make room for answers, beyond net.core.rmem_max where CAP_NET_ADMIN lets it."""
+        """Set the size of the receive buffer, with CAP_NET_ADMIN beyond net.core.rmem_max, too."""
         so_rcvbufforce = 33  # not in Python's socket module
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, size)
@@ -186,7 +186,7 @@ class NetlinkSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
     def set_filter(self, program: Sequence[tuple[int, int, int, int]]) -> None:
-        """Have the kernel drop what a classic BPF program does not accept: (code, jt, jf, k) an instruction."""
+        """Have the kernel drop what a classic BPF program does not accept; its instructions are (code, jt, jf, k)."""
         so_attach_filter = 26
         code = ctypes.create_string_buffer(b"".join(_BPF.pack(*instruction) for instruction in program))
         self._socket.setsockopt(
@@ -194,23 +194,23 @@ class NetlinkSocket:
         )
 
     def send(self, data: bytes) -> None:
-        """Send requests, one after the other in `data`."""
+        """Send the requests in `data`."""
         self._socket.send(data)
 
     def receive_many(self, inbox: Inbox, count: int, start: int = 0) -> npt.NDArray[np.int64]:
-        """Fill an inbox with at most `count` datagrams that are there; see `Inbox.fill`."""
+        """Receive at most `count` waiting datagrams into an inbox; see `Inbox.fill`."""
         return inbox.fill(self._socket.fileno(), count, start)
 
     def receive(self) -> bytes:
-        """One datagram.
+        """Return one datagram.
 
         Raises:
-            BlockingIOError: none is there.
+            BlockingIOError: none is waiting.
         """
         return self._socket.recv(1 << 16)
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close the socket; can be called twice."""
         self._socket.close()
 
 
@@ -224,7 +224,7 @@ class GenericSocket(NetlinkSocket):
         super().__init__(NETLINK_GENERIC)
 
     def family(self, name: str) -> int:
-        """The number of a generic netlink family.
+        """Return the number of a generic netlink family.
 
         Raises:
             BackendUnavailable: this kernel does not have it.

@@ -1,4 +1,4 @@
-"""Which perf events are counted, how often and of which job: ``name`` or ``name:period:job_id``."""
+"""Choices of perf events, with period and job: ``name`` or ``name:period:job_id``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORTEST_S, _LONGEST_S = 0.01, 86400.0
 
 
 class EventChoice(NamedTuple):
-    """One event that is to be counted.
+    """One event to count.
 
     Attributes:
         name: of the event.
@@ -29,7 +29,7 @@ class EventChoice(NamedTuple):
 
 
 def parse(text: str) -> EventChoice:
-    """The choice that a text makes; -1 as its period or its job is what a text without them has.
+    """Return the choice in a text; -1 as its period or job means the default.
 
     Raises:
         ConfigError: it makes none.
@@ -50,7 +50,7 @@ def parse(text: str) -> EventChoice:
 
 
 def parse_all(texts: Sequence[str], most: int) -> list[EventChoice]:
-    """The choices of several texts.
+    """Return the choices in several texts.
 
     Raises:
         ConfigError: one is none, or there are none or more than `most`.
@@ -61,7 +61,7 @@ def parse_all(texts: Sequence[str], most: int) -> list[EventChoice]:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a list with commas; those between slashes belong to the name of an event.
+    """Return the parts of a list with commas; commas between slashes belong to the name of an event.
 
     Raises:
         ConfigError: it is too long.
@@ -74,7 +74,7 @@ def split(text: str) -> list[str]:
 
 
 def text(choice: EventChoice) -> str:
-    """The shortest text that makes this choice."""
+    """Return the shortest text of a choice."""
     if choice == EventChoice(choice.name):
         return choice.name
     period = -1 if choice.period_s is None else choice.period_s

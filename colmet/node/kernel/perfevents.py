@@ -1,4 +1,4 @@
-"""Names of perf events, and what each is to perf_event_open(2).
+"""Names of perf events, and their numbers for perf_event_open(2).
 
 Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices for what only this machine has.
 """
@@ -23,7 +23,7 @@ _WHOLE = ("config", "config1", "config2")
 
 
 class Event(NamedTuple):
-    """One event, in the words of struct perf_event_attr.
+    """One event, with the fields of struct perf_event_attr.
 
     Attributes:
         type: of the PMU.
@@ -41,7 +41,7 @@ class Event(NamedTuple):
 
 
 class Absent(LookupError):
-    """This machine does not have such an event, others may; the text says what is missing."""
+    """This machine lacks the event, other machines may have it; the text names what is missing."""
 
 
 # The names of Colmet 0.6. Those of caches are PERF_TYPE_HW_CACHE with a bare PERF_COUNT_HW_CACHE_* number, as there:
@@ -79,7 +79,7 @@ NAMES_06 = {
 
 
 def _kernel_names() -> dict[str, Event]:
-    """The generic names of `perf list`, beside those that differ from 0.6's by dashes alone."""
+    """Return the generic names of `perf list` that differ from those of 0.6 by more than dashes."""
     names = {
         "cycles": NAMES_06["cpu_cycles"],
         "branches": NAMES_06["branch_instructions"],
@@ -112,7 +112,7 @@ _GENERIC = {_plain(name): event for name, event in {**_KERNEL_NAMES, **NAMES_06}
 
 
 def find(name: str, host: Host) -> Event:
-    """The event of a name: one of 0.6, a generic one of `perf list`, ``pmu/event/``, ``pmu/term=1,.../``, ``r1a8``.
+    """Return the event of a name: of 0.6, a generic one of `perf list`, ``pmu/event/``, ``pmu/term=1,.../``, ``r1a8``.
 
     Raises:
         Absent: this machine has no such PMU or event.
@@ -145,7 +145,7 @@ def _unknown(name: str, host: Host) -> str:
 
 
 def _listed(host: Host) -> Iterator[str]:
-    """What `perf list` would name of this machine's own events."""
+    """Return the names that `perf list` has for this machine's own events."""
     for pmu in _names(host, DEVICES):
         for event in _names(host, f"{DEVICES}/{pmu}/events"):
             if "." not in event:  # power has energy-pkg.scale and energy-pkg.unit beside energy-pkg
@@ -160,7 +160,7 @@ def _names(host: Host, path: str) -> list[str]:
 
 
 def _read(host: Host, path: str) -> str | None:
-    """A small file of sysfs; None where there is none."""
+    """Return the text of a small file of sysfs; None if it does not exist."""
     try:
         return host.read(path)[:_MAX_FILE].decode("ascii", "replace").strip()
     except OSError:
@@ -168,7 +168,7 @@ def _read(host: Host, path: str) -> str | None:
 
 
 def _of_pmu(name: str, pmu: str, terms: str, host: Host) -> Event:
-    """The event of terms that the PMU describes in its events/ and format/."""
+    """Return the event of terms that the PMU describes in its events/ and format/."""
     folder = f"{DEVICES}/{pmu}"
     kind = _read(host, f"{folder}/type") if _NAME.fullmatch(pmu) else None
     if kind is None:
@@ -187,7 +187,7 @@ def _of_pmu(name: str, pmu: str, terms: str, host: Host) -> Event:
 
 
 def _terms(name: str, folder: str, text: str, host: Host) -> dict[str, int]:
-    """The numbers of an event's terms; a later one counts where there are several."""
+    """Return the numbers of an event's terms; the last of several counts."""
     found: dict[str, str] = {}
     for term in text.split(","):
         key, equals, number = term.partition("=")
@@ -220,7 +220,7 @@ def _number(name: str, key: str, text: str) -> int:
 
 
 def _place(configs: list[int], name: str, path: str, value: int, host: Host) -> None:
-    """Put a term's bits where the PMU's format/ says, ``config:0-7,32-35``."""
+    """Set a term's bits as the PMU's format/ defines them, ``config:0-7,32-35``."""
     text = _read(host, path)
     if text is None:
         known = ", ".join(_names(host, path.rpartition("/")[0]))

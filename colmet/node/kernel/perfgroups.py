@@ -1,4 +1,4 @@
-"""Groups in cgroup v1's perf_event hierarchy for jobs whose resource manager makes none there."""
+"""Make groups in cgroup v1's perf_event hierarchy for jobs whose resource manager makes none there."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 
-# Groups of ours have the sticky bit, which the kernel keeps and gives no meaning to here, and which no resource manager
-# sets. The next agent tells by it what one before has left.
+# Groups of ours have the sticky bit, which the kernel keeps without a meaning here, and which no resource manager sets.
+# By it the next agent recognises what one before has left.
 _OURS = 0o1755
 _MAX_DEPTH = 8
 _MAX_GROUPS = 4096
-_MAX_ROUNDS = 3  # over the tasks of a job, which go on making others while they are moved
+_MAX_ROUNDS = 3  # over the tasks of a job, which may fork while they are moved
 
 
 class PerfGroups:
-    """Makes groups, has the jobs' tasks in them, and removes them.
+    """Makes groups, moves the jobs' tasks into them, and removes them.
 
     Args:
         host: the machine.
 
     Attributes:
-        moved: processes put into a group.
-        failures: of making, filling and removing groups.
+        moved: number of processes moved into a group.
+        failures: number of groups that could not be made, filled or removed.
     """
 
     def __init__(self, host: Host) -> None:
         self.moved = self.failures = 0
         self._host = host
-        self._going: set[str] = set()
+        self._unused: set[str] = set()
 
     def is_ours(self, path: str) -> bool:
-        """Whether this agent, or one before, has made a group."""
+        """Return whether this agent, or one before, has made a group."""
         try:
             return bool(self._host.mode(path) & stat.S_ISVTX)
         except OSError:
             return False
 
     def make(self, path: str, point: str) -> bool:
-        """Make a group, and those above it that are missing below the mount point; whether it is there now."""
+        """Make a group, and missing ones between it and the mount point; return whether it exists now."""
         missing = []
         while path != point and not self._host.is_directory(path):
             missing.append(path)
             path = posixpath.dirname(path)
-        for one in reversed(missing):
+        for group in reversed(missing):
             try:
-                self._host.make_group(one, _OURS)
+                self._host.make_group(group, _OURS)
             except FileExistsError:
-                pass  # someone else was faster: it is theirs
+                pass  # another program was faster: it is theirs
             except OSError as err:
-                self._failed("make", one, err)
+                self._failed("make", group, err)
                 return False
-            self._going.discard(one)
+            self._unused.discard(group)
         return True
 
     def fill(self, path: str, job: Job) -> None:
-        """Put the processes of a job into its group that are not there: those that come later are their children.
+        """Move the processes of a job that are not in its group into it; children are made in it.
 
-        One that came from elsewhere since is put there at the next call.
+        A process that comes from elsewhere later is moved at the next call.
         """
         for _ in range(_MAX_ROUNDS):
             try:
@@ -91,11 +91,11 @@ class PerfGroups:
         return True
 
     def leave(self, path: str) -> None:
-        """The job of a group has ended: remove it when the next `tidy` comes."""
-        self._going.add(path)
+        """Have the next `tidy` remove a group, whose job has ended."""
+        self._unused.add(path)
 
     def find_left(self, point: str, used: Iterable[str]) -> None:
-        """Have `tidy` remove what an agent before has made under a mount point, but for the groups of jobs now."""
+        """Have `tidy` remove groups that an agent before made under a mount point, but those in use."""
         keep = tuple(used)
         level = [point]
         for _ in range(_MAX_DEPTH):
@@ -107,20 +107,20 @@ class PerfGroups:
                     continue  # gone meanwhile
             level = inside[:_MAX_GROUPS]
             for path in level:
-                if self.is_ours(path) and not any(one == path or one.startswith(path + "/") for one in keep):
-                    self._going.add(path)
+                if self.is_ours(path) and not any(group == path or group.startswith(path + "/") for group in keep):
+                    self._unused.add(path)
 
     def tidy(self, point: str) -> None:
         """Remove the groups whose jobs have ended, and those above them that were made for them.
 
-        Whatever still has a task is tried again at the next call: a process that has left its job goes to the top.
+        A group that still has a task is tried again at the next call; its processes are moved to the top group.
         """
-        for path in sorted(self._going, key=len, reverse=True):
+        for path in sorted(self._unused, key=len, reverse=True):
             if not self._remove(path):
                 self._empty(path, point)
                 if not self._remove(path):
                     continue
-            self._going.discard(path)
+            self._unused.discard(path)
             above = posixpath.dirname(path)
             while above.startswith(point.rstrip("/") + "/") and self.is_ours(above) and self._remove(above):
                 above = posixpath.dirname(above)
@@ -135,7 +135,7 @@ class PerfGroups:
         return True
 
     def _empty(self, path: str, point: str) -> None:
-        """Put what runs in a group that has no job any more where all processes are that belong to none."""
+        """Move the processes of a group without a job to the group of all processes without one."""
         try:
             pids = [int(pid) for pid in self._host.read(f"{path}/cgroup.procs").split()]
         except OSError:

@@ -1,4 +1,4 @@
-"""/proc/<pid>/stat, as far as the accounting of tasks needs it."""
+"""The fields of /proc/<pid>/stat that the accounting of tasks needs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Stat(NamedTuple):
     """A process, or a thread of it.
 
     Attributes:
-        parent: the process that it is a child of.
-        is_ending: whether the kernel is taking it down.
+        parent: its parent process.
+        is_ending: whether the kernel is removing it.
         charged_ns: CPU time of the children that it has waited for, and of theirs.
-        began_ns: when it began, since boot.
+        began_ns: its start, since boot.
     """
 
     parent: int
@@ -32,18 +32,18 @@ class Stat(NamedTuple):
 
 
 def parse_stat(data: bytes) -> Stat:
-    """The fields of /proc/<pid>/stat.
+    """Return the fields of /proc/<pid>/stat.
 
     Raises:
         ValueError, IndexError: another form.
     """
-    fields = data[data.rfind(b")") + 1 :].split()  # a name may hold anything
+    fields = data[data.rfind(b")") + 1 :].split()  # a name may contain anything
     charged = int(fields[13]) + int(fields[14])
     return Stat(int(fields[1]), bool(int(fields[6]) & _EXITING), charged * _TICK_NS, int(fields[19]) * _TICK_NS)
 
 
 def ask_stats(host: Host, asked: Iterable[tuple[int, str]]) -> list[Stat | NoAnswer | None]:
-    """Read the stat of processes or threads; None of those that have ended.
+    """Return the stat of processes or threads; None of those that have ended.
 
     Args:
         host: the machine.

@@ -1,4 +1,4 @@
-"""The kernel's taskstats: struct layouts, questions about live tasks, records of tasks that have ended.
+"""The kernel's taskstats: struct layouts, queries of live tasks, exit records of ended ones.
 
 Source: Linux include/uapi/linux/taskstats.h and kernel/taskstats.c. Both come over generic netlink, and need
 CAP_NET_ADMIN.
@@ -54,13 +54,13 @@ _V15_BEFORE_TGID = 2 * 12
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """Where things are in one version of struct taskstats.
+    """The places of fields in one version of struct taskstats.
 
     Attributes:
         columns: the counters of `FIELDS`, in words of 8 bytes.
-        ids: thread, process and parent process, in words of 4 bytes; the thread stands for the process where the
-            version does not tell.
-        words: the struct is at least this long, in words of 8 bytes.
+        ids: thread, process and parent process, in words of 4 bytes; the thread stands for the process in versions
+            without it.
+        words: the least length of the struct, in words of 8 bytes.
     """
 
     columns: npt.NDArray[np.intp]
@@ -69,7 +69,7 @@ class RecordLayout:
 
     @classmethod
     def of(cls, version: int) -> RecordLayout:
-        """The layout of a version.
+        """Return the layout of a version.
 
         Raises:
             ParseError: the version is too old.
@@ -96,7 +96,7 @@ _BTIME = FIELDS.index("ac_btime")
 
 
 def stats_offset(message: bytes) -> tuple[int, int]:
-    """Where struct taskstats starts in an answer, and its length in bytes.
+    """Return the offset of struct taskstats in an answer, and its length in bytes.
 
     Raises:
         ParseError: the answer holds none.
@@ -111,10 +111,10 @@ def stats_offset(message: bytes) -> tuple[int, int]:
 
 
 class Form:
-    """The form that the kernel gives to all of its messages about a task, read off one of them.
+    """The form of all messages of this kernel about a task, read from one of them.
 
     Raises:
-        ParseError: the message holds no struct taskstats, or one of a version that is not known.
+        ParseError: the message has no struct taskstats, or one of an unknown version.
     """
 
     def __init__(self, message: bytes) -> None:
@@ -124,17 +124,17 @@ class Form:
         self._layout = RecordLayout.of(version)
         if self._words < self._layout.words:
             raise ParseError("struct taskstats", f"version {version} of {size} bytes")
-        # what frames the numbers, and is not a length, a pid or a sequence, is the same in each
+        # headers and attributes, but for lengths, pids and sequences, are the same in each
         places = [*range(4, 6), *range(16, 24), *range(self.offset - 4, self.offset + 2)]
         self._places = np.array(places, dtype=np.intp)
         self._framing = np.frombuffer(message, dtype=np.uint8)[self._places]
 
     def fits(self, slots: npt.NDArray[np.uint8]) -> bool:
-        """Whether messages, one a row, all have this form."""
+        """Return whether messages, one a row, all have this form."""
         return bool((slots[:, self._places] == self._framing).all())
 
     def values(self, slots: npt.NDArray[np.uint8]) -> Ints:
-        """The counters in messages of this form: shape (n, fields), in the order of `FIELDS`."""
+        """Return the counters in messages of this form: shape (n, fields), in the order of `FIELDS`."""
         words: npt.NDArray[np.int64] = np.ndarray(
             (len(slots), self._words), "<i8", buffer=slots, offset=self.offset, strides=(slots.strides[0], 8)
         )
@@ -143,7 +143,7 @@ class Form:
         return values
 
     def ids(self, slots: npt.NDArray[np.uint8]) -> Ints:
-        """Whose messages these are: thread, process, parent process; shape (n, 3)."""
+        """Return thread, process and parent process of each message: shape (n, 3)."""
         words: npt.NDArray[np.uint32] = np.ndarray(
             (len(slots), 2 * self._words), "<u4", buffer=slots, offset=self.offset, strides=(slots.strides[0], 4)
         )
@@ -152,7 +152,7 @@ class Form:
 
 
 def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
-    """The counters in answers of one form.
+    """Return the counters in answers of one form.
 
     Args:
         slots: one answer a row, shape (n, slot bytes).
@@ -171,16 +171,16 @@ def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
 
 
 class TaskstatsClient:
-    """Asks the kernel for the counters of many tasks.
+    """Queries the counters of many tasks.
 
     Attributes:
-        inbox: room for messages, free for others between two queries.
-        lost: answers that did not arrive.
+        inbox: buffer for messages, free for others between two queries.
+        lost: number of answers that did not arrive.
     """
 
     BATCH = 512  # requests in one send
-    SLOT_BYTES = 1024  # an answer takes about 600 bytes
-    BUFFER_BYTES = 4 << 20  # room for the answers to one send, which take about 2.5 KiB each in the kernel
+    SLOT_BYTES = 1024  # an answer has about 600 bytes
+    BUFFER_BYTES = 4 << 20  # for the answers to one send, about 2.5 KiB each in the kernel
 
     def __init__(self) -> None:
         self._socket = netlink.GenericSocket()
@@ -208,14 +208,14 @@ class TaskstatsClient:
         return np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
-        """The counters of live tasks.
+        """Return the counters of live tasks.
 
         Args:
             tids: ascending, each once, shape (n,).
 
         Returns:
             The tids that answered, ascending, shape (m,), and their counters, shape (m, fields). A task that has
-            ended meanwhile is left out.
+            ended meanwhile is missing.
 
         Raises:
             PermissionError: the process lacks CAP_NET_ADMIN.
@@ -235,13 +235,13 @@ class TaskstatsClient:
             else:
                 raise OSError(errno.ENOBUFS, f"the kernel's answers for {len(some)} tasks were lost, three times")
         all_found, all_values = np.concatenate(found), np.concatenate(values)
-        if (np.diff(all_found) < 0).any():  # what was asked for twice comes last
+        if (np.diff(all_found) < 0).any():  # tasks that were queried twice come last
             order = np.argsort(all_found)
             return all_found[order], all_values[order]
         return all_found, all_values
 
     def _exchange(self, tids: Ints) -> tuple[Ints, Ints, Ints]:
-        """Ask for at most BATCH tasks: those that answered, their counters, and those of whom nothing was heard."""
+        """Query at most BATCH tasks; return those that answered, their counters, and those without any answer."""
         count = len(tids)
         self._drain()
         self._requests["tid"][:count] = tids
@@ -271,13 +271,13 @@ class TaskstatsClient:
         return tids[sequences], decode_answers(slots, lengths), tids[~heard]
 
     def _drain(self) -> None:
-        """Forget answers that came late to an exchange that failed."""
+        """Drop late answers to an exchange that failed."""
         while True:
             try:
                 self._socket.receive()
             except BlockingIOError:
                 return
-            except OSError as err:  # ENOBUFS is told once and then forgotten
+            except OSError as err:  # ENOBUFS is reported once
                 if err.errno != errno.ENOBUFS:
                     raise
 
@@ -294,12 +294,12 @@ class TaskstatsClient:
             raise OSError(code, f"taskstats: {os.strerror(code)}")
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close the socket; can be called twice."""
         self._socket.close()
 
 
 class Exits(NamedTuple):
-    """Tasks that have ended, in the order in which each CPU told of them.
+    """Tasks that have ended, in the order in which each CPU reported them.
 
     Attributes:
         ids: thread, process, parent process; shape (n, 3).
@@ -311,24 +311,24 @@ class Exits(NamedTuple):
 
 
 class SequenceCount:
-    """Counts what is missing in the numbers that one CPU gives to its records.
+    """Counts the gaps in the numbers that one CPU gives to its records.
 
-    The kernel takes the number from the counter of the CPU on which the task happens to be, and after that may send the
-    record to the listener of another CPU: a number out of place is one that is missing elsewhere.
+    The kernel takes the number from the counter of the CPU on which the task is, and may then send the record to the
+    listener of another CPU: a number out of place is one that is missing elsewhere.
 
     Attributes:
-        lost: records that are missing, summed over all CPUs only.
+        lost: number of missing records; meaningful only as the sum over all CPUs.
     """
 
     def __init__(self) -> None:
         self.lost = 0
         self._expected: int | None = None
-        # where the CPU's own numbers may go on: before the last gap, and after the last number that was out of place
+        # where the CPU's own numbers may continue: before the last gap, and after the last number out of place
         self._before_gap: int | None = None
         self._after_stray: int | None = None
 
     def add(self, numbers: list[int]) -> None:
-        """Take in the numbers of some records, at least one, as they came."""
+        """Add the numbers of one or more records, in the order of their arrival."""
         first, count = numbers[0], len(numbers)
         if self._expected is None:
             self._expected = first
@@ -353,26 +353,26 @@ class SequenceCount:
 
 
 class ExitRecords:
-    """Listens to what the kernel sends exit records, on a socket for each CPU.
+    """Receives the kernel's exit records, on a socket for each CPU.
 
-    A CPU that is offline is listened to as well, so CPUs may come and go.
+    Offline CPUs have a socket, too, as they can become online at any time.
 
     Args:
         host: the machine.
-        inbox: room for messages; only used within `receive`.
+        inbox: buffer for messages; only used within `receive`.
         buffer_bytes: of each socket; None: BUFFERS_BYTES over the CPUs.
 
     Attributes:
-        fd: readable when there are records.
-        records: that have come.
-        overflows: times that a socket's buffer was full. What was lost then shows in `lost`, as soon as the same CPU
-            tells of the next task.
+        fd: readable when a record has come.
+        records: number of records received.
+        overflows: number of times that a socket's buffer was full. `lost` has the lost records as soon as the same CPU
+            reports the next task.
 
     Raises:
-        BackendUnavailable: no right, or not in the machine's own user and process namespaces.
+        BackendUnavailable: no permission, or not in the machine's own user and process namespaces.
     """
 
-    BUFFERS_BYTES = 1 << 30  # at most this for all CPUs; memory is taken only by what waits
+    BUFFERS_BYTES = 1 << 30  # at most this for all CPUs; only waiting records use memory
     BUFFER_BYTES = (2 << 20, 16 << 20)
 
     def __init__(self, host: Host, inbox: netlink.Inbox, buffer_bytes: int | None = None) -> None:
@@ -417,18 +417,18 @@ class ExitRecords:
 
     @property
     def lost(self) -> int:
-        """Records that did not arrive, by the gaps in each CPU's numbers."""
+        """Number of records that did not arrive, by the gaps in each CPU's numbers."""
         return max(0, sum(count.lost for _, count in self._sockets.values()))
 
     def receive(self) -> Exits:
-        """What has come.
+        """Return the records that have come.
 
         Raises:
             ParseError: a record has another form; those before it are lost with it.
         """
         ids, values = [_NO_IDS], [_NO_VALUES]
         room, used = len(self._inbox.slots), 0
-        parts: list[tuple[SequenceCount, int]] = []  # whose records fill the inbox, and up to where
+        parts: list[tuple[SequenceCount, int]] = []  # the CPUs whose records are in the inbox, and their ends
         for fd, _ in self._epoll.poll(0):
             listener, count = self._sockets[fd]
             while True:
@@ -437,7 +437,7 @@ class ExitRecords:
                 except OSError as err:
                     if err.errno != errno.ENOBUFS:
                         raise
-                    self.overflows += 1  # told once; what is queued can be read on
+                    self.overflows += 1  # reported once; queued records can still be read
                     continue
                 used += got
                 if got:
@@ -451,7 +451,7 @@ class ExitRecords:
         return Exits(np.concatenate(ids), np.concatenate(values))
 
     def _decode(self, parts: list[tuple[SequenceCount, int]], ids: list[Ints], values: list[Ints]) -> None:
-        """Read what is in the inbox: at once, as each CPU may have sent but a few."""
+        """Decode the inbox: all CPUs at once, as each may have sent only a few records."""
         used = parts[-1][1]
         slots = self._inbox.slots[:used]
         numbers = np.ndarray((used,), "=u4", buffer=slots, offset=8, strides=(slots.strides[0],)).tolist()
@@ -468,7 +468,7 @@ class ExitRecords:
         values.append(self._form.values(slots))
 
     def close(self) -> None:
-        """Stop listening; also twice."""
+        """Stop listening; can be called twice."""
         for listener, _ in self._sockets.values():
             listener.close()
         self._sockets = {}
