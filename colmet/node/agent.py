@@ -1,4 +1,4 @@
-"""One tick: the jobs once, each backend once, one batch."""
+"""The agent: at each tick, one scan of the jobs, one sample of each backend, one batch."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ class Agent:
         self._jobs: dict[int, Job] = {}
 
     def changes(self) -> dict[str, Prepare]:
-        """The options that can change between two ticks."""
+        """Return the options that can change between two ticks."""
 
         def pace(period_s: float) -> None:
             self._schedule.change(period_s)
@@ -372,7 +372,7 @@ class Agent:
         return put
 
     def tick(self) -> Batch:
-        """Measure everything once."""
+        """Measure everything once, and return the batch."""
         with self._meter:
             time_ns = time.time_ns()
             scan = self._scan()
@@ -411,7 +411,7 @@ class Agent:
         return batch
 
     def _own_tables(self, time_ns: int) -> list[Table]:
-        """What numbered columns hold and what the agent itself costs, where that is asked for and due."""
+        """Return the tables of numbered columns and of self-metrics, if wanted and due."""
         tables: list[Table] = []
         with self._spared():
             if self._mapping is not None:
@@ -422,7 +422,7 @@ class Agent:
         return tables
 
     def _totals(self) -> dict[str, int]:
-        """What the agent as a whole counts, by column of `agent_default`."""
+        """Return the agent's own counters, by column of `agent_default`."""
         totals = {
             "wall_time": self._meter.wall_ns // 1000,
             "overruns": self._schedule.overruns,
@@ -467,7 +467,7 @@ class Agent:
         return scan
 
     def _time_of_last_rows_ns(self) -> int:
-        """Return the time of last rows: now, or the next second where the tick before is of this one.
+        """Return the time of last rows: now, or the next second if the tick before is in this one.
 
         Files and databases have whole seconds. Two rows of a job in one would count twice in sums over a second.
         """
@@ -590,7 +590,7 @@ class Agent:
                 self._health.take(batch)
 
     def _tell(self, service: Service) -> None:
-        """Have how the agent is known to those who ask."""
+        """Note the agent's state, for its control socket and the service manager."""
         if self._health is not None:
             with self._spared():
                 self._health.note(self._runners, self._totals(), self._meter.last_wall_ns, self._schedule.period_s)
@@ -598,7 +598,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _spared(self) -> Iterator[None]:
-        """A defect of ours in here must not stop the measuring."""
+        """Log and count a defect of ours in the block, and continue after it."""
         try:
             yield
         except Exception:
@@ -620,7 +620,7 @@ class Agent:
             )
 
     def close(self) -> None:
-        """Give everything back; also twice."""
+        """Release everything; can be called twice."""
         for runner in self._runners:
             try:
                 runner.close()

@@ -1,4 +1,4 @@
-"""Backends that may have to wait, each in a thread of its own: no tick waits for them."""
+"""Run backends that may block, each in a thread of its own: no tick waits for them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class NotYet(Exception):
-    """The backend's `open()` has not returned yet: ask again at the next tick."""
+    """The backend's `open()` has not returned yet; it is tried again at the next tick."""
 
 
 class _Call:
-    """One call into the backend, and what came of it.
+    """One call into the backend, and its result.
 
     Attributes:
-        began: when, by the monotonic clock.
-        ended_ns: when, since the epoch; 0 before.
+        began: its start, by the monotonic clock.
+        ended_ns: its end, since the epoch; 0 before.
     """
 
     def __init__(self, function: Callable[[], Any], began: float) -> None:
@@ -55,18 +55,25 @@ class _Call:
 
 
 class BackgroundBackend(InputBackend):
-    """A blocking backend as one that never blocks.
+    """Runs a blocking backend in a thread, so that no call blocks.
 
-    A tick hands over what has been measured since the one before, and has the next measurement begin. Where the former
-    has not ended yet, that tick has nothing of it: nothing waits, nothing piles up.
+    A tick returns the result of the measurement that the tick before started, and starts the next one. If that has not
+    ended, the tick is skipped: nothing waits, nothing accumulates.
+
+    ::
+
+        closed --open(): starts the thread--> opening --open() has returned--> idle --sample()--> measuring
+          ^                                                                    ^                      |
+          |                                                                    +---sample() or take()-+
+          +--------------- close(): as soon as the call under way has returned ----- any state
 
     Args:
         backend: the blocking one.
 
     Attributes:
-        meter: what the thread's work has taken.
-        measured_ns: when the measurement ended that `sample()` or `take()` handed over last, since the epoch.
-        is_busy: whether the last `sample()` was left out, as the measurement before it had not ended.
+        meter: CPU and wall time of the thread.
+        measured_ns: end of the measurement that `sample()` or `take()` returned last, since the epoch.
+        is_busy: whether the last `sample()` was skipped, as the measurement before it had not ended.
     """
 
     def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -84,26 +91,26 @@ class BackgroundBackend(InputBackend):
         self._wake = threading.Semaphore(0)
         self._ends = False
         self._is_late = False
-        self._left_out = self._late = 0
+        self._skipped = self._late = 0
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """None: the backend has them."""
+        """Do nothing: the backend declares its options."""
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> None:
-        """None: it is made around a backend."""
+        """Return None: the object is made around a backend."""
 
     def open(self) -> None:
-        """Have the backend opened, or take what came of that.
+        """Start to open the backend, or return when it is open.
 
         Raises:
-            NotYet: it has not ended.
-            BackendUnavailable: what it said.
+            NotYet: it has not returned yet.
+            BackendUnavailable: as the backend raised it.
         """
         if self._ends:
             if self._thread is not None and self._thread.is_alive():
-                raise NotYet  # a driver still holds the thread of the time before
+                raise NotYet  # a driver still blocks the former thread
             self._thread, self._call, self._ends = None, None, False
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"colmet-{self.name}", daemon=True)
@@ -115,28 +122,28 @@ class BackgroundBackend(InputBackend):
         self._result()
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """What has been measured since the last time; the next measurement begins.
+        """Return what was measured since the last call, and start the next measurement.
 
         Raises:
-            Exception: what the measurement raised.
+            Exception: as the measurement raised it.
         """
         self.is_busy = not self._has_ended()
         if self.is_busy:
-            self._left_out += 1
+            self._skipped += 1
             return ()
         asked = self._backend.ask(jobs)
         try:
             samples = self.take()
         except BackendUnavailable:
-            raise  # it is to be closed, and opened again later
-        except Exception:  # whatever it was: the next measurement may do better
+            raise  # it is closed, and opened again later
+        except Exception:  # of any kind: the next measurement may succeed
             self._begin(lambda: list(self._backend.sample(asked)))
             raise
         self._begin(lambda: list(self._backend.sample(asked)))
         return samples
 
     def take(self) -> Iterable[Sample]:
-        """What has been measured since the last time, and nothing begins."""
+        """Return what was measured since the last call, and start nothing."""
         if self._call is None or not self._has_ended():
             return ()
         self.measured_ns = self._call.ended_ns
@@ -144,18 +151,18 @@ class BackgroundBackend(InputBackend):
         return samples
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Those of the backend."""
+        """Return those of the backend."""
         return self._backend.counter_names()
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """That of the backend."""
+        """Return that of the backend."""
         return self._backend.mapping_file()
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the backend, how often it was not ready, and of its programs."""
+        """Return those of the backend, and the numbers of skipped and late calls and of its programs."""
         programs = list(self._backend.programs())
         return {
-            "left_out": self._left_out,
+            "left_out": self._skipped,
             "late": self._late,
             "commands": sum(program.runs for program in programs),
             "commands_killed": sum(program.killed for program in programs),
@@ -163,13 +170,13 @@ class BackgroundBackend(InputBackend):
         }
 
     def close(self) -> None:
-        """Have the backend closed as soon as what it does has ended; waits for nothing. Also twice."""
+        """Close the backend as soon as its call has returned, without waiting; can be called twice."""
         if not self._ends:
             self._ends = True
             self._wake.release()
 
     def join(self, within_s: float) -> None:
-        """After `close()`: wait until it is closed, but no longer than that."""
+        """Wait until it is closed after `close()`, at most for some seconds."""
         if self._thread is not None:
             self._thread.join(within_s)
 
@@ -178,7 +185,7 @@ class BackgroundBackend(InputBackend):
         self._wake.release()
 
     def _has_ended(self) -> bool:
-        """Whether nothing is under way; what takes longer than its deadline is told, once."""
+        """Return whether no call is under way; log once a call that exceeds its deadline."""
         call = self._call
         if call is None or call.ended_ns:
             if self._is_late and call is not None:
@@ -203,7 +210,7 @@ class BackgroundBackend(InputBackend):
         return call.result()
 
     def _run(self) -> None:
-        """The thread."""
+        """Run the calls, in the thread."""
         while True:
             self._wake.acquire()
             if self._call is not None and not self._call.ended_ns:
@@ -213,5 +220,5 @@ class BackgroundBackend(InputBackend):
                 break
         try:
             self._backend.close()
-        except Exception:  # whoever closes it does not wait to hear of it
+        except Exception:  # the caller of `close` does not wait for the result
             log.exception("close failed backend=%s", self.name)

@@ -1,8 +1,8 @@
-"""Another sample period or other perf events for a node that runs, as the Rust node is asked for them.
+"""Change the sample period or the perf events of a running node, by the requests of the Rust node.
 
 The request is a map: `sample_period`, in seconds, and `metrics` or `perfhw_metrics`, a list of events with commas, each
-`name` or `name:period:job_id`. All that it asks for is done, or nothing. It lasts until the node's next start, or until
-its configuration file is read again.
+`name` or `name:period:job_id`. All of it is done, or nothing. It lasts until the node's next start, or until its
+configuration file is read again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def add_options(parser: cli.Options) -> None:
 
 
 def parse(request: Request) -> dict[str, Any]:
-    """The options that a request asks for, by what argparse calls them.
+    """Return the options in a request, by their names in argparse.
 
     Raises:
-        Refused: it asks for something else, for nothing, or in a wrong way.
+        Refused: it has something else, nothing, or a wrong value.
     """
     values: dict[str, Any] = {}
     for key, value in request.items():
@@ -73,10 +73,10 @@ def _text(value: object) -> str:
 
 
 def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
-    """Put new values into effect, for the main thread; what is told of it.
+    """Put new values into effect, in the main thread; return the answer to the request.
 
     Raises:
-        Refused: one of them cannot be; nothing has changed.
+        Refused: one of them is not possible; nothing has changed.
     """
     if "perfhw_list" in values and "perfhw_list" not in settings:
         raise Refused("metrics: perf events are not counted on this node; start it with --enable-perfhw")
@@ -99,7 +99,7 @@ def _shown(value: Any) -> Any:
 
 
 def handler(settings: Settings, errands: Errands) -> Handler:
-    """Answers `configure`, in any thread: the change itself is made between two ticks."""
+    """Return the handler of `configure`, for any thread: the change itself is made between two ticks."""
 
     def configure(request: Request) -> dict[str, Any]:
         values = parse(request)
@@ -109,12 +109,12 @@ def handler(settings: Settings, errands: Errands) -> Handler:
 
 
 class Remote:
-    """What somebody else than this machine's administrator asks of this node: `configure`, and nothing else.
+    """Answers requests from other machines: `configure`, and nothing else.
 
     Args:
-        control: answers it.
-        is_known: whether whoever asks has proved to be the collector, or need not.
-        way: on which it comes, for errors.
+        control: answers them.
+        is_known: whether the client is authenticated as the collector, or need not be.
+        way: the connection, for errors.
     """
 
     def __init__(self, control: Control, is_known: bool, way: str = "over the link") -> None:
@@ -124,11 +124,11 @@ class Remote:
         self._requests = self._refused = 0
 
     def counters(self) -> dict[str, int]:
-        """Requests that came this way, and those that were refused before anybody looked at what they ask for."""
+        """Return the numbers of requests, and of those that were refused before they were handled."""
         return {"requests": self._requests, "refused": self._refused}
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to a request, both as bytes; whatever is wrong with it, there is one."""
+        """Return the answer to a request, both as bytes; a wrong request has an answer, too."""
         self._requests += 1
         why = ""
         if not self._is_known:

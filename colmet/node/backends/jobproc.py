@@ -1,9 +1,10 @@
-"""I/O, memory and tasks of each job's processes, from /proc. Of all jobs with --enable-jobproc.
+"""I/O, memory and tasks of each job's processes, from /proc.
 
-Without that option, memory and tasks of the jobs for which no cgroup counts them, as with OAR 2 as it is delivered: one
-file for each process and tick, a third of the cost. --disable-jobproc turns that off.
+With --enable-jobproc, all of it, for all jobs. Without that option, memory and tasks of jobs for which no cgroup counts
+them, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
+off.
 
-Counted by process, not by thread: /proc/<tid>/io of a thread repeats what its whole process read and wrote.
+Values are counted by process, not by thread: /proc/<tid>/io of a thread repeats the I/O of its whole process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 MEMORY, TASKS = "memory_current", "pids_current"  # columns of cgroup_default
 
 
-# What is folded, over processes. The last one is no column: files and shared memory of the process that maps most.
+# The values that are folded over processes. The last one is no column: files and shared memory, of the largest process.
 _OF_PROCESS = Schema(
     "jobprocstats_process",
     "job",
@@ -46,7 +47,7 @@ _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def parse_io(data: bytes) -> list[int]:
-    """The seven counters of /proc/<pid>/io, in the order of `IO_FIELDS`.
+    """Return the seven counters of /proc/<pid>/io, in the order of `IO_FIELDS`.
 
     Raises:
         ValueError: another form.
@@ -58,7 +59,7 @@ def parse_io(data: bytes) -> list[int]:
 
 
 def number_after(text: bytes, key: bytes) -> int:
-    """The whole number that follows `key` on its line, with or without a unit behind it.
+    """Return the whole number that follows `key` on its line, with or without a unit after it.
 
     Raises:
         ValueError, IndexError: there is no such line, or no number on it.
@@ -72,8 +73,8 @@ class Resident(NamedTuple):
 
     Attributes:
         size: virtual memory.
-        resident: pages that are in memory.
-        mapped: those of them that are of files or shared memory.
+        resident: pages in memory.
+        mapped: of these, those of files and shared memory.
     """
 
     size: int
@@ -82,12 +83,12 @@ class Resident(NamedTuple):
 
     @property
     def anonymous(self) -> int:
-        """Those that are neither; 0 where the kernel's counters, which it reads one after the other, say less."""
+        """The other pages in memory; at least 0, as the kernel reads its counters one after the other."""
         return max(0, self.resident - self.mapped)
 
 
 def parse_statm(data: bytes) -> Resident:
-    """The first three columns of /proc/<pid>/statm.
+    """Return the first three columns of /proc/<pid>/statm.
 
     Raises:
         ValueError: another form.
@@ -97,10 +98,10 @@ def parse_statm(data: bytes) -> Resident:
 
 
 class _Process:
-    """One process: its files, kept open, and what changes rarely.
+    """One process: its files, which are kept open, and the values that change rarely.
 
     Attributes:
-        serial: a number of its own, unlike the pid never given to another process; 0 until it has been read.
+        serial: a number that no other process gets, unlike the pid; 0 until it has been read.
     """
 
     __slots__ = ("_io", "_shape", "_shmem_kb", "_statm", "_status", "pid", "ppid", "serial")
@@ -116,7 +117,7 @@ class _Process:
         self._shmem_kb = MISSING_INT
 
     def read(self) -> list[int]:
-        """Its values now, in the order of `_OF_PROCESS`; I/O is -1 where this user may not read it.
+        """Return its values, in the order of `_OF_PROCESS`; I/O is -1 without the permission to read it.
 
         Raises:
             OSError: it has ended; see `is_gone`.
@@ -125,8 +126,8 @@ class _Process:
         data = self._statm.read()
         try:
             of = parse_statm(data)
-            # RssShmem stands in status alone, which costs the kernel six times what statm does: it is read when the
-            # mapped size or the shared pages, which include it, have changed
+            # RssShmem is in status alone, which costs the kernel six times as much as statm: it is read when the
+            # mapped size, or the shared pages, which include it, have changed
             if (of.size, of.mapped) != self._shape:
                 self._read_status()
                 self._shape = (of.size, of.mapped)
@@ -143,7 +144,7 @@ class _Process:
             raise ParseError(self._io.path, data[:80]) from err
 
     def is_zombie(self) -> bool:
-        """Whether it has ended, and its parent has not waited for it."""
+        """Return whether it has ended, and its parent has not waited for it."""
         try:
             return b"\nState:\tZ" in self._status.read()
         except OSError as err:
@@ -152,7 +153,7 @@ class _Process:
             return False
 
     def forget_parent(self) -> None:
-        """Its parent has ended: read who its parent is now."""
+        """Read the parent again, as the former one has ended."""
         self._shape = None
 
     def _read_status(self) -> None:
@@ -174,8 +175,8 @@ class _Process:
         self._status.close()
 
 
-class StandIn:
-    """Memory and tasks of jobs for which no cgroup counts them.
+class UncountedJobs:
+    """Measures memory and tasks of jobs for which no cgroup counts them.
 
     One file of each process is kept open, and read at each tick.
 
@@ -193,10 +194,10 @@ class StandIn:
         self._files: dict[int, Kept] = {}  # of this one
         self._answers: dict[int, object] = {}  # what became of reading them, see `_read`
         self._had: set[int] = set()  # jobs that have or had a process
-        self._told = False
+        self._warned = False
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """A tick begins, with these jobs: read what is read of their processes."""
+        """Begin a tick: read the files of the processes of these jobs."""
         self._former.update(self._files)
         self._files = {}
         self._had.intersection_update([job.id for job in jobs])
@@ -208,14 +209,14 @@ class StandIn:
         self._answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
 
     def end(self) -> None:
-        """The tick ends: close the files of the processes that it did not meet."""
+        """End a tick: close the files of processes that were not read at it."""
         for pid, file in self._former.items():
             if self._files.get(pid) is not file:
                 file.close()
         self._former, self._answers = {}, {}
 
     def of(self, job: Job) -> Values | None:
-        """What its row has; None where its cgroups count all of it, or while it has never had a process.
+        """Return the values of a job's row; None if its cgroups count all of it, or it has never had a process.
 
         Raises:
             ParseError: a file has another form.
@@ -234,13 +235,13 @@ class StandIn:
         return row
 
     def _memory(self, job: int, pids: Sequence[int]) -> dict[str, int]:
-        """Memory of processes; nothing where it cannot be known of one that goes on."""
+        """Return the memory of processes; nothing if that of a live one is unknown."""
         resident = size = anonymous = mapped = found = silent = 0
         for pid in pids:
             answer = self._answers[pid]
             if isinstance(answer, PermissionError):
-                if not self._told:
-                    self._told = True
+                if not self._warned:
+                    self._warned = True
                     log.warning(
                         "cannot read /proc/<pid>/statm of all processes: memory in jobprocstats_default is missing for "
                         "these jobs; start colmet-node as root job=%d pid=%d",
@@ -271,7 +272,7 @@ class StandIn:
         return {"VmRSS": resident, "VmSize": size, "RssAnon": anonymous, "memory_used": (anonymous + mapped) * 1024}
 
     def _read(self, pid: int, file: Kept | None) -> tuple[Kept, bytes] | None:
-        """A process's statm; None where it has ended. In the thread that reads."""
+        """Return a process's statm; None if it has ended. Runs in the thread that reads."""
         while True:
             tried = file or self._host.keep(f"/proc/{pid}/statm")
             try:
@@ -285,7 +286,7 @@ class StandIn:
                 file = None  # its number may be another process's by now
 
     def close(self) -> None:
-        """Close the files; also twice."""
+        """Close the files; can be called twice."""
         self._former.update(self._files)
         self._files = {}
         self.end()
@@ -296,10 +297,10 @@ class JobprocBackend(InputBackend):
 
     Args:
         host: the machine.
-        every: measure all jobs, and all of it; else what cgroups do not count.
+        every: whether to measure all of it for all jobs; else only what cgroups do not count.
 
     Attributes:
-        every: as it was given.
+        every: as given.
     """
 
     name = "jobproc"
@@ -311,17 +312,17 @@ class JobprocBackend(InputBackend):
         self.every = every
         self.part = "" if every else "for memory and tasks that no cgroup counts; --enable-jobproc: for all jobs"
         self._host = host
-        self._stand_in = None if every else StandIn(host)
+        self._uncounted = None if every else UncountedJobs(host)
         self._totals = Accumulator(_OF_PROCESS)
         self._processes: dict[int, _Process] = {}  # by pid
         self._by_serial: dict[int, _Process] = {}  # those of the last tick, and those that have ended since
         self._members: dict[int, list[int]] = {}  # pids by job, as of the last tick
         self._serials = 0
-        self._told_of_rights = False
+        self._warned_of_rights = False
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option for all jobs, one to turn it off."""
+        """Declare the option for all jobs, and the one that turns it off."""
         parser.add_argument(
             "--enable-jobproc",
             action="store_true",
@@ -334,21 +335,21 @@ class JobprocBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend | None:
-        """For all jobs with the option; else for jobs that no cgroup counts, unless it is turned off."""
+        """Return the backend: for all jobs with the option, else for jobs that no cgroup counts."""
         return None if options.disable_jobproc else cls(host, every=options.enable_jobproc)
 
     def use_value(self, name: str, value: JobValue) -> None:
         """Read `columns_counted`, the columns of memory and tasks that a job's cgroups count."""
-        if self._stand_in is not None:
-            self._stand_in.columns_counted = value
+        if self._uncounted is not None:
+            self._uncounted.columns_counted = value
 
     def open(self) -> None:
-        """Nothing to get ready."""
+        """Do nothing: /proc is always there."""
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row for each job that has or had a process; without `every`, that its cgroups do not count in full."""
-        if self._stand_in is not None:
-            return self._stood_in(self._stand_in, jobs)
+        """Return one row for each job that has or had a process; without `every`, only if its cgroups lack a value."""
+        if self._uncounted is not None:
+            return self._sample_uncounted(self._uncounted, jobs)
         former, self._processes = self._processes, {}
         self._totals.keep_only({job.id for job in jobs})
         rows = []
@@ -359,7 +360,7 @@ class JobprocBackend(InputBackend):
                 if totals is not None:
                     rows.append(Sample(job.id, self._row(job, totals)))
         except BaseException:
-            self._processes = {**former, **self._processes}  # who was not looked at has not ended
+            self._processes = {**former, **self._processes}  # those that were not read have not ended
             raise
         for process in former.values():
             if self._processes.get(process.pid) is not process:
@@ -369,10 +370,10 @@ class JobprocBackend(InputBackend):
         return rows
 
     @staticmethod
-    def _stood_in(stand_in: StandIn, jobs: Sequence[Job]) -> list[Sample]:
-        stand_in.begin(jobs)
-        rows = [Sample(job.id, row) for job in jobs if (row := stand_in.of(job)) is not None]
-        stand_in.end()
+    def _sample_uncounted(uncounted: UncountedJobs, jobs: Sequence[Job]) -> list[Sample]:
+        uncounted.begin(jobs)
+        rows = [Sample(job.id, row) for job in jobs if (row := uncounted.of(job)) is not None]
+        uncounted.end()
         return rows
 
     @staticmethod
@@ -386,10 +387,10 @@ class JobprocBackend(InputBackend):
     def _read_all(
         self, jobs: Sequence[Job], former: Mapping[int, _Process]
     ) -> tuple[dict[int, list[int]], dict[int, object]]:
-        """The processes of each job, and what became of reading them: see `_measure`.
+        """Return the processes of each job, and the results of reading them: see `_measure`.
 
-        A cgroup no longer lists processes that have ended and were not waited for yet, but their I/O is still their
-        own: their parent gets it when it waits. So former members of a job are read as well.
+        A cgroup does not list processes that have ended and were not waited for yet, but their I/O is still their own:
+        their parent gets it when it waits. So former members of a job are read as well.
         """
         members, questions = {}, {}
         for job in jobs:
@@ -405,7 +406,7 @@ class JobprocBackend(InputBackend):
     def _sample_job(
         self, job: Job, pids: Iterable[int], answers: Mapping[int, object], former: Mapping[int, _Process]
     ) -> Ints | None:
-        """Its totals; None where it has none. All are missing where a process of it did not answer."""
+        """Return the totals of a job; None if it has none. All are missing if a process did not answer."""
         found, silent = [], []
         for pid in pids:
             answer = answers[pid]
@@ -424,7 +425,7 @@ class JobprocBackend(InputBackend):
                 continue
             if process is not None:
                 self._processes[pid] = self._by_serial[process.serial] = process
-        if silent:  # they have not ended: they are as they were when they were read last
+        if silent:  # they have not ended: their last values count
             unread = {former[pid].serial for pid in silent if pid in former}
             keys, rows = self._totals.last_seen(job.id)
             found += [(key, row) for key, row in zip(keys.tolist(), rows.tolist()) if key in unread]
@@ -435,8 +436,8 @@ class JobprocBackend(InputBackend):
         totals = self._totals.update(job.id, keys, table, self._inherited(job.id, keys, table))
         if totals is not None and (table[:, _IO] == MISSING_INT).any():
             totals[_IO] = MISSING_INT  # the sum of some processes is not what the job did
-            if not self._told_of_rights:
-                self._told_of_rights = True
+            if not self._warned_of_rights:
+                self._warned_of_rights = True
                 log.warning(
                     "cannot read /proc/<pid>/io of all processes: I/O of jobprocstats_default is missing for these "
                     "jobs; start colmet-node as root job=%d",
@@ -507,9 +508,9 @@ class JobprocBackend(InputBackend):
         return inherited
 
     def close(self) -> None:
-        """Close the files; also twice."""
+        """Close the files; can be called twice."""
         for process in self._processes.values():
             process.close()
         self._processes = {}
-        if self._stand_in is not None:
-            self._stand_in.close()
+        if self._uncounted is not None:
+            self._uncounted.close()
