@@ -296,8 +296,11 @@ class Agent:
         placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
         agent_stats: builds the table of self-metrics; None sends none.
         mapping: makes the table of what numbered columns hold; None sends none.
-        health: is told how the agent is, and what it measures; None where nobody asks.
+        health: receives the agent's state and its batches; None without control socket and metrics page.
         completeness: adds the tables of completeness; None sends none.
+
+    Attributes:
+        runners: one for each backend, in the order in which they are called.
 
     Raises:
         ConfigError: backends need values of each other, or provide one value twice.
@@ -318,7 +321,7 @@ class Agent:
     ) -> None:
         self._host_name = host_name
         self._source = source
-        self._runners = [
+        self.runners = [
             Runner(
                 BackgroundBackend(backend) if backend.blocking else backend,
                 period_s=schedule.period_s,
@@ -347,13 +350,13 @@ class Agent:
 
         def pace(period_s: float) -> None:
             self._schedule.change(period_s)
-            for runner in self._runners:
+            for runner in self.runners:
                 runner.pace(period_s)
 
         found: dict[str, Prepare] = {"sample_period": at_once(pace)}
         if self._agent_stats is not None:
             found["agent_stats_period"] = at_once(self._agent_stats.change)
-        for runner in self._runners:
+        for runner in self.runners:
             for name, prepare in runner.changes().items():
                 found[name] = functools.partial(self._prepare, runner, prepare)
         return found
@@ -377,7 +380,7 @@ class Agent:
             time_ns = time.time_ns()
             scan = self._scan()
             self._notice(scan.changed)
-            tables = [table for runner in self._runners for table in runner.sample(scan.jobs, time_ns)]
+            tables = [table for runner in self.runners for table in runner.sample(scan.jobs, time_ns)]
             self._ticks += 1
             self._ticked_ns = time_ns
             self._note_missed(time_ns)
@@ -393,7 +396,7 @@ class Agent:
         """Report the samples that this tick lacks."""
         if self._completeness is not None:
             self._completeness.begin_tick(time_ns)
-            for runner in self._runners:
+            for runner in self.runners:
                 if runner.missed:
                     schemas = (runner.backend.schema, *runner.backend.others)
                     self._completeness.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
@@ -415,10 +418,10 @@ class Agent:
         tables: list[Table] = []
         with self._spared():
             if self._mapping is not None:
-                tables += self._mapping.tables(time_ns, [one.backend for one in self._runners if one.is_open])
+                tables += self._mapping.tables(time_ns, [one.backend for one in self.runners if one.is_open])
         with self._spared():
             if self._agent_stats is not None and self._agent_stats.is_due():
-                tables.append(self._agent_stats.table(time_ns, self._runners, self._totals()))
+                tables.append(self._agent_stats.table(time_ns, self.runners, self._totals()))
         return tables
 
     def _totals(self) -> dict[str, int]:
@@ -459,7 +462,7 @@ class Agent:
         self._jobs = {job.id: job for job in scan.jobs}
         if scan.ended:
             time_ns = self._time_of_last_rows_ns()
-            tables = [table for runner in self._runners for table in runner.last(scan.ended, time_ns)]
+            tables = [table for runner in self.runners for table in runner.last(scan.ended, time_ns)]
             with_rows = {int(job) for table in tables for job in table.rows["job_id"]}
             self._jobs_without_rows += sum(job.id not in with_rows for job in scan.ended)
             if tables:
@@ -477,7 +480,7 @@ class Agent:
 
     def open(self) -> None:
         """Open the backends, and have them measure every job that exists."""
-        for runner in self._runners:
+        for runner in self.runners:
             runner.open()
         self._notice(self._scan().jobs)
 
@@ -490,18 +493,18 @@ class Agent:
         if self._source.fd in ready:
             with self._looks.working():
                 self._notice(self._scan().changed)
-        if any(runner.fd in ready for runner in self._runners):
+        if any(runner.fd in ready for runner in self.runners):
             with self._drains.working():
                 self._drain()
 
     def _notice(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            for runner in self._runners:
+            for runner in self.runners:
                 runner.notice(job)
 
     def _drain(self) -> None:
         """Have backends read their events; measure once more the jobs that may be about to end."""
-        for runner in self._runners:
+        for runner in self.runners:
             if runner.fd >= 0:
                 emptied = [self._jobs[job] for job in runner.drain() if job in self._jobs]
                 for job in emptied:
@@ -533,7 +536,7 @@ class Agent:
             for fd in always:
                 poll.register(fd, select.POLLIN)
             delay_s = min(self._schedule.delay_s(), service.delay_s())
-            backend_fds = [runner.fd for runner in self._runners]
+            backend_fds = [runner.fd for runner in self.runners]
             for pace, fds in ((self._looks, [self._source.fd]), (self._drains, backend_fds)):
                 rest_s = pace.rest_s()
                 if rest_s:
@@ -560,10 +563,10 @@ class Agent:
                 service.ready()
             self.step(ready)
         service.stopping()
-        tables = [table for runner in self._runners for table in runner.take()]
+        tables = [table for runner in self.runners for table in runner.take()]
         if tables or self._completeness is not None:
             self._queue.put(self._batch(time.time_ns(), tables, is_last=True))
-        for runner in self._runners:
+        for runner in self.runners:
             counts = {"rows": runner.rows, "failures": runner.failures, **runner.counters()}
             log.info("stopping backend=%s %s", runner.name, " ".join(f"{name}={n}" for name, n in counts.items() if n))
         log.info(
@@ -593,7 +596,7 @@ class Agent:
         """Note the agent's state, for its control socket and the service manager."""
         if self._health is not None:
             with self._spared():
-                self._health.note(self._runners, self._totals(), self._meter.last_wall_ns, self._schedule.period_s)
+                self._health.note(self.runners, self._totals(), self._meter.last_wall_ns, self._schedule.period_s)
                 service.status(self._health.line)
 
     @contextlib.contextmanager
@@ -621,13 +624,13 @@ class Agent:
 
     def close(self) -> None:
         """Release everything; can be called twice."""
-        for runner in self._runners:
+        for runner in self.runners:
             try:
                 runner.close()
             except Exception:  # the others are to be closed as well
                 log.exception("close failed backend=%s", runner.name)
         until = time.monotonic() + FAREWELL_S
-        for runner in self._runners:
+        for runner in self.runners:
             if isinstance(runner.backend, BackgroundBackend):
                 runner.backend.join(max(0.0, until - time.monotonic()))
         if self._mapping is not None:

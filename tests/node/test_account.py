@@ -227,7 +227,7 @@ def test_a_counter_that_is_not_declared_is_dropped_alone_with_one_warning(fake, 
     agent.close()
     assert (rows["two"]["exit_records"], rows["one"]["rows"], rows["agent"]["ticks"]) == (6, 0, 2)
     assert {rows["one"][name] for name in ("exit_records", "fork_events", "exits_known")} == {None}
-    assert len(agent._runners[0].dropped_counters) == caplog.text.count("counter dropped backend=one") == 5
+    assert len(agent.runners[0].dropped_counters) == caplog.text.count("counter dropped backend=one") == 5
     assert "backend=one counter=mine: not declared" in caplog.text
 
 

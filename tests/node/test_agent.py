@@ -133,8 +133,8 @@ def test_what_a_backend_in_a_thread_has_measured_last_is_sent_before_the_end(fak
 
     class UntilOneIsToBeTaken(Signals):
         def stop_wanted(self):
-            call = agent._runners[0].backend._call
-            return agent._runners[0].rows >= 2 and call is not None and call.ended_ns != 0
+            call = agent.runners[0].backend._call
+            return agent.runners[0].rows >= 2 and call is not None and call.ended_ns != 0
 
     with UntilOneIsToBeTaken(()) as signals:
         agent.run(signals)
@@ -552,7 +552,7 @@ def test_a_backend_that_fails_between_ticks_does_not_keep_the_others_from_it(sou
     agent.step([source.fd])
     assert [job for job, _ in hearing.noticed] == [11, 9]
     assert batches_of(sent)[0].tables[0].rows["job_id"].tolist() == [7]
-    assert agent._runners[0].failures == 6
+    assert agent.runners[0].failures == 6
     agent.close()
     os.close(broken.fd)
     os.close(broken.kernel)
@@ -668,7 +668,7 @@ def test_a_backend_that_is_off_is_tried_again_at_once_after_a_change(fake):
 def test_the_period_changes_for_the_ticks_and_for_what_counts_as_an_overrun(fake):
     agent = make_agent(fake, [Fake(lambda jobs: time.sleep(0.02) or [])], Sent(), period=3600)
     agent.tick()
-    (runner,) = agent._runners
+    (runner,) = agent.runners
     assert runner.overruns == 0
     agent.changes()["sample_period"](0.01)()
     agent.tick()

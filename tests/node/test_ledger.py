@@ -168,7 +168,7 @@ def test_a_measurement_that_has_not_ended_is_late(fake):
             return [Sample(job, {"cpu": 1}) for job in jobs]
 
     agent = with_ledger(make_agent(fake, [Slow()], None))
-    (runner,) = agent._runners
+    (runner,) = agent.runners
     wait_for(runner.open)
     agent.tick()
     assert counts(agent) is None

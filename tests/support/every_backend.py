@@ -77,7 +77,7 @@ def run():
     agent = Timed("node", source, backends, spool, Schedule(period_s), None, own)
     with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
         agent.run(signals)
-    counts = {runner.name: {"failures": runner.failures, **runner.counters()} for runner in agent._runners}
+    counts = {runner.name: {"failures": runner.failures, **runner.counters()} for runner in agent.runners}
     host.stop_commands()
     agent.close()
     print(

@@ -48,7 +48,7 @@ class Accumulator:
     Args:
         schema: all of its fields are integers; a field's `fold` is sum, max or min.
         age: the name of a field that only grows while a task lives, so that a task number that was given to a new
-            task is told from the old one. None where the keys are never used again.
+            task is recognised. None if keys are never used again.
         steady: names of counters that are never missing and never shrink while a task lives.
     """
 

@@ -1,1 +1,1 @@
-"""What NVIDIA's driver tells of GPUs, and which of them a job holds."""
+"""Readings of NVIDIA GPUs, and their allocation to jobs."""

@@ -30,7 +30,7 @@ _UNKNOWN_STATE = 32  # NVML_PSTATE_UNKNOWN
 # Larger values mean "not available". 2^53 is more than any GPU has, and leaves room for energy in uJ and for sums.
 _MAX = {32: (1 << 32) - 1, 64: 1 << 53}
 _MIG_ON = 1
-_REMEDY = "is the NVIDIA driver loaded (`nvidia-smi` tells), and of the version of its libraries?"
+_REMEDY = "is the NVIDIA driver loaded (see `nvidia-smi`), and of the version of its libraries?"
 
 
 class _Lost(Exception):
