@@ -1,4 +1,4 @@
-"""I/O, memory and tasks of each job's processes, from /proc.
+"""I/O, memory and tasks of each job's processes, from /proc; of all jobs with --enable-jobproc.
 
 With --enable-jobproc, all of it, for all jobs. Without that option, memory and tasks of jobs for which no cgroup counts
 them, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
