@@ -210,7 +210,7 @@ def test_what_is_not_there_is_none_and_not_empty(bed):
 def test_the_growth_of_what_is_no_counter_is_not_made_up(bed):
     bed.go(3)
     found = bed.series("memory_current", rate=True)
-    assert not found["rate"] and found["unit"] == "bytes" and "no counter" in found["warnings"][0]
+    assert not found["rate"] and found["unit"] == "bytes" and "not a counter" in found["warnings"][0]
 
 
 def test_a_store_that_fails_leaves_what_memory_has(bed, history):
@@ -296,7 +296,7 @@ def test_of_two_jobs_with_one_number_neither_user_is_told(bed, history):
 def test_users_whom_nodes_know_by_number_have_their_names(bed, history, monkeypatch):
     """As cgroups of OAR 3 and Slurm say it."""
     bed.cluster.user = lambda job: str(5000 + job % 2)
-    bed.known._name_of = {"5000": "alice", "5001": "5001"}.__getitem__
+    bed.known._ownership._name_of = {"5000": "alice", "5001": "5001"}.__getitem__
     bed.go(2)
     assert bed.known.nodes_of("alice") == {"n0", "n1", "n2"} and owner(bed, 1000) == "alice"
     assert [row["job"] for row in bed.known.jobs(JobsQuery(user="alice", sort="job")).items] == [1000, 1002, 1004]

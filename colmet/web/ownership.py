@@ -1,0 +1,127 @@
+"""Find out which user the rows of a job are of, by what its hosts report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from colmet.common.errors import ColmetError
+from colmet.web.interface import earliest
+from colmet.web.recent_cache import JobOnHost, RecentCache, RecentJob
+from colmet.web.store import RowOwners, StoreReader
+
+GRACE_S = 120.0  # after the start: a job that appears then may have begun before
+
+
+class Ownership:
+    """Finds out the user of rows.
+
+    Each host names the user of its own rows, in the recent cache or in the store: no other host can give a job to a
+    user or take it away. On one host the rows of a job's number are, with `JobOnHost.user` and `is_disputed`,
+
+        unnamed --- a row names a user ---> named --- a row names another user ---> disputed
+
+    and disputed rows are nobody's. A job as a whole has the user that all its hosts name, and none where they differ.
+    Stored rows count, too, unless the recent cache has seen all of the job on a host: rows of the same number before
+    that may be another job's.
+
+    Args:
+        recent: the recent cache.
+        store: what is stored; None where nothing can be read.
+        name_of: returns the name of a user whom the nodes know by number. Does not wait.
+    """
+
+    def __init__(self, recent: RecentCache, store: StoreReader | None, name_of: Callable[[str], str]) -> None:
+        self._recent = recent
+        self._store = store
+        self._name_of = name_of
+
+    def owner(self, job: int, otherwise: str = "") -> str:
+        """Return the user of a job, by the recent cache; `otherwise` where it names none, "" where hosts differ."""
+        known = self._recent.job(job)
+        if known is not None and known.is_disputed:
+            return ""
+        return self._name_of((known.user if known is not None else "") or otherwise)
+
+    def owner_on(self, job: int, host: str, otherwise: str = "") -> str:
+        """Return the user of the rows of a job on a host, as this host reports; "" where they are disputed."""
+        known = self._recent.job(job)
+        stay = None if known is None else known.hosts.get(host)
+        if stay is None:
+            return self._name_of(otherwise)
+        return "" if stay.is_disputed else self._name_of(stay.user or otherwise)
+
+    def is_users(self, known: RecentJob | None, user: str) -> bool:
+        """Return whether a host reports a job as this user's."""
+        if known is None:
+            return False
+        if not known.is_disputed:
+            return bool(known.user) and self._name_of(known.user) == user
+        return any(self._is_stay_of(stay, user) for stay in self._recent.hosts_of(known).values())
+
+    def hosts(self, known: RecentJob | None, user: str | None) -> list[str]:
+        """Return the hosts of a job that report it as this user's; without a user all hosts."""
+        if known is None:
+            return []
+        stays = self._recent.hosts_of(known)
+        return [host for host, stay in stays.items() if user is None or self._is_stay_of(stay, user)]
+
+    def own(self, job: int, user: str) -> Mapping[str, float | None]:
+        """Return the hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store.
+
+        Raises:
+            ColmetError: the store cannot be read, and the recent cache has no rows of this user.
+        """
+        known = self._recent.job(job)
+        stays = {} if known is None else self._recent.hosts_of(known)
+        found: dict[str, float | None] = {
+            host: stay.since for host, stay in stays.items() if self._is_stay_of(stay, user)
+        }
+        if self._store is None or (len(found) == len(stays) and stays and self.saw_all(stays.values())):
+            return found
+        try:
+            stored = self._store.owners(job) or {}
+        except ColmetError:
+            if found:
+                return found
+            raise
+        for host, owners in stored.items():
+            if {self._name_of(one) for one in owners.users} == {user} and self._goes_on(stays.get(host), user, owners):
+                found[host] = None
+        return found
+
+    def _goes_on(self, stay: JobOnHost | None, user: str, owners: RowOwners) -> bool:
+        """Return whether a user's stored rows of a host are of the job that the recent cache has there, if any."""
+        if stay is None:
+            return True
+        if self.saw_all([stay]):
+            return False  # the stored rows are of a former job of this number
+        if self._is_stay_of(stay, user):
+            return True
+        # the job goes on, and its node has not named the user since our start
+        return not stay.user and not stay.is_disputed and owners.last >= stay.since - GRACE_S
+
+    def stored_owner(self, job: int) -> str:
+        """Return the user of the stored rows of a job; "" where no row names one, or rows differ."""
+        stored = None if self._store is None else self._store.owners(job)
+        names = {self._name_of(one) for owners in (stored or {}).values() for one in owners.users}
+        return names.pop() if len(names) == 1 else ""
+
+    def begins(
+        self, job: int, known: RecentJob | None, user: str, own: Mapping[str, float | None] | None
+    ) -> float | None:
+        """Return from when on stored rows of a number are of the job that has it now; None for all of them."""
+        if own is None:
+            if known is None:
+                return None
+            stays = self._recent.hosts_of(known).values()
+            own = self.own(job, user) if user else {}
+            if not user and self.saw_all(stays):
+                return min([stay.since for stay in stays], default=None)
+        return earliest(own)
+
+    def saw_all(self, stays: Iterable[JobOnHost]) -> bool:
+        """Return whether a job began on these hosts after this process did, and was never away for long."""
+        return all(stay.is_whole and stay.since > self._recent.began + GRACE_S for stay in stays)
+
+    def _is_stay_of(self, stay: JobOnHost, user: str) -> bool:
+        return bool(stay.user) and not stay.is_disputed and self._name_of(stay.user) == user
