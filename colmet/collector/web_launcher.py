@@ -46,37 +46,37 @@ log = logging.getLogger(__name__)
 
 Proxy = Union[ipaddress.IPv4Network, ipaddress.IPv6Network, int]
 
-# -- what both ends agree on --
+# -- shared with the process --
 
 FEED = "COLMET_HTTP_FEED"  # the environment variable with the number of the descriptor
 SOCKET = "COLMET_WEB_SOCKET"  # the environment variable with the path of the service's socket
 MAX_ARGUMENTS_BYTES = 1 << 20
 LENGTH = struct.Struct("<I")  # in front of each frame
-NOTE = 1 << 31  # added to the length of a frame that is no message but JSON about the feed itself
+NOTE = 1 << 31  # added to the length of a frame that is JSON about the feed, not a message
 MAX_SENDER_BYTES = 512  # in front of a message, with the zero byte between them
-# What the process counts and sends back, of what it keeps in memory: tables and hosts without room, samples of senders
-# that hold more than their share, jobs beyond its bound.
+# Counters that the process sends back: tables and hosts without room, samples of senders that hold more than their
+# share, jobs beyond the bound.
 DROPPED = ("tables_left_out", "samples_over_share", "jobs_forgotten")
 
-# Not by -m, which would look for modules in the current directory first: that may be anybody's.
+# Not by -m, which would search the current directory first, which another user may own.
 START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.__main__ import main; sys.exit(main())"
 ADMIN_GROUP = "admin"
 LIBRARIES = ("fastapi", "uvicorn")
 
 MAX_WAITING_BYTES = 32 << 20
 PIECE_BYTES = 256 << 10  # sent at once
-RETRY_S = 0.05  # between two tries to send what waits
-# what the process reads, beside what is stored
+RETRY_S = 0.05  # between two attempts to send what waits
+# files that the process reads, beside what is stored
 _READ = (
     *("config", "http_users", "http_tls_cert", "http_tls_key", "http_credentials"),
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
 )
-STUCK_S = 60.0  # a process that takes nothing for so long is ended
-FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before it is started again
-STEADY_S = 60.0  # a process that has lived for so long has not failed at its start
-END_S = 5.0  # that it may take to end by itself
-GONE_S = 5.0  # and after it was killed: a disk that does not answer may hold it for ever
-LOOK_S = 0.5  # between two looks whether it is there
+STUCK_S = 60.0  # a process that reads nothing for so long is killed
+FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before a restart
+STEADY_S = 60.0  # a process that has run for so long has not failed at its start
+END_S = 5.0  # for the process to end by itself
+GONE_S = 5.0  # and after it was killed: a disk that hangs may hold it for ever
+LOOK_S = 0.5  # between two looks at the process
 MAX_LINE_BYTES = 64 << 10
 MAX_PATH_BYTES = 107  # of a Unix socket (sun_path, with its end)
 _HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
@@ -265,7 +265,7 @@ def warn_of_readers(options: argparse.Namespace) -> None:
 
 
 def _is_for_all(path: str) -> bool:
-    """Whether every user of this machine can read a file: itself, and the directories above it."""
+    """Return whether every user of this machine can read a file, through all directories above it."""
     try:
         if not os.stat(path).st_mode & 0o004:
             return False
@@ -341,7 +341,7 @@ def _check_readable(option: str, path: str) -> None:
 def _check_encoding(name: str) -> None:
     try:
         codecs.lookup(name)
-        b"a".decode(name)  # some are none of text
+        b"a".decode(name)  # some encodings are not of text
     except (LookupError, ValueError, TypeError) as err:
         raise ConfigError(
             f"--gridengine-encoding {name!r}: not the name of an encoding, such as utf-8 or iso-8859-15"
@@ -390,7 +390,7 @@ def check_address(listen: ListenAddress | UnixAddress) -> None:
 
 
 class WebLauncher:
-    """Starts the process, watches it, and sends it what comes.
+    """Starts the process, watches it, and sends it all messages.
 
     `put`, `flush` and `delay_s` are for the main thread, which never waits here. A thread of its own starts the
     process, passes on what it logs, and starts it again when it has ended.
@@ -436,7 +436,7 @@ class WebLauncher:
         self._thread.start()
 
     def counters(self) -> dict[str, int]:
-        """Whether it runs, how often it was started again, and what was sent to it."""
+        """Return whether it runs, its restarts, and what was sent to it."""
         return {
             "running": int(self._socket is not None),
             "restarts": self._restarts,
@@ -449,7 +449,7 @@ class WebLauncher:
 
     @property
     def restarts(self) -> int:
-        """How often it ended and was started again."""
+        """Restarts of the process."""
         return self._restarts
 
     # -- in the main thread --
@@ -490,7 +490,7 @@ class WebLauncher:
             except BlockingIOError:
                 if self._moved_at is not None and now - self._moved_at > STUCK_S:
                     self._end_stuck()
-            except OSError:  # it has gone, which the thread will see
+            except OSError:  # the process is gone, which the thread will notice
                 self._clear()
 
     def delay_s(self) -> float:
@@ -499,7 +499,7 @@ class WebLauncher:
 
     def _leave_out(self) -> None:
         self._left_out += 1
-        if self._socket is None:  # which is told of elsewhere
+        if self._socket is None:  # which is logged elsewhere
             return
         self._left_out_here += 1
         if powers_of_ten(self._left_out_here):
@@ -560,11 +560,11 @@ class WebLauncher:
                 return
 
     def _live(self) -> str:
-        """Start it, and go with it to its end; why it has ended."""
+        """Start the process, wait for its end, and return why it has ended."""
         return self._connect() if self._service else self._start_child()
 
     def _connect(self) -> str:
-        """Have the service started by connecting to it."""
+        """Connect to the service, which systemd then starts; return why it has ended."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
             ours.settimeout(END_S)
             try:
@@ -586,7 +586,7 @@ class WebLauncher:
         return "its service has ended; see `journalctl -u colmet-web`"
 
     def _await_end(self, ours: socket.socket) -> None:
-        """Wait until the other end has closed; not for long when this is to end."""
+        """Wait until the service has disconnected; at the collector's end not for long."""
         until = math.inf
         while time.monotonic() < until:
             if readable([ours.fileno()], LOOK_S) and not self._hear(ours):
@@ -595,7 +595,7 @@ class WebLauncher:
                 until = time.monotonic() + END_S
 
     def _hear(self, ours: socket.socket) -> bool:
-        """Read what the process sends back; False where it has hung up."""
+        """Read what the process sends back; return False where it has disconnected."""
         try:
             part = ours.recv(4096)
         except BlockingIOError:
@@ -624,7 +624,7 @@ class WebLauncher:
                 process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,  # the collector's own may be for rows
+                    stdout=subprocess.PIPE,  # the collector's own output may be for rows
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     env=environment,
@@ -647,7 +647,7 @@ class WebLauncher:
         return f"{said} ({how})" if said else how
 
     def _begin(self, ours: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
-        """From now on messages go there; the first thing it hears is which nodes there are."""
+        """Send messages there from now on, after a note of the nodes that were heard."""
         note = _note({"heard": {name: [one.seen_ns, one.lag_ns] for name, one in self._heard().items()}})
         with self._lock:
             self._clear()
@@ -658,13 +658,13 @@ class WebLauncher:
         self.flush()  # the main thread may wait for the next message
 
     def _attend(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
-        """Pass on what it logs until it has ended; the last error that it told of."""
+        """Pass on the log of the process until it has ended; return its last error."""
         assert process.stdout is not None
         output = process.stdout.fileno()
         lines = _LineRelay()
         until = math.inf
         while True:
-            is_over = process.poll() is not None  # what it said before is there by now
+            is_over = process.poll() is not None  # its output is complete by now
             came = bool(readable([output], 0 if is_over else LOOK_S))
             part = os.read(output, MAX_LINE_BYTES) if came else b""
             self._hear(ours)
@@ -694,19 +694,19 @@ class WebLauncher:
                 log.info("JSON interface does not end, left behind")
 
     def _hang_up(self, ours: socket.socket) -> None:
-        """End the stream; of a service, what it sends is still read, as its end is seen there."""
+        """End the stream; of a service for writing alone, as its end is seen by reading."""
         with contextlib.suppress(OSError):
             ours.shutdown(socket.SHUT_WR if self._service else socket.SHUT_RDWR)
 
 
 def _note(content: Mapping[str, object]) -> bytes:
-    """A frame about the feed itself."""
+    """Return a frame about the feed itself."""
     packed = json.dumps(content).encode()
     return LENGTH.pack(len(packed) | NOTE) + packed
 
 
 class _LineRelay:
-    """What the process says, passed on line by line.
+    """Passes on the output of the process line by line.
 
     Attributes:
         error: the last line that is an error, without time and module; else the last one.
@@ -728,7 +728,7 @@ class _LineRelay:
             self.end()
 
     def end(self) -> None:
-        """What is left is a line, too."""
+        """Pass on what is left, a line without its end."""
         if self._rest:
             self._pass_on(self._rest)
             self._rest = b""
@@ -736,8 +736,8 @@ class _LineRelay:
     def _pass_on(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").strip()
         with contextlib.suppress(OSError):
-            told = logs.passed_on(text).encode()
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, told + b"\n")
+            content = logs.passed_on(text).encode()
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, content + b"\n")
         found = _LOGGED.match(text)
         if found:
             self._told = text[found.end() :][:300]

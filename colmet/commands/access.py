@@ -43,7 +43,7 @@ TAKEN = {
     "add with --token": ("NAME", "--group", "--token", "--until"),
     "add without --token": ("NAME", "--group", "--password-stdin"),
 }
-HEAD = "# Who may ask the collector's JSON interface. Written by colmet access; see its help.\n"
+HEAD = "# Users of the collector's JSON interface. Written by colmet access; see its help.\n"
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -79,7 +79,7 @@ exit status: 0; 2 where an option or the file cannot be used."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Change the file, or tell what is in it.
+    """Change the file, or print its content.
 
     Raises:
         ConfigError: an option or the file cannot be used.
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     if options.token is not None:
         token = make_token()
         add(options.file, options.name, Token(token_digest(token), options.token, until), groups)
-        print(token)  # alone, for whoever puts it into a file
+        print(token)  # alone on standard output, for scripts
         return 0
     try:
         secret = make_password(_password(options.password_stdin))
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse what would be of no effect: whoever gave it meant something else.
+    """Refuse arguments that would have no effect.
 
     Raises:
         ConfigError: there is such an argument.
@@ -146,7 +146,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = None) -> bool:
-    """Put a password or a token into the file; a password takes the place of the one before.
+    """Write a password or a token into the file; a password replaces the former one.
 
     Args:
         path: of the file.
@@ -181,7 +181,7 @@ def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = No
 
 
 def remove(path: str, name: str, label: str | None = None) -> int:
-    """Take a name out of the file, or only its tokens of a label; how many lines that were.
+    """Remove a name from the file, or only its tokens of a label, and return the number of lines.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -197,7 +197,7 @@ def remove(path: str, name: str, label: str | None = None) -> int:
 
 
 def listed(path: str) -> Sequence[str]:
-    """A line for each password and token: whose, what, and the groups.
+    """Return a line for each password and token: its user, kind and groups.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -207,14 +207,14 @@ def listed(path: str) -> Sequence[str]:
         [*users.passwords.values(), *users.tokens.values()], key=lambda line: (line.name, line.secret.text())
     )
     width = max([len(line.name) for line in lines], default=0)
-    told = []
+    texts = []
     for line in lines:
         what = "password"
         if isinstance(line.secret, Token):
             until = f" until {line.secret.until.isoformat()}" if line.secret.until is not None else ""
             what = f"token {line.secret.label or '-'}{until}"
-        told.append(f"{line.name:{width}}  {what}{'  ' if line.groups else ''}{','.join(sorted(line.groups))}")
-    return told
+        texts.append(f"{line.name:{width}}  {what}{'  ' if line.groups else ''}{','.join(sorted(line.groups))}")
+    return texts
 
 
 def _is_meant(line: Credential | None, name: str, label: str | None) -> bool:
@@ -239,7 +239,7 @@ def _password(from_stdin: bool) -> str:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """One change at a time: a file beside it is locked, which nobody else can open, as the file itself is exchanged."""
+    """Allow one change at a time: lock a file beside it, as the file itself is replaced."""
     folder, name = os.path.split(os.path.abspath(path))
     lock = os.path.join(folder, f".{name}.lock")
     try:
@@ -257,10 +257,10 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _texts(path: str) -> tuple[list[str], os.stat_result | None]:
-    """The lines of a file that can be used, and what the system tells of it; nothing where it is not there."""
+    """Return the lines of a valid file, and its status; nothing where it is missing."""
     if not os.path.lexists(path):
         return [HEAD.rstrip("\n")], None
-    read_users(path)  # a file with an error is to be mended first
+    read_users(path)  # a file with an error has to be corrected first
     texts, found = read_lines(path)
     texts = list(texts)
     while texts and not texts[-1].strip():

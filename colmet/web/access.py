@@ -1,4 +1,4 @@
-"""Who asks, and whether that is true: Basic authentication and tokens, from the file of users."""
+"""Authenticate requests: by passwords and tokens from the users' file, or by the header of a proxy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from colmet.web.workers import Workers
 
 log = logging.getLogger(__name__)
 
-KEPT_S = 300.0  # a checked password need not be checked again
+KEPT_S = 300.0  # for which a checked password is not checked again
 KEPT = 4096
 LOOK_S = 1.0  # between looks at the file
-GROUP_S = 60.0  # what the machine says of a group counts so long
+GROUP_S = 60.0  # for which the members of a group are kept
 GROUP_WAIT_S = 5.0
 WINDOW_S = 60.0
 FAILURES_OF_NAME = 5  # of a name from an address, within the window
@@ -41,11 +41,11 @@ MAX_HEADER = 4096
 
 
 class Visitor(NamedTuple):
-    """Who asks.
+    """The user of a request.
 
     Attributes:
         user: None where the interface is open to all.
-        is_admin: sees what is everybody's.
+        is_admin: whether the user sees all jobs.
     """
 
     user: str | None
@@ -53,7 +53,7 @@ class Visitor(NamedTuple):
 
     @property
     def only(self) -> str | None:
-        """Whose jobs may be seen; None for everybody's."""
+        """The user whose jobs may be seen; None for all users."""
         return None if self.is_admin else self.user
 
 
@@ -74,9 +74,9 @@ class _CheckedLogin(NamedTuple):
 
 
 class Access:
-    """Says who asks.
+    """Finds out the user of a request.
 
-    For one event loop; nothing here waits in it but for a look at the file.
+    For one event loop, which it never blocks but to read the file.
 
     Args:
         path: of the users' file; None lets everybody see everything, unless `user_header` is given.
@@ -122,7 +122,7 @@ class Access:
         self._names = Failures(FAILURES_OF_NAME, WINDOW_S)
         self._addresses = Failures(FAILURES_OF_ADDRESS, WINDOW_S)
         self._turns = Turns(WAITING_OF_ADDRESS)
-        # one at a time: no more than a CPU is taken
+        # one at a time, so at most one CPU
         self._slow = Workers("password", 1, WAITING, 2, 60.0)
         self._asking = Workers("group", 2, 64, 64, GROUP_WAIT_S)
         self._users: users.Users | None = None
@@ -139,11 +139,11 @@ class Access:
 
     @property
     def names(self) -> int | None:
-        """How many users there are; None where it is open."""
+        """The number of users in the file; None without a file."""
         return None if self._users is None else self._users.names
 
     async def visitor(self, headers: Sequence[str], address: str) -> Visitor:
-        """Who sends a request.
+        """Return the user of a request.
 
         Args:
             headers: the values of its headers of the name `header`.
@@ -203,14 +203,14 @@ class Access:
         name, colon, password = text.partition(":")
         if not colon or not name or len(password) > MAX_SECRET:
             raise Unauthorized
-        known = self._by_token(password, name)  # programs that know Basic authentication only
+        known = self._by_token(password, name)  # for programs that only support Basic authentication
         if known is not None:
             return known
         checking = self._checking.get(digest)
-        if checking is None:  # else a browser asks several things at once: one check is enough
+        if checking is None:  # else a browser sends several requests at once: one check is enough
             checking = self._checking[digest] = asyncio.ensure_future(self._checked(name, password, address))
             checking.add_done_callback(lambda done: self._end_check(digest, done))
-        line = await asyncio.shield(checking)  # another one may wait for it
+        line = await asyncio.shield(checking)  # another request may wait for it
         known = _CheckedLogin(line.name, line.groups, self._clock() + KEPT_S)
         self._known[digest] = known
         if len(self._known) > KEPT:
@@ -220,13 +220,13 @@ class Access:
     def _end_check(self, digest: bytes, done: asyncio.Task[Credential]) -> None:
         del self._checking[digest]
         if not done.cancelled():
-            done.exception()  # whoever asked may have left
+            done.exception()  # the client may be gone
 
     async def _checked(self, name: str, password: str, address: str) -> Credential:
         """Return the line of this name and password.
 
-        It needs as long for a name that is not there. After failures of others it needs longer, and is checked all the
-        same: a right password is never wrong.
+        An unknown name takes the same time. After failures the check is slower, but is done in any case, so that
+        failures of others cannot lock a user out.
         """
         users_then = self._users
         if users_then is None:
@@ -246,7 +246,7 @@ class Access:
             self._names.note(pair, now)
             self._addresses.note(address, now)
             self._wrong()
-        if self._users is not users_then:  # the file has changed meanwhile: this may be no user any more
+        if self._users is not users_then:  # the file has changed meanwhile, and may not have this user any more
             raise Busy("the users have changed; retry", 1.0)
         self._names.forget(pair)
         return line
@@ -302,7 +302,7 @@ class Access:
 
 
 def member_of(user: str, group: str) -> bool:
-    """Whether a user of this machine is in a group of it. May wait for a directory service."""
+    """Return whether a user of this machine is in one of its groups. May wait for a directory service."""
     try:
         found = grp.getgrnam(group)
     except KeyError:

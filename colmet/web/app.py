@@ -1,4 +1,4 @@
-"""The routes of the JSON interface: what may be asked, and what of it who asks may see."""
+"""Declare the routes of the JSON interface, and show each user no more than the user may see."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -44,19 +44,19 @@ MAX_METRIC = 300
 STATES = ("running", "ended", "all")
 JOB_SORTS = (*JOB_KEYS, "on", "time", "first", "last")
 NODE_SORTS = NODE_KEYS
-PAGE = 1000  # rows that are asked of the facts at once
-LATE_S = 60.0  # who asks waits no longer for a store
-DESCRIPTION = """What jobs and nodes use, as colmet-collector gets it from the nodes and keeps it in its store.
+PAGE = 1000  # rows of an answer
+LATE_S = 60.0  # after which a client gets 429
+DESCRIPTION = """What jobs and nodes use, as colmet-collector receives it from the nodes and stores it.
 
-Times are seconds since 1970, sizes bytes, shares 0 to 1; what is not known is null. An ordinary user sees the user's
-own jobs, and the nodes that they are on; administrators see all."""
+Times are seconds since 1970, sizes bytes, shares 0 to 1; a missing value is null. An ordinary user sees the user's
+own jobs and their nodes; administrators see all."""
 
 # The parameters, which several routes share.
 _JOB = Path(..., ge=1, le=MAX_JOB, description="the number of a job")
 _NODE = Path(..., min_length=1, max_length=MAX_TEXT, description="the name of a node")
 _FILE = Path(..., max_length=MAX_TEXT)
 _STATE = Query("running", description="running, ended or all")
-_USER = Query("", max_length=MAX_TEXT, description="only this user's jobs; an ordinary user's are always the own ones")
+_USER = Query("", max_length=MAX_TEXT, description="only this user's jobs; an ordinary user sees the own ones alone")
 _ON_NODE = Query("", max_length=MAX_TEXT, description="only of this node")
 _TEXT = Query("", max_length=MAX_TEXT, description="begins the number, or is in the name of the user or of a node")
 _NAME_TEXT = Query("", max_length=MAX_TEXT, description="is in the name")
@@ -64,15 +64,15 @@ _SINCE = Query(None, ge=0, le=MAX_TIME, description="seconds since 1970")
 _UNTIL = Query(None, ge=0, le=MAX_TIME, description="seconds since 1970")
 _JOB_SORT = Query("cpu", max_length=MAX_TEXT, description="a key of the rows")
 _NODE_SORT = Query("node", max_length=MAX_TEXT, description="a key of the rows")
-_REVERSE = Query(False, description="the other way round")
+_REVERSE = Query(False, description="in reverse order")
 _OFFSET = Query(0, ge=0, le=MAX_ROWS, description="of the first row")
-_LIMIT = Query(100, ge=1, le=PAGE, description="how many rows at most")
+_LIMIT = Query(100, ge=1, le=PAGE, description="the most rows")
 _METRIC = Query(..., min_length=3, max_length=MAX_METRIC, description="TABLE.COLUMN, such as cgroup_default.cpu_usage")
-_POINTS = Query(300, ge=2, le=5000, description="how many values at most of each series")
+_POINTS = Query(300, ge=2, le=5000, description="the most values of each series")
 _FOLD = Query("mean", description="how the values of an interval become one")
 _RATE = Query(False, description="a counter's growth in a second, not the counter")
-_SOURCE = Query("auto", description="where from: what is kept in memory, what is stored, or both")
-_CHOICES = {  # what those that are texts may be
+_SOURCE = Query("auto", description="where values are from: memory, the store, or both")
+_CHOICES = {  # values of parameters
     "state": STATES,
     "fold": FOLDS,
     "source": SOURCES,
@@ -114,17 +114,17 @@ def build_app(
     folder: FilePath = FOLDER,
     fresh_files: bool = False,
 ) -> FastAPI:
-    """The application.
+    """Return the ASGI application.
 
     Args:
         interface: answers the queries.
-        access: says who asks.
-        gridengine: whether Grid Engine's hosts and jobs are told at /qhost and /qstat.
-        connections: how many there are.
-        hosts: what Host headers may say; None for whatever.
+        access: finds out the user of a request.
+        gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
+        connections: returns how many are open.
+        hosts: names that Host headers may have; None for any.
         client: returns the client of a request, by its scope.
         folder: with the page's files.
-        fresh_files: read them for every request: for who writes the page.
+        fresh_files: read them for every request, while the page is edited.
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -138,7 +138,7 @@ def build_app(
 
 
 class Routes:
-    """What answers each path; see `build_app` for the arguments."""
+    """Answers requests, a method for each path; see `build_app` for the arguments."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Routes:
         self._openapi = b""
 
     def add_to(self, app: FastAPI) -> None:
-        """Put the routes in."""
+        """Add the routes."""
         api = "/api/v1"
         rows: list[tuple[str, Any, Any, bool]] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
@@ -200,7 +200,7 @@ class Routes:
     # -- everything --
 
     async def whoami(self, request: Request) -> Response:
-        """Who asks, and what is asked."""
+        """The user of the request, and the version of the interface."""
         visitor = visitor_of(request.scope)
         return answer(
             {
@@ -213,7 +213,7 @@ class Routes:
         )
 
     async def status(self, request: Request) -> Response:
-        """How this process is; for administrators."""
+        """Counters of this process; for administrators."""
         if visitor_of(request.scope).only is not None:
             raise HTTPException(404, "the status is for administrators")
         return answer(
@@ -233,17 +233,17 @@ class Routes:
         return answer(measures_answer(), packed=_packed(request))
 
     async def cluster(self, request: Request) -> Response:
-        """Totals of nodes and jobs; an ordinary user's: of the own jobs."""
+        """Totals of nodes and jobs; for an ordinary user of the own jobs."""
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
-            told = self._interface.cluster(only)
+            totals = self._interface.cluster(only)
             if only is None:
-                return told
-            nodes = told["nodes"]
-            return {**told, "nodes": {key: nodes[key] if key in ("heard", "silent") else None for key in nodes}}
+                return totals
+            nodes = totals["nodes"]
+            return {**totals, "nodes": {key: nodes[key] if key in ("heard", "silent") else None for key in nodes}}
 
-        return await self._told(self._memory, request, work)
+        return await self._respond(self._memory, request, work)
 
     # -- jobs --
 
@@ -261,7 +261,7 @@ class Routes:
         offset: int = _OFFSET,
         limit: int = _LIMIT,
     ) -> Response:
-        """Rows of jobs, as this process has seen them."""
+        """Rows of jobs that this process has seen."""
         _choose("state", state, STATES)
         _choose("sort", sort, JOB_SORTS)
         only = visitor_of(request.scope).only
@@ -274,10 +274,10 @@ class Routes:
             items = [row for row in page.items if only is None or row["user"] == only]
             return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
 
-        return await self._told(self._memory, request, work)
+        return await self._respond(self._memory, request, work)
 
     async def job(self, request: Request, job: int = _JOB) -> Response:
-        """One job, with its nodes and with what is kept of it."""
+        """One job, with its nodes and its tables."""
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
@@ -294,12 +294,12 @@ class Routes:
                 }
             if found is None:
                 raise HTTPException(404, _NO_JOB.format(job))
-            if only is not None:  # another node may say another user
+            if only is not None:  # another node may name another user
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
             return {**found, "tables": own_tables(found["tables"], only)}
 
-        return await self._told(self._store, request, work)
+        return await self._respond(self._store, request, work)
 
     async def job_series(
         self,
@@ -328,12 +328,12 @@ class Routes:
                 return _no_series(query, [])
             return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
 
-        return await self._told(self._store, request, work)
+        return await self._respond(self._store, request, work)
 
     async def completeness(
         self, request: Request, job: int = _JOB, since: Optional[float] = _SINCE, until: Optional[float] = _UNTIL
     ) -> Response:
-        """How much of a job's samples there is, and what is missing and why."""
+        """The share of a job's samples that is stored, and its gaps."""
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
@@ -347,7 +347,7 @@ class Routes:
                 raise HTTPException(404, _NO_JOB.format(job))
             return found
 
-        return await self._told(self._store, request, work)
+        return await self._respond(self._store, request, work)
 
     # -- nodes --
 
@@ -360,7 +360,7 @@ class Routes:
         offset: int = _OFFSET,
         limit: int = _LIMIT,
     ) -> Response:
-        """Rows of nodes; an ordinary user's: those that the user's jobs are on."""
+        """Rows of nodes; for an ordinary user those of the user's jobs."""
         _choose("sort", sort, NODE_SORTS)
         only = visitor_of(request.scope).only
 
@@ -370,10 +370,10 @@ class Routes:
             items = [row for row in page.items if names is None or row["node"] in names]
             return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
 
-        return await self._told(self._memory, request, work)
+        return await self._respond(self._memory, request, work)
 
     async def node(self, request: Request, node: str = _NODE) -> Response:
-        """One node, with the jobs on it and with what is kept of it."""
+        """One node, with its jobs and its tables."""
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
@@ -384,7 +384,7 @@ class Routes:
             jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
             return {**found, "jobs": jobs, "tables": own_tables(found["tables"], only)}
 
-        return await self._told(self._memory, request, work)
+        return await self._respond(self._memory, request, work)
 
     async def node_series(
         self,
@@ -398,7 +398,7 @@ class Routes:
         rate: bool = _RATE,
         source: str = _SOURCE,
     ) -> Response:
-        """Values of a node over time; an ordinary user's: since the first of the user's jobs there began."""
+        """Values of a node over time; for an ordinary user since the first of the user's jobs there began."""
         table, column = _metric(metric)
         _choose("fold", fold, FOLDS)
         _choose("source", source, SOURCES)
@@ -415,27 +415,27 @@ class Routes:
                 return _no_series(query, [])
             return self._series(query, only, f"node {node!r} has no {metric}, or you may not see it")
 
-        return await self._told(self._store, request, work)
+        return await self._respond(self._store, request, work)
 
     # -- QmemTools --
 
     async def qhost(self, request: Request) -> Response:
-        """Hosts with their jobs, as QmemTools' server tells them."""
+        """Hosts with their jobs, in the form of QmemTools' server."""
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
             return _enveloped("qhost", lambda: own_hosts(self._interface.qhost(), only))
 
-        return await self._told(self._memory, request, work)
+        return await self._respond(self._memory, request, work)
 
     async def qstat(self, request: Request) -> Response:
-        """Owners with what their jobs asked for and used, as QmemTools' server tells them."""
+        """Owners with what their jobs requested and used, in the form of QmemTools' server."""
         only = visitor_of(request.scope).only
 
         def work() -> Mapping[str, Any]:
             return _enveloped("qstat", lambda: own_owners(self._interface.qstat(), only))
 
-        return await self._told(self._memory, request, work)
+        return await self._respond(self._memory, request, work)
 
     # -- the page, and the description --
 
@@ -449,7 +449,7 @@ class Routes:
 
     async def openapi(self, request: Request) -> Response:
         """The description of this interface."""
-        if not self._openapi and self._app is not None:  # seldom asked for, and takes long to make
+        if not self._openapi and self._app is not None:  # rarely requested, and slow to make
             self._openapi = to_json(_described(self._app, self._access.is_open))
         return pack(self._openapi, _packed(request))
 
@@ -461,14 +461,14 @@ class Routes:
             raise HTTPException(404, "there is no such file")
         return file_answer(file, _packed(request), request.headers.get("if-none-match", ""), max_age_s)
 
-    # -- what they share --
+    # -- shared --
 
-    async def _told(self, workers: Workers, request: Request, work: Callable[[], Mapping[str, Any]]) -> Response:
-        """What `work` says, made into bytes in the same thread: only the thread is kept from others by a large one."""
+    async def _respond(self, workers: Workers, request: Request, work: Callable[[], Mapping[str, Any]]) -> Response:
+        """Return the answer of `work`, packed in its thread, so that a large one does not delay other requests."""
         packed = _packed(request)
         user = visitor_of(request.scope).user
         whose = ("user", user) if user is not None else ("client", request.scope[CLIENT])
-        words = (lambda told: told) if visitor_of(request.scope).only is None else _for_users
+        words = (lambda content: content) if visitor_of(request.scope).only is None else _for_users
         return await workers.run(whose, lambda: answer(words(work()), packed))
 
     def _own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
@@ -483,8 +483,8 @@ class Routes:
         try:
             own = self._interface.own(job, only)
             if not own:
-                self._interface.seek(job)  # else what memory knows to be another's would be told apart
-        except ColmetError:  # who cannot be told to own it does not
+                self._interface.seek(job)  # else the answer would show that the job is another user's
+        except ColmetError:  # without a proof the job is not the user's
             pass
         if not own:
             raise HTTPException(404, _NO_JOB.format(job))
@@ -507,13 +507,13 @@ class Routes:
 
 
 def _later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:
-    """From when on there is anything to be seen of what is asked for."""
+    """Return from when on any row may be seen."""
     began = None if own is None else earliest(own)
     return since if began is None else began if since is None else max(since, began)
 
 
 def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
-    """Of hosts: those with jobs of this user, with these jobs alone; all where there is no user."""
+    """Return the hosts with jobs of this user, with these jobs alone; all without a user."""
     if only is None:
         return hosts
     found: Hosts = {}
@@ -525,25 +525,25 @@ def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
 
 
 def own_owners(owners: Owners, only: Optional[str]) -> Owners:
-    """Of owners: this user; all where there is none."""
+    """Return the owners that are this user; all without a user."""
     return {name: owner for name, owner in owners.items() if only is None or name == only}
 
 
 def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, Any]:
-    """Of tables: those that an ordinary user may see; all where there is none."""
+    """Return the tables that an ordinary user may see; all without a user."""
     return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
 
 
 def _empty_job(job: int) -> dict[str, Any]:
-    """The row of a job of which nothing is known."""
+    """Return the row of an unknown job."""
     return {**dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last")), "job": job, "running": False}
 
 
-def _for_users(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An answer without a store's own words, which may name files and hosts."""
-    warnings = told.get("warnings", ())
+def _for_users(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an answer without the store's own messages, which may name files and hosts."""
+    warnings = content.get("warnings", ())
     plain = [one for one in warnings if not isinstance(one, StoreWarning)]
-    return told if len(plain) == len(warnings) else {**told, "warnings": [*plain, _STORE_FAILS]}
+    return content if len(plain) == len(warnings) else {**content, "warnings": [*plain, _STORE_FAILS]}
 
 
 def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
@@ -586,7 +586,7 @@ def _packed(request: Request) -> bool:
 
 
 async def _only_known_names(request: Request) -> None:
-    """Refuse parameters that do not exist, which are misspelt, and those that are given twice."""
+    """Refuse unknown parameters, which are misspelt, and those that are given twice."""
     route = request.scope.get("route")
     known = [field.alias for field in route.dependant.query_params] if isinstance(route, APIRoute) else []
     given = [name for name, _ in request.query_params.multi_items()]
@@ -623,15 +623,15 @@ async def _busy(request: Request, err: Exception) -> Response:
 
 
 def _described(app: FastAPI, is_open: bool) -> dict[str, Any]:
-    """The description, in what FastAPI leaves out or says wrong."""
-    told = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
-    schemas = told["components"]["schemas"]
+    """Return the OpenAPI description, with corrections to what FastAPI makes."""
+    description = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
+    schemas = description["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    if told["openapi"].startswith("3.0"):  # of pydantic 1, which says nothing of null
+    if description["openapi"].startswith("3.0"):  # of pydantic 1, which has no null
         for model in models.MODELS:
             _add_nulls(model, schemas[model.__name__])
-    for path, methods in told["paths"].items():
+    for path, methods in description["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
             for parameter in operation.get("parameters", []):
@@ -646,16 +646,16 @@ def _described(app: FastAPI, is_open: bool) -> dict[str, Any]:
                 elif name == "job":
                     schema["format"] = "int64"
     if not is_open:
-        told["components"]["securitySchemes"] = {
+        description["components"]["securitySchemes"] = {
             "basic": {"type": "http", "scheme": "basic"},
             "token": {"type": "http", "scheme": "bearer"},
         }
-        told["security"] = [{"basic": []}, {"token": []}]
-    return told
+        description["security"] = [{"basic": []}, {"token": []}]
+    return description
 
 
 def _add_nulls(model: Any, schema: dict[str, Any]) -> None:
-    """Say which values of a model may be null, as OpenAPI 3.0 has it."""
+    """Mark the values of a model that may be null, as OpenAPI 3.0 does."""
     for name, field in model.__fields__.items():
         inner = schema["properties"][name]
         if field.allow_none:

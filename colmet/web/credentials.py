@@ -1,4 +1,4 @@
-"""Passwords and tokens as lines of the users' file, and whether one that is given is right."""
+"""Read, write and check passwords and tokens, the lines of the users' file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 from datetime import date, datetime, timezone
 from typing import NamedTuple, Union
 
-N, R, P = 1 << 15, 8, 3  # 32 MiB, about a tenth of a second three times over
+N, R, P = 1 << 15, 8, 3  # 32 MiB and about 0.3 s a check
 MAX_N, MAX_R, MAX_P = 1 << 17, 16, 16
 MAX_MEMORY = 128 << 20  # bytes for one check
 MAX_SECRET = 1024  # characters of a password or a token
@@ -25,7 +25,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class Password(NamedTuple):
-    """A password, as scrypt leaves it: what costs an attacker who has the file as much memory as us for each try."""
+    """A password hashed by scrypt, so that an attacker who has the file needs as much memory for each attempt."""
 
     n: int
     r: int
@@ -38,17 +38,17 @@ class Password(NamedTuple):
         return f"scrypt${self.n}${self.r}${self.p}${self.salt.hex()}${self.digest.hex()}"
 
     def is_right(self, given: str) -> bool:
-        """Whether this is the password. Takes long, on purpose."""
+        """Return whether this is the password. Slow on purpose."""
         return hmac.compare_digest(_scrypt(given, self.n, self.r, self.p, self.salt), self.digest)
 
 
 class Token(NamedTuple):
-    """A token: 256 random bits, so that nobody can try them, and a plain hash is enough.
+    """A token of 256 random bits, which cannot be guessed, so that a plain hash is enough.
 
     Attributes:
         digest: SHA-256 of its text.
         label: what it is for; may be empty.
-        until: the last day, in UTC, that it can be used; None for ever.
+        until: the last day, in UTC, on which it is valid; None for ever.
     """
 
     digest: bytes
@@ -62,7 +62,7 @@ class Token(NamedTuple):
         return f"sha256${self.digest.hex()}{label}{end}"
 
     def is_over(self, now: float) -> bool:
-        """Whether its last day has passed."""
+        """Return whether its last day has passed."""
         return self.until is not None and datetime.fromtimestamp(now, timezone.utc).date() > self.until
 
 
@@ -70,20 +70,20 @@ Secret = Union[Password, Token]
 
 
 class Credential(NamedTuple):
-    """A line of the file: whose, what, and the groups that come with it."""
+    """A line of the file: a user, a secret, and the groups that come with it."""
 
     name: str
     secret: Secret
     groups: frozenset[str] = frozenset()
 
     def text(self) -> str:
-        """As in the file, without the end of the line."""
+        """Return the line, without its end."""
         groups = f":{','.join(sorted(self.groups))}" if self.groups else ""
         return f"{self.name}:{self.secret.text()}{groups}"
 
 
 def make_password(given: str) -> Password:
-    """A line's secret for a password.
+    """Hash a password.
 
     Raises:
         ValueError: it is empty or too long.
@@ -95,26 +95,26 @@ def make_password(given: str) -> Password:
 
 
 def nobody(like: Password | None) -> Password:
-    """What no password fits, and what takes as long to find out as with this one."""
+    """Return a hash that no password has, and that is as slow to check as this one."""
     n, r, p = (N, R, P) if like is None else (like.n, like.r, like.p)
     return Password(n, r, p, os.urandom(16), os.urandom(32))
 
 
 def make_token() -> str:
-    """A new token, to be told once."""
+    """Return a new token."""
     return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def token_digest(given: str) -> bytes:
-    """By which a token is looked up."""
+    """Return the hash of a token."""
     return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
 
 
 def parse_line(text: str) -> Credential | None:
-    """A line of the file; None for a comment or an empty one.
+    """Parse a line of the file; None for a comment or an empty line.
 
     Raises:
-        ValueError: it has another form; the text says what is wrong.
+        ValueError: the line is malformed; the text says why.
     """
     text = text.strip()
     if not text or text.startswith("#"):
@@ -130,43 +130,43 @@ def parse_line(text: str) -> Credential | None:
 
 
 def check_name(name: str) -> str:
-    """The name of a user, if it can be one.
+    """Return the name of a user.
 
     Raises:
         ValueError: it cannot.
     """
     if not _NAME.fullmatch(name) or name != name.strip():
-        raise ValueError(f"{name!r:.80} is no name of a user: 1 to {MAX_NAME} characters, no colon, no leading #")
+        raise ValueError(f"{name!r:.80} is not the name of a user: 1 to {MAX_NAME} characters, no colon, no leading #")
     return name
 
 
 def check_group(name: str) -> str:
-    """The name of a group, if it can be one.
+    """Return the name of a group.
 
     Raises:
         ValueError: it cannot.
     """
     if not _GROUP.fullmatch(name):
-        raise ValueError(f"{name!r:.80} is no name of a group")
+        raise ValueError(f"{name!r:.80} is not the name of a group")
     return name
 
 
 def check_label(label: str) -> str:
-    """What a token is for, if that can be written.
+    """Return the label of a token.
 
     Raises:
         ValueError: it cannot.
     """
     if not _LABEL.fullmatch(label):
-        raise ValueError(f"{label!r:.80} is no label: 1 to 64 of A-Z a-z 0-9 _ . -")
+        raise ValueError(f"{label!r:.80} is not a label: 1 to 64 of A-Z a-z 0-9 _ . -")
     return label
 
 
 def parse_secret(text: str) -> Secret:
-    """A secret, as it is in a line.
+    """Parse the secret of a line.
 
     Raises:
-        ValueError: it has another form, or costs too much to check.
+        ValueError: it is malformed, or too expensive to check.
     """
     kind, *parts = text.split("$")
     if kind == "scrypt" and len(parts) == 5:

@@ -1,4 +1,4 @@
-"""The receiving end of what the collector sends: frames of a stream, the messages in them, the batches in these."""
+"""Read the stream of the collector: its frames, the messages in them, the batches in these."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
 log = logging.getLogger(__name__)
 
 LISTENER = 3  # SD_LISTEN_FDS_START
-FIRST_S = 10.0  # for the collector's command line
+FIRST_S = 10.0  # to wait for the collector's command line
 READ_BYTES = 1 << 20
 MAX_NOTE_BYTES = 16 << 20
-TELL_S = 10.0  # between two lines for the collector
+REPORT_S = 10.0  # between two lines for the collector
 
 
 class FeedError(ColmetError):
@@ -31,7 +31,7 @@ class FeedError(ColmetError):
 
 
 def inherited(environment: Mapping[str, str]) -> socket.socket:
-    """The stream whose descriptor the collector has left open.
+    """Return the stream that the collector has opened.
 
     Raises:
         FeedError: the environment names none.
@@ -39,7 +39,7 @@ def inherited(environment: Mapping[str, str]) -> socket.socket:
     number = environment.get(FEED, "")
     try:
         feed = socket.socket(fileno=int(number))
-        os.set_inheritable(feed.fileno(), False)  # no program that is started here is to hold it open
+        os.set_inheritable(feed.fileno(), False)  # no child process must hold it open
     except (ValueError, OSError) as err:
         raise FeedError(f"colmet-collector starts this, with --http-listen; {FEED} is {number!r:.40}") from err
     return feed
@@ -71,12 +71,12 @@ def connected(environment: MutableMapping[str, str]) -> tuple[socket.socket, lis
 
 
 def _read_arguments(feed: socket.socket) -> list[str]:
-    """The collector's command line. Paths in it count from the collector's directory, which becomes this process's."""
+    """Return the collector's command line, and change to its directory, which paths in it are relative to."""
     feed.settimeout(FIRST_S)
-    (told,) = LENGTH.unpack(_exactly(feed, LENGTH.size))
-    if not told & NOTE or told & ~NOTE > MAX_ARGUMENTS_BYTES:
+    (head,) = LENGTH.unpack(_read_exactly(feed, LENGTH.size))
+    if not head & NOTE or head & ~NOTE > MAX_ARGUMENTS_BYTES:
         raise FeedError("a stream that does not begin with the collector's command line")
-    begin = _noted(_exactly(feed, told & ~NOTE))
+    begin = _parse_note(_read_exactly(feed, head & ~NOTE))
     arguments, directory = begin.get("arguments"), begin.get("directory")
     if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
         raise FeedError("a stream that does not begin with the collector's command line")
@@ -86,34 +86,34 @@ def _read_arguments(feed: socket.socket) -> list[str]:
     return arguments
 
 
-def _exactly(source: socket.socket, size: int) -> bytes:
+def _read_exactly(source: socket.socket, size: int) -> bytes:
     content = bytearray()
     while len(content) < size:
         part = source.recv(size - len(content))
         if not part:
-            raise FeedError("the collector has hung up before its command line was there")
+            raise FeedError("the collector has disconnected before it sent its command line")
         content += part
     return bytes(content)
 
 
 class Frames:
-    """Cuts a stream into frames. Bytes go in by `add`, and what is whole comes out."""
+    """Splits a stream into frames."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def add(self, part: bytes | memoryview) -> Iterator[tuple[bool, bytes]]:
-        """Whether each frame that is now whole is a note, and its content.
+        """Add bytes, and yield each frame that is complete now: whether it is a note, and its content.
 
         Raises:
-            FeedError: a length that no frame has; what follows cannot be read either.
+            FeedError: a length that no frame has; the rest cannot be read either.
         """
         self._rest += part
         at = 0
         try:
             while len(self._rest) - at >= LENGTH.size:
-                (told,) = LENGTH.unpack_from(self._rest, at)
-                is_note, size = bool(told & NOTE), told & ~NOTE
+                (head,) = LENGTH.unpack_from(self._rest, at)
+                is_note, size = bool(head & NOTE), head & ~NOTE
                 if size > (MAX_NOTE_BYTES if is_note else MAX_SENDER_BYTES + MAX_MESSAGE_BYTES):
                     raise FeedError(f"the collector has sent a frame of {size} bytes; are both of one version?")
                 first = at + LENGTH.size
@@ -130,9 +130,9 @@ class Feed:
 
     Args:
         source: the stream.
-        take: is given the batches of each message, and their sender.
-        note: is given what the collector tells of the feed itself.
-        dropped: what the collector is to know of: counts, by name.
+        take: called with the batches of each message, and their sender.
+        note: called with each note of the collector.
+        dropped: returns counters for the collector.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class Feed:
         self._take = take
         self._note = note
         self._dropped = dropped
-        self._tell_at = 0.0
+        self._report_at = 0.0
         self._frames = Frames()
         self._decoder = Decoder()
         self._taken = self._bad = self._failures = 0
 
     def counters(self) -> dict[str, int]:
-        """Messages taken, those that could not be read, and those that met a defect."""
+        """Return messages received, malformed ones, and those that met a defect."""
         return {"taken": self._taken, "bad": self._bad, "failures": self._failures}
 
     def run(self) -> None:
@@ -173,7 +173,7 @@ class Feed:
             for is_note, content in self._frames.add(buffer[:count]):
                 try:
                     if is_note:
-                        self._note(_noted(content))
+                        self._note(_parse_note(content))
                     else:
                         sender, _, message = content.partition(b"\0")
                         self._take(self._decoder.decode(message).batches, sender.decode(errors="replace"))
@@ -182,23 +182,23 @@ class Feed:
                     self._bad += 1
                     if powers_of_ten(self._bad):
                         log.warning("message of the feed cannot be read bad=%d: %.300s", self._bad, err)
-                except Exception:  # a defect here must not end what others see
+                except Exception:  # a defect must not end the process
                     self._failures += 1
                     if powers_of_ten(self._failures):
                         log.exception("message of the feed failed failures=%d", self._failures)
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
-        """Send the collector, now and then, what was dropped here; what it has no room for is sent again later."""
-        if time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_S
+    def _report(self) -> None:
+        """Send the collector what was dropped here, every few seconds; where it has no room, later."""
+        if time.monotonic() >= self._report_at:
+            self._report_at = time.monotonic() + REPORT_S
             with contextlib.suppress(OSError):
                 self._source.send(
                     json.dumps(self._dropped()).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
                 )
 
 
-def _noted(content: bytes) -> Mapping[str, Any]:
+def _parse_note(content: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as err:

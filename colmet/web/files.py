@@ -1,4 +1,4 @@
-"""The files of the page, read once."""
+"""Read the files of the page once, and answer requests for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
 MAX_BYTES = 4 << 20  # of one file
 MAX_AGE_S = 3600
-# What is in the folder and not of these types is not served: notes and licences.
+# Files of other types in the folder, such as licences, are not served.
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -47,7 +47,7 @@ class File(NamedTuple):
 
 
 def read_files(folder: Path) -> Mapping[str, File]:
-    """All that is served of a folder, by its path in there with slashes."""
+    """Return the files of a folder that are served, by their paths in it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix not in TYPES or not path.is_file() or path.stat().st_size > MAX_BYTES:
@@ -60,11 +60,11 @@ def read_files(folder: Path) -> Mapping[str, File]:
 
 
 def file_answer(file: File, packed: bool, known: str, max_age_s: int) -> Response:
-    """A file, or that it has not changed.
+    """Return the answer with a file, or that it has not changed.
 
     Args:
         file: what is asked for.
-        packed: whether who asks takes gzip.
+        packed: whether the client accepts gzip.
         known: the If-None-Match header.
         max_age_s: seconds that it may be kept without asking.
     """

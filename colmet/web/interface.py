@@ -1,4 +1,4 @@
-"""What the JSON interface tells: the interface between what knows it and what answers requests."""
+"""The interface between the routes and the queries that answer them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from colmet.batch.qmem import Hosts, Owners
 
 FOLDS = ("mean", "min", "max", "last")
 SOURCES = ("auto", "memory", "stored")
-FACILITY = "facility_"  # begins the names of tables of colmet-facility: of no node, and some name users
+FACILITY = "facility_"  # prefix of tables of colmet-facility: of no node, and some name users
 
 
 class StoreWarning(str):
-    """A warning in the words of a store, which may name files and hosts: for administrators alone."""
+    """A store's own message, which may name files and hosts: for administrators alone."""
 
     __slots__ = ()
 
@@ -23,8 +23,8 @@ class RowPage(NamedTuple):
     """Some of many rows.
 
     Attributes:
-        total: how many there are.
-        offset: of the first one given.
+        total: of all rows.
+        offset: of the first row here.
         items: the rows.
     """
 
@@ -34,10 +34,10 @@ class RowPage(NamedTuple):
 
 
 class JobsQuery(NamedTuple):
-    """Which jobs are asked for.
+    """A query for jobs.
 
     Attributes:
-        user: only those of this user; None for all that there are.
+        user: only those of this user; None for all.
         state: running, ended or all.
         node: only those that are on this node; "" for all.
         text: begins the number, or is in the user's name or a node's; "" for all.
@@ -62,7 +62,7 @@ class JobsQuery(NamedTuple):
 
 
 class NodesQuery(NamedTuple):
-    """Which nodes are asked for.
+    """A query for nodes.
 
     Attributes:
         names: only these; None for all.
@@ -82,7 +82,7 @@ class NodesQuery(NamedTuple):
 
 
 class SeriesQuery(NamedTuple):
-    """Which values over time are asked for.
+    """A query for values over time.
 
     Attributes:
         job: whose; 0 for a node's own.
@@ -91,11 +91,11 @@ class SeriesQuery(NamedTuple):
         node: only this one; "" for all (of a job).
         since: seconds since 1970; None for as far back as there is.
         until: seconds since 1970; None for now.
-        points: how many at most for each node.
+        points: the most for each node.
         fold: how the values of an interval become one: one of `FOLDS`.
         rate: a counter's growth in a second, not the counter.
         source: one of `SOURCES`.
-        own: of these hosts alone, and of each from a time on, as `Interface.own`; None for all.
+        own: only these hosts, each from a time on, as `Interface.own`; None for all.
     """
 
     job: int
@@ -112,7 +112,7 @@ class SeriesQuery(NamedTuple):
 
 
 class Interface(ABC):
-    """What is known.
+    """Answers queries.
 
     Methods are called by several threads at once, may wait for a disk or a database where it says so, and raise
     `colmet.common.errors.ColmetError` where the store cannot be read.
@@ -120,15 +120,15 @@ class Interface(ABC):
 
     @abstractmethod
     def cluster(self, user: str | None) -> Mapping[str, Any]:
-        """Totals of nodes and of the jobs of a user, or of all."""
+        """Return totals of nodes and of the jobs of a user, or of all."""
 
     @abstractmethod
     def jobs(self, asked: JobsQuery) -> RowPage:
-        """Rows of jobs, from memory."""
+        """Return rows of jobs, from memory."""
 
     @abstractmethod
     def own(self, job: int, user: str) -> Mapping[str, float | None]:
-        """The hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store."""
+        """Return the hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store."""
 
     def seek(self, job: int) -> None:
         """Wait for a store, and fail, as `own` does for a job that only the store can know."""
@@ -136,49 +136,49 @@ class Interface(ABC):
 
     @abstractmethod
     def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
-        """One job with a row for each of its nodes, and its tables; None where there is none. May wait for a store.
+        """Return a job with a row for each of its nodes, and its tables; None for none. May wait for a store.
 
         Args:
             job: its number.
-            own: hosts that it is of, as `own`; None for all.
+            own: only these hosts, as `own`; None for all.
         """
 
     @abstractmethod
     def nodes(self, asked: NodesQuery) -> RowPage:
-        """Rows of nodes, from memory."""
+        """Return rows of nodes, from memory."""
 
     @abstractmethod
     def nodes_of(self, user: str) -> frozenset[str]:
-        """The nodes that jobs of a user are on now."""
+        """Return the nodes of a user's running jobs."""
 
     @abstractmethod
     def there_since(self, node: str, user: str) -> float:
-        """When the first of a user's jobs that are on a node now came there, seconds since 1970."""
+        """Return when the first of a user's jobs that are on a node now began there, seconds since 1970."""
 
     @abstractmethod
     def node(self, name: str) -> Mapping[str, Any] | None:
-        """One node with a row for each job on it, and its tables; None where there is none."""
+        """Return a node with a row for each job on it, and its tables; None for none."""
 
     @abstractmethod
     def series(self, asked: SeriesQuery) -> Mapping[str, Any] | None:
-        """Values over time; None where there is no such job, node, table or column. May wait for a store."""
+        """Return values over time; None without such a job, node, table or column. May wait for a store."""
 
     @abstractmethod
     def completeness(
         self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
     ) -> Mapping[str, Any] | None:
-        """How much of a job's samples is there, and what is missing; None where there is none. May wait for a store."""
+        """Return the share of a job's samples that is stored, and its gaps; None for none. May wait for a store."""
 
     @abstractmethod
     def qhost(self) -> Hosts:
-        """Hosts with their jobs, from Grid Engine, else from what nodes sent."""
+        """Return hosts with their jobs, from Grid Engine, else from the nodes' data."""
 
     @abstractmethod
     def qstat(self) -> Owners:
-        """Owners with what their jobs asked for and used, from Grid Engine, else from what nodes sent."""
+        """Return owners with what their jobs requested and used, from Grid Engine, else from the nodes' data."""
 
 
 def earliest(own: Mapping[str, float | None]) -> float | None:
-    """Return from when on anything of a user's is there; None for all that there is."""
+    """Return from when on any row is a user's; None for all rows."""
     begins = [at for at in own.values() if at is not None]
     return min(begins) if begins and len(begins) == len(own) else None

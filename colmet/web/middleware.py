@@ -67,7 +67,7 @@ class RequestFilter:
         is_head = scope["method"] == "HEAD"
         began = False
 
-        async def tell(message: Message) -> None:
+        async def send_on(message: Message) -> None:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
@@ -84,17 +84,19 @@ class RequestFilter:
         try:
             refusal = await self._refusal(scope)
             if refusal is not None:
-                await refusal(scope, receive, tell)
+                await refusal(scope, receive, send_on)
             else:
-                await self._app({**scope, "method": "GET"}, receive, tell)
-        except (ClientDisconnect, asyncio.CancelledError):  # nobody waits for it: who asked has left, or it all ends
+                await self._app({**scope, "method": "GET"}, receive, send_on)
+        except (ClientDisconnect, asyncio.CancelledError):  # the client is gone, or the server ends
             return
         except Exception:
             count = self._stats.add("defects")
             if powers_of_ten(count):
                 log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
             if not began:
-                await failure(500, "this is a defect of Colmet; see the collector's log", CLOSE)(scope, receive, tell)
+                await failure(500, "this is a defect of Colmet; see the collector's log", CLOSE)(
+                    scope, receive, send_on
+                )
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """Return the refusal of a request; None where it passes, with its visitor and client in the scope."""
@@ -114,7 +116,7 @@ class RequestFilter:
         if self._hosts is not None:
             given = [value for key, value in headers if key == b"host"]
             if not all(is_known(value.decode("latin-1"), self._hosts) for value in given):
-                text = "ask by an address or by the name of this machine: an open interface answers to no other name"
+                text = "use an address or the name of this machine: an open interface answers to no other name"
                 return failure(400, text, CLOSE)
         try:
             given = [value.decode("latin-1") for key, value in headers if key == self._access.header]

@@ -41,23 +41,23 @@ _NODE_VALUES = {
 
 
 class Error(BaseModel):
-    """Why there is no answer."""
+    """An error."""
 
     error: str = Field(..., description="what is wrong and what to do")
 
 
 class Whoami(BaseModel):
-    """Who asks."""
+    """The user of the request."""
 
     user: Optional[str] = Field(..., description="null where the interface is open to all")
     admin: bool = Field(..., description="whether all jobs are shown")
     version: str
     time: float
-    gridengine: bool = Field(..., description="whether /qhost and /qstat tell what Grid Engine says")
+    gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's figures")
 
 
 class NodeCounts(BaseModel):
-    """Totals of all nodes; only heard and silent are told to ordinary users."""
+    """Totals of all nodes; ordinary users see heard and silent alone."""
 
     heard: Optional[int] = Field(..., description="nodes that send")
     silent: Optional[int] = Field(..., description="nodes that have ceased to send")
@@ -83,14 +83,14 @@ class JobCounts(BaseModel):
 
 
 class MessageCounts(BaseModel):
-    """Messages of nodes, as this process got them."""
+    """Messages of nodes that this process received."""
 
     taken: Optional[int]
     left_out: Optional[int]
 
 
 class Cluster(BaseModel):
-    """All at a glance."""
+    """Totals."""
 
     time: float
     nodes: NodeCounts
@@ -146,7 +146,7 @@ class Measures(BaseModel):
 
 class _JobRow(BaseModel):
     job: int
-    user: Optional[str] = Field(..., description="empty where nobody says whose it is")
+    user: Optional[str] = Field(..., description="empty where no node names the user")
     nodes: Optional[int] = Field(..., description="on how many nodes it is")
 
 
@@ -192,7 +192,7 @@ class NodeRow(_NodeValues):  # type: ignore[misc]  # made above, out of a table
 
 
 class Jobs(BaseModel):
-    """Some of the jobs that were asked for."""
+    """Some of the jobs of a query."""
 
     total: int
     offset: int
@@ -201,7 +201,7 @@ class Jobs(BaseModel):
 
 
 class Nodes(BaseModel):
-    """Some of the nodes that were asked for."""
+    """Some of the nodes of a query."""
 
     total: int
     offset: int
@@ -210,7 +210,7 @@ class Nodes(BaseModel):
 
 
 class Column(BaseModel):
-    """A column of a table, as /series takes it behind the table's name and a dot."""
+    """A column of a table; `metric` of /series is TABLE.COLUMN."""
 
     name: str
     unit: Optional[str]
@@ -219,7 +219,7 @@ class Column(BaseModel):
 
 
 class Job(BaseModel):
-    """A job with its nodes, and what is kept of it."""
+    """A job with its nodes and its tables."""
 
     job: JobRow
     nodes: list[JobNodeRow]
@@ -229,7 +229,7 @@ class Job(BaseModel):
 
 
 class Node(BaseModel):
-    """A node with the jobs on it that may be seen, and what is kept of it."""
+    """A node with its tables and its jobs that may be seen."""
 
     node: NodeRow
     jobs: list[JobNodeRow]
@@ -263,7 +263,7 @@ class Series(BaseModel):
 
 
 class Gap(BaseModel):
-    """What is missing."""
+    """Missing samples."""
 
     since: Optional[float]
     until: Optional[float]
@@ -272,7 +272,7 @@ class Gap(BaseModel):
 
 
 class HostCompleteness(BaseModel):
-    """How much of a job's samples of one node there is."""
+    """The share of a job's samples of one node that is stored."""
 
     node: str
     share: Optional[float]
@@ -282,7 +282,7 @@ class HostCompleteness(BaseModel):
 
 
 class Completeness(BaseModel):
-    """How much of a job's samples there is."""
+    """The share of a job's samples that is stored."""
 
     job: int
     share: Optional[float]
@@ -311,7 +311,7 @@ class QmemHost(BaseModel):
 
 
 class QmemRequestedJob(BaseModel):
-    """What a job asked for, and used at most on each host."""
+    """What a job requested, and its maximum use on each host."""
 
     requested_h_vmem_strval: str
     requested_h_vmem_dblval: float
@@ -342,11 +342,11 @@ class Qstat(BaseModel):
 
 
 class Status(BaseModel):
-    """How this process is."""
+    """Counters of this process."""
 
     version: str
     time: float
-    since: float = Field(..., description="when it began to count")
+    since: float = Field(..., description="start of the counters")
     counts: dict[str, int]
     connections: int
     users: Optional[int] = Field(..., description="names in the file of users; null where the interface is open")

@@ -1,4 +1,4 @@
-"""What has come lately: the latest two tables of each node, earlier ones for curves, and which jobs there were.
+"""Keep what the nodes sent recently: the latest two tables of each, earlier ones for charts, and which jobs ran.
 
 Earlier tables are kept packed as they came, some together, compressed: rows of one table differ little from one sample
 to the next. So a byte of `--http-memory` holds several bytes of rows. Each sender has a share of all that is bounded:
@@ -29,17 +29,17 @@ from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)
 
-BLOCK_TABLES = 16  # of one table of one host, that are compressed together
+BLOCK_TABLES = 16  # samples of one table of one host that are compressed together
 BLOCK_BYTES = 256 << 10
 MAX_STRANDS = 1 << 17
 MAX_HOSTS = 16384
 MAX_JOBS = 100_000
-FORGET = 1000  # jobs at a time, beyond that
-SPARE = 1 / 64  # of the bytes: so much is made free at once
+FORGET = 1000  # jobs forgotten at once, beyond that
+SPARE = 1 / 64  # of the bytes: freed at once
 AGAIN_S = 3600.0  # without a sample, after which a job's number may be another job's
 TIDY_S = 60.0
-LOOK_S = 20.0  # between two looks that keep the watch going
-# What is taken beside rows, about.
+LOOK_S = 20.0  # between two looks, without which the watch would stop
+# Memory beside rows, about.
 STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
 NS = 10**9
 _USER_TABLE, _USER = "cgroup_default", "user"
@@ -53,7 +53,7 @@ class SealedBlock(NamedTuple):
         first_ns: the earliest time.
         last_ns: the latest one.
         length: how many samples.
-        is_even: whether all have as many rows; each is then kept as its difference from the one before.
+        is_even: whether all have the same number of rows; each is then kept as its difference from the one before.
         packed: times, counts of rows, rows.
     """
 
@@ -66,11 +66,11 @@ class SealedBlock(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """That it takes, about."""
+        """Memory of the block, about."""
         return len(self.packed) + SEALED_BYTES
 
     def samples(self) -> list[tuple[int, bytes]]:
-        """Times and packed rows."""
+        """Return times and packed rows."""
         data = zlib.decompress(self.packed)
         head = 16 * self.length
         times, counts = np.frombuffer(data[:head], np.int64).reshape(2, -1).tolist()
@@ -105,7 +105,7 @@ def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> SealedBlock:
 class _HostTable:
     """The samples of one table of one host, in the order in which they came; of the share of the first one's sender."""
 
-    __slots__ = ("open", "open_bytes", "schema", "sealed", "sender", "taken")
+    __slots__ = ("open", "open_bytes", "schema", "sealed", "sender", "updated")
 
     def __init__(self, schema: Schema, sender: str) -> None:
         self.sender = sender
@@ -113,22 +113,22 @@ class _HostTable:
         self.sealed: deque[SealedBlock] = deque()
         self.open: list[tuple[int, bytes]] = []
         self.open_bytes = 0
-        self.taken = 0.0
+        self.updated = 0.0
 
     def begins_ns(self) -> int | None:
-        """The earliest time of the first samples that are left."""
+        """Return the earliest time of the first samples that are still kept."""
         if self.sealed:
             return self.sealed[0].first_ns
         return min([at for at, _ in self.open], default=None)
 
 
 class JobOnHost:
-    """What is known of a job on one host, by the rows of this host alone.
+    """A job on one host, by the rows of this host alone.
 
     Attributes:
-        user: whose it is; "" where no row says.
-        is_disputed: whether not all rows say the same: there are two jobs of this number.
-        is_whole: whether nothing came of its number before, while its node was heard.
+        user: that the rows name; "" where no row names one.
+        is_disputed: whether rows name different users: there are two jobs of this number.
+        is_whole: whether its node sent before, and no rows of this number.
         since: from when on its rows are this job's, seconds since 1970: the time of the first one, unless that is more
             than an hour before it came. Then it is when it came, as the sender's clock may be wrong.
         last: time of the last one.
@@ -144,17 +144,17 @@ class JobOnHost:
 
 
 class RecentJob:
-    """What is known of a job that has come.
+    """A job in the cache.
 
     Attributes:
         job: its number.
-        user: whose it is; "" where nobody has said, or not all say the same.
-        is_disputed: whether not all say the same: there are two jobs of this number.
-        first: time of its first sample that came here, seconds since 1970.
+        user: that its hosts name; "" where none does, or they differ.
+        is_disputed: whether its hosts name different users: there are two jobs of this number.
+        first: time of its first sample that was received here, seconds since 1970.
         last: of its last one.
-        hosts: that it was on, and what each of them says.
+        hosts: that it was on, each with its own rows.
         tables: that have rows of it.
-        sender: that sent of it first, and whose share it is of.
+        sender: of its first row, to whose share it counts.
     """
 
     __slots__ = ("first", "hosts", "is_disputed", "job", "last", "sender", "tables", "user")
@@ -189,10 +189,10 @@ class CacheView(NamedTuple):
     """The latest of each node.
 
     Attributes:
-        taken: when this was seen, by the monotonic clock.
-        hosts: what is kept of each, without tables that tell nothing of now.
-        silent: those of them that were not heard for too long: what they told of jobs tells nothing of now.
-        heard: when each node was heard, also of those of which nothing is kept.
+        taken: time of the look, by the monotonic clock.
+        hosts: what is kept of each, without stale tables.
+        silent: hosts whose jobs are stale, as nothing came from them for too long.
+        heard: when each node sent last, also of nodes of which nothing is kept.
     """
 
     taken: float
@@ -202,16 +202,16 @@ class CacheView(NamedTuple):
 
 
 class RecentCache:
-    """Keeps what comes. One thread takes it, any other looks.
+    """Keeps recent rows. One thread puts batches in, any other reads.
 
     Args:
         max_bytes: of earlier tables, about.
-        max_age_s: that they are kept.
+        max_age_s: for which they are kept.
         monotonic: seconds.
         now: seconds since 1970.
 
     Attributes:
-        began: when it began to take, seconds since 1970.
+        began: time of the start, seconds since 1970.
     """
 
     def __init__(
@@ -243,10 +243,10 @@ class RecentCache:
         self._sets: dict[frozenset[str], frozenset[str]] = {}
         self._bytes_of = Shares(max_bytes)
         self._batches = self._evicted = self._over_share = self._left_out = self._forgotten = 0
-        self._missed = 0  # messages, as the collector tells
+        self._missed = 0  # messages, by its notes
 
     def counters(self) -> dict[str, int]:
-        """What it holds, and what it had to let go."""
+        """Return what it holds, and what it dropped."""
         return {
             "batches": self._batches,
             "bytes": self._bytes_of.total,
@@ -260,25 +260,25 @@ class RecentCache:
         }
 
     def dropped(self) -> dict[str, int]:
-        """Return how much of what was dropped, by the names that the collector has for it."""
+        """Return counters of what was dropped, by their names in the collector's status."""
         counts = (self._left_out + self._watch.left_out, self._over_share, self._forgotten)
         return dict(zip(DROPPED, counts))
 
     # -- what comes --
 
     def note(self, content: Mapping[str, Any]) -> None:
-        """What the collector tells of the feed: messages that it left out, and nodes that were there before."""
+        """Read a note of the collector: messages that it dropped, and nodes that it heard before."""
         left_out, heard = content.get("left_out"), content.get("heard")
         if type(left_out) is int:
             self._missed = left_out
         if isinstance(heard, dict):
             with self._lock:
-                for host, told in heard.items():
-                    if type(told) is list and list(map(type, told)) == [int, int] and host not in self._heard:
-                        self._hear(host, Heard(*told), "")
+                for host, times in heard.items():
+                    if type(times) is list and list(map(type, times)) == [int, int] and host not in self._heard:
+                        self._hear(host, Heard(*times), "")
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:
-        """Take what has come from a sender; "" where it is not known."""
+        """Keep batches of a sender; "" where the sender is not known."""
         now = self._monotonic()
         wall = self._now()
         with self._lock:
@@ -296,7 +296,7 @@ class RecentCache:
                 self._tidy(now, wall)
 
     def _hear(self, host: str, heard: Heard, sender: str) -> None:
-        """Note that a host was heard. The latest is at the end; names can be made up, and nodes are heard again."""
+        """Note that a host was heard. Beyond the bound, the host that was silent longest is forgotten."""
         if self._heard.pop(host, None) is None:
             if sender and self._hosts_of.room(sender) < 1:
                 self._leave_out("hosts")
@@ -315,7 +315,7 @@ class RecentCache:
         host = batch.host
         is_new = all(name.startswith(FACILITY) for name in self._by_host.get(host, ()))
         if _is_of_facility(batch):
-            if is_new:  # no node, though the collector has told of it as of one
+            if is_new:  # the collector has listed it as a node, which it is not
                 self._forget_host(host)
         else:
             self._hear(host, Heard(int(wall * NS), int(wall * NS) - batch.time_ns), sender)
@@ -361,7 +361,7 @@ class RecentCache:
 
     @staticmethod
     def _agree(known: RecentJob) -> None:
-        """Note whose a job is where all its hosts say the same."""
+        """Set the user of a job by those that its hosts name."""
         users = {stay.user for stay in known.hosts.values() if stay.user}
         known.is_disputed = len(users) > 1 or any(stay.is_disputed for stay in known.hosts.values())
         known.user = users.pop() if len(users) == 1 and not known.is_disputed else ""
@@ -369,7 +369,7 @@ class RecentCache:
     def _index(
         self, schema: Schema, packed: bytes, host: str, at: float, wall: float, is_new: bool, sender: str
     ) -> None:
-        """Note whose rows are in a table."""
+        """Note the jobs and users in a table."""
         rows = np.frombuffer(packed, schema.dtype)
         users: list[bytes] = []
         if schema.name == _USER_TABLE and _USER in schema.name_set and rows[_USER].dtype.kind == "S":
@@ -416,7 +416,7 @@ class RecentCache:
             strand.schema = schema
         strand.open.append((time_ns, packed))
         strand.open_bytes += len(packed)
-        strand.taken = now
+        strand.updated = now
         self._bytes_of.hold(strand.sender, len(packed) + TABLE_BYTES)
         if len(strand.open) >= BLOCK_TABLES or strand.open_bytes >= BLOCK_BYTES:
             self._seal(strand, now)
@@ -437,11 +437,11 @@ class RecentCache:
         self._order.setdefault(strand.sender, deque()).append((now, strand, sealed))
 
     def _make_room(self) -> None:
-        """Drop the oldest of all, and a little more, so that this is not done for each batch."""
+        """Drop the oldest samples of all, and a few more, so that this is not done for each batch."""
         if not self._order:  # what is open is too much
-            for strand in sorted(self._strands.values(), key=lambda one: one.taken):
+            for strand in sorted(self._strands.values(), key=lambda one: one.updated):
                 if strand.open:
-                    self._seal(strand, strand.taken)
+                    self._seal(strand, strand.updated)
         oldest = [(order[0][0], sender) for sender, order in self._order.items()]
         heapq.heapify(oldest)
         while oldest and self._bytes_of.total > self._max_bytes * (1 - SPARE):
@@ -451,7 +451,7 @@ class RecentCache:
                 heapq.heappush(oldest, (self._order[sender][0][0], sender))
 
     def _evict(self, sender: str) -> None:
-        """Drop the oldest of a sender."""
+        """Drop the oldest samples of a sender."""
         order = self._order[sender]
         _, strand, sealed = order.popleft()
         if not order:
@@ -462,11 +462,11 @@ class RecentCache:
             self._evicted += sealed.length
 
     def _tidy(self, now: float, wall: float) -> None:
-        """Forget what is too old."""
+        """Drop samples, tables, hosts and jobs that are too old."""
         for sender in list(self._order):
             while sender in self._order and self._order[sender][0][0] < now - self._max_age_s:
                 self._evict(sender)
-        for key in [key for key, strand in self._strands.items() if strand.taken < now - self._max_age_s]:
+        for key in [key for key, strand in self._strands.items() if strand.updated < now - self._max_age_s]:
             strand = self._strands.pop(key)
             size = STRAND_BYTES + strand.open_bytes + TABLE_BYTES * len(strand.open)
             size += sum([sealed.size_bytes for sealed in strand.sealed])
@@ -483,7 +483,7 @@ class RecentCache:
             self._sets.clear()
 
     def _forget(self, sender: str) -> None:
-        """Forget jobs of a sender that ended first; where it has none, of all."""
+        """Forget the jobs of a sender that ended first; of all senders where it has none."""
         of_sender = [known for known in self._jobs.values() if known.sender == sender]
         oldest = sorted(of_sender or self._jobs.values(), key=lambda known: known.last)[:FORGET]
         for known in oldest:
@@ -495,23 +495,23 @@ class RecentCache:
 
     @property
     def missed(self) -> int:
-        """Messages that the collector left out."""
+        """Messages that the collector dropped."""
         return self._missed
 
     @property
     def batches(self) -> int:
-        """That were taken."""
+        """Batches that were received."""
         return self._batches
 
     def kept_s(self) -> float:
-        """Seconds that earlier tables reach back."""
+        """Return how many seconds the kept tables reach back."""
         with self._lock:
             since = min([order[0][0] for order in self._order.values()], default=self._began)
             since = since if self._evicted else self._began
         return self._monotonic() - since
 
     def look(self) -> CacheView:
-        """The latest of each node."""
+        """Return the latest tables of each node."""
         now = self._monotonic()
         with self._lock:
             hosts, heard = self._watch.look(), dict(self._heard)
@@ -523,25 +523,25 @@ class RecentCache:
         return CacheView(now, fresh, frozenset(silent), heard)
 
     def job(self, job: int) -> RecentJob | None:
-        """What is known of a job."""
+        """Return a job; None where it is not in the cache."""
         return self._jobs.get(job)
 
     def jobs(self) -> list[RecentJob]:
-        """All jobs that are known."""
+        """Return all jobs of the cache."""
         with self._lock:
             return list(self._jobs.values())
 
     def hosts_of(self, known: RecentJob) -> dict[str, JobOnHost]:
-        """The hosts that a job was on, by name, and what each says."""
+        """Return the hosts of a job, by name."""
         with self._lock:
             return dict(sorted(known.hosts.items()))
 
     def is_host(self, host: str) -> bool:
-        """Whether anything has come of a host."""
+        """Return whether a host has sent anything."""
         return host in self._by_host or host in self._heard
 
     def tables(self, hosts: Iterable[str], names: Iterable[str] | None = None) -> dict[str, Schema]:
-        """The tables of some hosts, by name, with the latest schema; only these names, or those of nodes themselves."""
+        """Return the latest schema of each table of some hosts: of these tables, or of the nodes' own."""
         wanted = None if names is None else frozenset(names)
         found: dict[str, Schema] = {}
         with self._lock:
@@ -553,7 +553,7 @@ class RecentCache:
         return dict(sorted(found.items()))
 
     def begins(self, host: str, table: str) -> float | None:
-        """From when on all samples of a table of a host are here, seconds since 1970; None for none."""
+        """Return from when on all samples of a table of a host are here, seconds since 1970; None for none."""
         with self._lock:
             strand = self._strands.get((host, table))
             first = None if strand is None else strand.begins_ns()
@@ -562,7 +562,7 @@ class RecentCache:
     def read(
         self, job: int, table: str, hosts: Iterable[str], since: float = 0.0, until: float = float("inf")
     ) -> Iterator[JobSamples]:
-        """The rows of a job, 0 for the node itself, for each host that has some, and each layout of its rows.
+        """Return the rows of a job, 0 for the node itself, for each host and each layout of its rows.
 
         One after the other: they may be far more than the column that is wanted.
         """
@@ -584,14 +584,14 @@ class RecentCache:
 
 
 def _is_of_facility(batch: Batch) -> bool:
-    """Whether it tells nothing of the host that it is from."""
+    """Return whether a batch is of colmet-facility, so says nothing about its host."""
     return bool(batch.tables) and all(table.schema.name.startswith(FACILITY) for table in batch.tables)
 
 
 def _picked(
     host: str, job: int, schema: Schema, samples: Sequence[tuple[int, bytes]], since: float, until: float
 ) -> JobSamples | None:
-    """The rows of a job that are of an interval, by time."""
+    """Return the rows of a job in an interval, by time."""
     wanted = [(at, packed) for at, packed in samples if since <= at / NS <= until]
     if not wanted:
         return None
@@ -602,7 +602,7 @@ def _picked(
     times, rows = times[of_job], rows[of_job]
     if not len(times):
         return None
-    if (np.diff(times) < 0).any():  # what was late
+    if (np.diff(times) < 0).any():  # late samples
         order = np.argsort(times, kind="stable")
         times, rows = times[order], rows[order]
     return JobSamples(host, schema, times, rows)

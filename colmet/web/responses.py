@@ -1,4 +1,4 @@
-"""Answers as bytes: JSON, packed where that is worth it, with the headers that all of them have."""
+"""Make answers: JSON, compressed where that saves much, with the headers of all answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-PACKED_BYTES = 1024  # shorter ones are not worth it
-LEVEL = 4  # of gzip: more takes long and saves little
+PACKED_BYTES = 1024  # shorter answers are not compressed
+LEVEL = 4  # of gzip: higher ones are slow and save little
 JSON = "application/json"
-ENVELOPED = ("/qhost", "/qstat")  # how these paths begin
+ENVELOPED = ("/qhost", "/qstat")  # prefixes of paths
 NOT_KEPT = "no-store"
 # Everything comes from this server, and no other page frames, sends or reads it.
 HEADERS = {
@@ -29,7 +29,7 @@ _GZIP = re.compile(r"(?:gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]{1,8})\s*)?")
 
 
 def takes_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding header asks for gzip."""
+    """Return whether an Accept-Encoding header allows gzip."""
     for part in accepted[:1000].split(","):
         match = _GZIP.fullmatch(part.strip().lower())
         if match:
@@ -38,29 +38,29 @@ def takes_gzip(accepted: str) -> bool:
 
 
 def to_json(content: Any) -> bytes:
-    """JSON, where every number that is none becomes null."""
+    """Return JSON, with null for each NaN and infinity."""
     try:
         text = json.dumps(content, allow_nan=False, separators=(",", ":"), default=_plain)
-    except ValueError:  # seldom: looked for only where there is one
+    except ValueError:  # rare, so it is searched only then
         text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"), default=_plain)
     return text.encode("ascii")
 
 
 def answer(content: Any, packed: bool = False, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON.
+    """Return an answer in JSON.
 
     Args:
         content: of it.
-        packed: whether who asked takes gzip.
+        packed: whether the client accepts gzip.
         status: of HTTP.
-        headers: beside those that all have.
+        headers: beside those of all answers.
     """
     return pack(to_json(content), packed, status, headers)
 
 
 def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer whose JSON there is already."""
-    told = {
+    """Return an answer with a body that is JSON already."""
+    fields = {
         "Content-Type": JSON,
         "Cache-Control": NOT_KEPT,
         "Vary": "Accept-Encoding, Authorization",
@@ -68,18 +68,18 @@ def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str
     }
     if packed and len(body) >= PACKED_BYTES:
         body = gzip.compress(body, LEVEL, mtime=0)
-        told["Content-Encoding"] = "gzip"
-    return Response(body, status, told)
+        fields["Content-Encoding"] = "gzip"
+    return Response(body, status, fields)
 
 
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer that says why there is none; at the addresses of QmemTools' server in its envelope, too."""
-    told = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Vary": "Accept-Encoding, Authorization"}
-    return _ErrorResponse(text, status, {**told, **(headers or {})})
+    """Return an error; at the addresses of QmemTools' server in its envelope, too."""
+    fields = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Vary": "Accept-Encoding, Authorization"}
+    return _ErrorResponse(text, status, {**fields, **(headers or {})})
 
 
 class _ErrorResponse(Response):
-    """The body depends on the address, which only the request tells."""
+    """An error whose body depends on the path of the request."""
 
     def render(self, content: Any) -> bytes:
         self._text = str(content)

@@ -62,7 +62,7 @@ class SeriesPart(NamedTuple):
 
 
 def of_samples(samples: JobSamples, column: str, labels: Sequence[str]) -> RawSeries:
-    """A column of rows as they came; all are missing where the layout of the rows lacks it."""
+    """Return a column of received rows; all values are missing where the layout of the rows lacks it."""
     field = next((one for one in samples.schema.fields if one.name == column and one.dtype[0] != "S"), None)
     count = len(samples.times)
     values = np.full(count, np.nan) if field is None else _numbers(samples.rows[column], field)
@@ -83,7 +83,7 @@ def _numbers(column: npt.NDArray[Any], field: Field) -> Floats:
 
 
 def of_series(series: Series, column: str, labels: Sequence[str]) -> RawSeries:
-    """A column of rows that were stored."""
+    """Return a column of stored rows."""
     found = {name: series.columns[name] for name in labels if name in series.columns}
     values = series.values(column)
     values[~np.isfinite(values)] = np.nan
@@ -96,7 +96,7 @@ def of_series(series: Series, column: str, labels: Sequence[str]) -> RawSeries:
 
 
 def before(raw: RawSeries, since: float, until: float, memory_from: float) -> RawSeries:
-    """What was stored of an interval, without what memory has, too.
+    """Return stored values of an interval, without those that memory has, too.
 
     Args:
         raw: whose times are whole seconds: of the second in which memory begins it has nothing that memory lacks, or
@@ -111,7 +111,7 @@ def before(raw: RawSeries, since: float, until: float, memory_from: float) -> Ra
 
 
 def joined(parts: Iterable[RawSeries]) -> list[RawSeries]:
-    """One column for each host, by time, of what several sources have of it."""
+    """Join the values of several sources, for each host by time."""
     of_hosts: dict[str, list[RawSeries]] = {}
     for raw in parts:
         if len(raw.times):
@@ -151,7 +151,7 @@ def _one(host: str, parts: Sequence[RawSeries]) -> RawSeries:
 
 
 def keys_of(raws: Iterable[RawSeries], labels: Sequence[str]) -> list[str]:
-    """The labels that tell rows of one time apart: as few of these as it takes, the first ones first."""
+    """Return the fewest labels that distinguish rows of one time, in their order."""
     needed: set[str] = set()
     for raw in raws:
         groups = _numbered(raw.times)
@@ -179,7 +179,7 @@ def _finer(groups: npt.NDArray[np.int64], cells: npt.NDArray[Any]) -> npt.NDArra
 
 
 def parts_of(raws: Iterable[RawSeries], keys: Sequence[str]) -> list[SeriesPart]:
-    """A series for each host, or for each combination of labels there."""
+    """Return a series for each host, or for each combination of labels there."""
     found = []
     for raw in raws:
         there = [name for name in keys if name in raw.labels]
@@ -193,19 +193,19 @@ def parts_of(raws: Iterable[RawSeries], keys: Sequence[str]) -> list[SeriesPart]
         bounds = np.flatnonzero(np.diff(groups[order])) + 1
         for rows in np.split(order, bounds):
             if len(rows):
-                told = {name: text(raw.labels[name][rows[0]]) for name in there}
-                found.append(SeriesPart(raw.host, told, raw.times[rows], raw.values[rows]))
+                labels = {name: text(raw.labels[name][rows[0]]) for name in there}
+                found.append(SeriesPart(raw.host, labels, raw.times[rows], raw.values[rows]))
     return found
 
 
 def levels(part: SeriesPart) -> SeriesPart:
-    """The values as they were measured, each time once."""
+    """Return the values as measured, each time once."""
     times, values = once(part.times, part.values)
     return part._replace(times=times, values=values)
 
 
 def rates(part: SeriesPart, factor: float = 1.0, most: float = math.inf) -> SeriesPart:
-    """The growth of a counter in a second; NaN where it began again, after a gap, and where it cannot have been.
+    """Return the growth of a counter in a second; NaN after its restart, after a gap, and where it is impossible.
 
     Args:
         part: of a counter.
@@ -217,7 +217,7 @@ def rates(part: SeriesPart, factor: float = 1.0, most: float = math.inf) -> Seri
 
 
 def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
-    """The unit of what is told, and by what stored numbers are multiplied for it."""
+    """Return the unit that is shown, and the factor of stored numbers."""
     if not is_rate or unit is None:
         return unit, 1.0
     if unit in UNITS and UNITS[unit].family == "duration":
@@ -226,7 +226,7 @@ def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
 
 
 def step_of(parts: Sequence[SeriesPart], points: int) -> float:
-    """How wide intervals have to be so that no series has more than so many; 0 where every sample fits."""
+    """Return the width of intervals with which no series has more than `points`; 0 where every sample fits."""
     if all(len(part.times) + int(np.count_nonzero(gaps(part.times))) <= points for part in parts):
         return 0.0
     first = min([float(part.times[0]) for part in parts if len(part.times)])
@@ -235,13 +235,13 @@ def step_of(parts: Sequence[SeriesPart], points: int) -> float:
     if least > DAY_S:
         return DAY_S * math.ceil(least / DAY_S)
     scale = 1.0
-    while least <= scale / 10:  # samples that come several times a second
+    while least <= scale / 10:  # several samples a second
         scale /= 10
     return next(scale * step for step in _STEPS if scale * step >= least)
 
 
 def folded(part: SeriesPart, step: float, fold: str) -> tuple[Floats, Floats]:
-    """Times and values of a chart.
+    """Return times and values of a chart.
 
     Args:
         part: what was measured.
@@ -271,7 +271,7 @@ def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: F
         return np.asarray((np.fmin if least else np.fmax).reduceat(values, starts), np.float64)
     known = ~np.isnan(values)
     if fold == "last":
-        # the number of the last row that is known, counted within its interval
+        # the last row with a value, by its position in its interval
         at = np.where(known, np.arange(len(values)), -1)
         last = np.maximum.reduceat(at, starts)
         return np.where(last >= starts, values[np.maximum(last, 0)], np.nan)
@@ -282,6 +282,6 @@ def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: F
         return np.where(count > 0, total / count, np.nan)
 
 
-def told(values: Floats) -> list[float | None]:
-    """Numbers as JSON has them: null for what is not known."""
+def json_values(values: Floats) -> list[float | None]:
+    """Return numbers for JSON: null for a missing one."""
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]

@@ -24,6 +24,7 @@ from colmet.web.series import (
     before,
     folded,
     joined,
+    json_values,
     keys_of,
     levels,
     of_one_agent,
@@ -32,7 +33,6 @@ from colmet.web.series import (
     parts_of,
     rates,
     step_of,
-    told,
     unit_of,
 )
 from colmet.web.store import StoreReader
@@ -324,6 +324,11 @@ def _folded(parts: Sequence[SeriesPart], query: SeriesQuery, warnings: list[str]
     for part in parts:
         times, values = folded(part, step, query.fold)
         series.append(
-            {"node": part.host, "labels": dict(part.labels), "times": times.round(3).tolist(), "values": told(values)}
+            {
+                "node": part.host,
+                "labels": dict(part.labels),
+                "times": times.round(3).tolist(),
+                "values": json_values(values),
+            }
         )
     return step, series

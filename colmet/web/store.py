@@ -24,23 +24,23 @@ from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
 READERS = 2
-OPEN_S = 30.0  # that a store stays open: other files come, and old ones go
-KEEP_S = 30.0  # that an answer is kept
-OWNER_S = 3600.0  # that it is kept whose a job is
-UNKNOWN_S = 10.0  # and that nobody knows, or that there is nothing: it may come any time
-TABLES_S = 60.0  # that it is kept which tables there are
+OPEN_S = 30.0  # for which a store stays open: files are added and removed
+KEEP_S = 30.0  # for which an answer is kept
+OWNER_S = 3600.0  # the users of a job
+UNKNOWN_S = 10.0  # that there are none, or no tables, which may change any time
+TABLES_S = 60.0  # the tables of a job
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20
-GRID_S = 60.0  # times in questions are rounded to it, so that who asks again and again asks the same
+GRID_S = 60.0  # times in questions are rounded to it, so that a repeated question is the same one
 BEGAN = columns_of([START])
 
 T = TypeVar("T")
 
 
 class StoreAnswer(NamedTuple):
-    """What a store says.
+    """The answer of a store.
 
     Attributes:
-        value: of whatever was asked.
+        value: of any type.
         warnings: what of it could not be read.
     """
 
@@ -49,11 +49,11 @@ class StoreAnswer(NamedTuple):
 
 
 class RowOwners(NamedTuple):
-    """Whose the rows of a job's number are.
+    """The users of the rows of a job's number.
 
     Attributes:
-        users: as the nodes know them; "" among them where some rows are of a job that nobody tells the owner of.
-        last: time of the last row that names somebody, seconds since 1970.
+        users: as the nodes know them; "" among them where some rows are of a job without a user.
+        last: time of the last row that names a user, seconds since 1970.
     """
 
     users: frozenset[str]
@@ -67,9 +67,9 @@ class _CachedAnswer(NamedTuple):
 
 
 def opener(options: argparse.Namespace) -> Callable[[], History] | None:
-    """What opens the store that a collector with these options writes; None where it writes none that can be read."""
+    """Return a function that opens the store of a collector with these options; None where none can be read."""
     if options.hdf5_filepath:
-        from colmet.stored.hdf5 import Hdf5History, files_of  # each takes a library that the other does without
+        from colmet.stored.hdf5 import Hdf5History, files_of  # each requires a library that the other does not
 
         path = options.hdf5_filepath
         return lambda: Hdf5History([path]) if files_of(path) else EmptyHistory()
@@ -81,10 +81,10 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
 
 
 class EmptyHistory(History):
-    """A store in which nothing has been written yet."""
+    """A store without a file so far."""
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
-        """None."""
+        """Return no tables."""
         return {}
 
     def read(
@@ -96,11 +96,11 @@ class EmptyHistory(History):
         until: float | None = None,
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
-        """None."""
+        """Return no rows."""
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class StoreReader:
@@ -136,7 +136,7 @@ class StoreReader:
         return {"asked": self._asked, "read": self._read, "failures": self._failures}
 
     def tables(self, job: int, since: float | None = None) -> StoreAnswer:
-        """The tables of a job with their columns, from about a time on."""
+        """Return the tables of a job with their columns, from about a time on."""
         since = None if since is None else since // GRID_S * GRID_S
 
         def work(history: History) -> Mapping[str, Sequence[str]]:
@@ -153,7 +153,7 @@ class StoreReader:
         until: float | None,
         hosts: Collection[str] | None,
     ) -> StoreAnswer:
-        """Some columns of a job's rows in a table, as `History.read` gives them; of more time than is asked for."""
+        """Return some columns of a job's rows in a table, as `History.read`; of a slightly longer interval."""
         since = None if since is None else since // GRID_S * GRID_S
         until = None if until is None else (until // GRID_S + 1) * GRID_S
         names = None if hosts is None else tuple(sorted(hosts))
@@ -166,7 +166,7 @@ class StoreReader:
     def capacities(
         self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None
     ) -> StoreAnswer:
-        """What a job had on each host, or the node, as `colmet.stored.capacity.capacities` returns it."""
+        """Return the capacity of a job on each host, or of the node, as `colmet.stored.capacity.capacities`."""
         since = None if since is None else since // GRID_S * GRID_S
         until = None if until is None else (until // GRID_S + 1) * GRID_S
         names = None if hosts is None else tuple(sorted(hosts))
@@ -177,7 +177,7 @@ class StoreReader:
         return self._ask(("capacities", job, since, until, names), work, KEEP_S)
 
     def owners(self, job: int) -> Mapping[str, RowOwners] | None:
-        """By host, whose the rows are that it sent of a job; None where there is no such job."""
+        """Return by host the users of the rows that it sent of a job; None without such a job."""
 
         def work(history: History) -> Mapping[str, RowOwners] | None:
             tables = history.tables(job)
@@ -198,7 +198,7 @@ class StoreReader:
         return found
 
     def completeness(self, job: int, since: int | None, until: int | None) -> StoreAnswer:
-        """What there is of a job and what is missing, as `job_completeness.hosts_of`; None for none."""
+        """Return the completeness of a job, as `job_completeness.hosts_of`; None without such a job."""
 
         def work(history: History) -> Any:
             from colmet.stored.job_completeness import hosts_of
@@ -267,15 +267,15 @@ class StoreReader:
             return answer
 
     def _take(self) -> tuple[float, History]:
-        """A store that is open, and since when."""
+        """Return an open store, and since when it is open."""
         now = self._monotonic()
         with self._lock:
             old = [one for one in self._idle if now - one[0] > OPEN_S]
             self._idle = [one for one in self._idle if now - one[0] <= OPEN_S]
-            taken = self._idle.pop() if self._idle else None
+            idle = self._idle.pop() if self._idle else None
         for _, history in old:
             history.close()
-        return taken if taken is not None else (now, self._open_history())
+        return idle if idle is not None else (now, self._open_history())
 
     def _keep(self, key: Any, answer: StoreAnswer, keep_s: float) -> None:
         former = self._kept.pop(key, None)
@@ -290,7 +290,7 @@ class StoreReader:
 
 
 def _owners(found: Sequence[Series]) -> RowOwners:
-    """Whose rows are. Some lack the user while a job begins; where all do for a while, they are another job's."""
+    """Return the users of rows. Some lack the user while a job begins; a while without any is another job's."""
     columns = [(one.times, one.columns["user"]) for one in found if "user" in one.columns]
     columns = [(times, cells) for times, cells in columns if len(times) and cells.dtype.kind == "S"]
     if not columns:
@@ -308,7 +308,7 @@ def _owners(found: Sequence[Series]) -> RowOwners:
 
 
 def _size(value: Any) -> int:
-    """What an answer takes, about."""
+    """Return the memory of an answer, about."""
     if isinstance(value, list):
         return 1000 + sum([_size(one) for one in value])
     if isinstance(value, Series):

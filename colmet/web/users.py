@@ -1,4 +1,4 @@
-"""The file of those who may ask the JSON interface; and how those are named whom nodes know by number."""
+"""Read the users' file of the JSON interface, and look up names of users whom nodes know by number."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from colmet.web.credentials import Credential, Password, Token, nobody, parse_li
 MAX_BYTES = 16 << 20
 MAX_LINES = 100_000
 MAX_NAMES = 100_000
-NAME_S = 3600.0  # that the name of a number counts
+NAME_S = 3600.0  # for which the name of a number is kept
 NO_NAME_S = 60.0  # and that it has none
 Mark = tuple[int, int, int, int]  # changes whenever the file does
 
 
 class Users(NamedTuple):
-    """What is in the file.
+    """The content of the file.
 
     Attributes:
         names: how many users there are.
         passwords: the line with the password of each user who has one.
         tokens: the line of each token, by its digest.
-        nobody: a password that no one has, for names that are not there.
-        is_open: whether all on this machine may read the file.
+        nobody: a password that no user has, for unknown names.
+        is_open: whether every user of this machine can read the file.
     """
 
     names: int
@@ -42,7 +42,7 @@ class Users(NamedTuple):
 
 
 def mark(path: str) -> Mark | None:
-    """What tells whether the file has changed; None where it is not there."""
+    """Return what changes with the file; None where the file is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -51,7 +51,7 @@ def mark(path: str) -> Mark | None:
 
 
 def read_users(path: str) -> tuple[Users, Mark]:
-    """The file, and its mark.
+    """Return the content of the file, and its mark.
 
     Raises:
         ConfigError: it cannot be read, others may write it, or a line has another form.
@@ -70,7 +70,7 @@ def read_users(path: str) -> tuple[Users, Mark]:
         names.add(line.name)
         if isinstance(line.secret, Token):
             if line.secret.digest in tokens:
-                raise ConfigError(f"{path}:{number}: this token is there already")
+                raise ConfigError(f"{path}:{number}: another line has this token")
             tokens[line.secret.digest] = line
         elif line.name in passwords:
             raise ConfigError(f"{path}:{number}: {line.name} has a password already; one is enough")
@@ -82,17 +82,17 @@ def read_users(path: str) -> tuple[Users, Mark]:
 
 
 def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
-    """The lines of the file, and what the system tells of it.
+    """Return the lines of the file, and its status.
 
     Raises:
         ConfigError: it cannot be read, or others may write it.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe does not make us wait
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
         with open(fd, "rb") as file:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"{path} is no file")
+                raise ConfigError(f"{path} is not a regular file")
             if found.st_mode & stat.S_IWOTH:
                 raise ConfigError(f"{path} can be written by everybody; chmod o-w {path}")
             if found.st_uid not in (0, os.geteuid()):
@@ -105,7 +105,7 @@ def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as err:
-        raise ConfigError(f"{path} is no text in UTF-8: byte {err.start}") from err
+        raise ConfigError(f"{path} is not text in UTF-8: byte {err.start}") from err
     if len(lines) > MAX_LINES:
         raise ConfigError(f"{path} has more than {MAX_LINES} lines")
     return lines, found
@@ -116,13 +116,13 @@ def _mark(found: os.stat_result) -> Mark:
 
 
 class UserNames:
-    """The names of users whom the nodes know by number: OAR 3 and Slurm name cgroups so.
+    """Looks up the names of users whom the nodes know by number: OAR 3 and Slurm name cgroups so.
 
-    Never waits: a thread of its own asks this machine, which may ask a directory service. Until then, and where this
-    machine knows none, the number is the name.
+    Never waits: a thread queries this machine, which may query a directory service. Until then, and where this machine
+    has no name, the number is the name.
 
     Args:
-        name_of: the name of a number. May wait; KeyError or OSError where there is none.
+        name_of: returns the name of a number. May wait; KeyError or OSError where there is none.
         monotonic: seconds.
     """
 
@@ -134,13 +134,13 @@ class UserNames:
         self._name_of = name_of
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, tuple[str, float]] = OrderedDict()  # with when to ask again
+        self._found: OrderedDict[str, tuple[str, float]] = OrderedDict()  # with the time of the next query
         self._asked: set[str] = set()
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def __call__(self, user: str) -> str:
-        """The name of a user, as far as it is known."""
+        """Return the name of a user; the number as long as the name is not known."""
         if not (user.isascii() and user.isdigit()) or len(user) > 10:
             return user
         with self._lock:

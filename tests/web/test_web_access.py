@@ -1,4 +1,4 @@
-"""Who may ask the JSON interface: the file of users, passwords, tokens, groups, and what guessing costs."""
+"""Logins of the JSON interface: the file of users, passwords, tokens, groups, and what guessing costs."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_second_password_of_a_name_and_a_token_twice_are_refused(file):
     with pytest.raises(ConfigError, match="has a password already"):
         Access(str(file))
     change(file, Credential("alice", Token(bytes(32))), Credential("bob", Token(bytes(32))))
-    with pytest.raises(ConfigError, match="this token is there already"):
+    with pytest.raises(ConfigError, match="another line has this token"):
         Access(str(file))
 
 
@@ -290,7 +290,7 @@ def test_a_file_that_everybody_may_write_or_that_is_a_strangers_is_refused(file,
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         Access(str(tmp_path / "pipe"))
     with pytest.raises(ConfigError):
         Access(str(tmp_path))

@@ -9,7 +9,7 @@ from typing import NamedTuple, Union
 from colmet.common.units import UNITS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PIECE = 100  # lines at a time: what writes them can let others work in between
+PIECE = 100  # lines of a piece; other threads can work between two pieces
 
 Number = Union[int, float]
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
@@ -21,7 +21,7 @@ class Family(NamedTuple):
     Attributes:
         name: as made by `named`.
         kind: counter, gauge or untyped.
-        help: what it means.
+        help: its meaning.
         samples: labels as made by `labels`, and a value each.
     """
 
