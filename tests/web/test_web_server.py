@@ -192,7 +192,7 @@ def test_an_upgrade_is_not_taken(server):
     data = say(
         server, WHOAMI + b"Connection: upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
-    assert answers(data)[0][0] in (200, 400)
+    assert data.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 400 ")), "the latter of old versions of uvicorn"
     assert is_alive(server)
 
 
@@ -400,12 +400,10 @@ def test_it_listens_on_every_kind_of_address(facts, host):
             probe.bind(("::1", 0))
     except OSError:
         cannot_run("no IPv6")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with running(facts, ListenAddress(host, port)) as server:
+    with running(facts, ListenAddress(host, 0)) as server:
         assert is_alive(server)
         for address in ("127.0.0.1", "::1") if host == "::" else ():
-            connection = http.client.HTTPConnection(address, port, timeout=30)
+            connection = http.client.HTTPConnection(address, server.port, timeout=30)
             connection.request("GET", "/api/v1/whoami")
             assert connection.getresponse().status == 200
             connection.close()
