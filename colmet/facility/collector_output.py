@@ -1,4 +1,4 @@
-"""Facility documents to the collector, with the node's own spool and link: what is not acknowledged is sent again."""
+"""Facility documents as rows for a collector, sent with the node's outbox and link until they are acknowledged."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ HWM, RATE = 1000, 200.0
 
 
 class Delivery(NamedTuple):
-    """What became of batches of rows in one run.
+    """Counts of batches by outcome in one run.
 
     Attributes:
-        acknowledged: that the collector has for good, those of earlier runs included.
-        kept: that wait for the next run, on disk.
-        lost: that went beyond the bounds, or would be lost if the program ended now.
+        acknowledged: on the collector's disk, those of earlier runs included.
+        kept: on disk here, for the next run.
+        lost: dropped beyond the limits, or in memory only when the program ends.
     """
 
     acknowledged: int
@@ -53,12 +53,12 @@ class Delivery(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether all is with the collector."""
+        """Whether the collector has all batches."""
         return not (self.kept or self.lost)
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare where the rows go; what keeps them meanwhile is declared by `sender.add_options`."""
+    """Declare the options of the collector; those of the spool are declared by `sender.add_options`."""
     parser.add_argument(
         "--zeromq-uri",
         metavar="URI",
@@ -87,10 +87,10 @@ def add_options(parser: cli.Options) -> None:
 
 
 def host_name_of(options: argparse.Namespace) -> str:
-    """The name that the rows come from.
+    """Return the host name in the rows.
 
     Raises:
-        ConfigError: it cannot be one.
+        ConfigError: it is not a valid name.
     """
     machine = socket.gethostname()
     name: str = options.collector_host_name or f"{machine}-facility"
@@ -104,12 +104,12 @@ def host_name_of(options: argparse.Namespace) -> str:
 def from_options(
     options: argparse.Namespace, stopping: Callable[[], bool] = lambda: False, times: Times | None = None
 ) -> CollectorOutput | None:
-    """What the command line asks for; None where it names no collector.
+    """Return the output of the command line's options; None where they name no collector.
 
     Args:
         options: of `add_options`, and of `sender.add_options`.
-        stopping: whether to come to an end soon.
-        times: of the link; tests let it go by faster.
+        stopping: returns whether the program is to end soon.
+        times: of the link; tests shorten them.
 
     Raises:
         ConfigError: an address, a name or a key cannot be used.
@@ -144,7 +144,7 @@ def from_options(
 
 
 class FacilityOutbox(Outbox):
-    """Also tells another thread when it has found what earlier runs have left, and what it has counted by then."""
+    """An outbox that another thread can wait for: for the batches of earlier runs, and for counts that agree."""
 
     def __init__(self, epoch: int, spool: Spool | None, max_age_s: float) -> None:
         super().__init__(epoch, spool, max_age_s=max_age_s)
@@ -152,19 +152,19 @@ class FacilityOutbox(Outbox):
         self._counting = threading.Lock()
 
     def load(self) -> None:
-        """As there; also where it fails, nobody waits for more."""
+        """Find the batches of earlier runs; a failure ends the waiting, too."""
         try:
             super().load()
         finally:
             self.loaded.set()
 
     def acknowledge(self, epoch: int, first: int, last: int) -> int:
-        """As there."""
+        """Remove acknowledged batches; return how many were kept until now."""
         with self._counting:
             return super().acknowledge(epoch, first, last)
 
     def waiting(self) -> int:
-        """Batches held; those that are not are counted as what they are."""
+        """Return the number of kept batches; all others are in the counters already."""
         with self._counting:
             return len(self)
 
@@ -172,14 +172,14 @@ class FacilityOutbox(Outbox):
 def open_outbox(
     directory: str, host_name: str, max_bytes: int, max_age_s: float, stopping: Callable[[], bool] = lambda: False
 ) -> FacilityOutbox:
-    """What holds batches until they are acknowledged; a directory that cannot be used is told of.
+    """Return the outbox; where the directory cannot be used, a warning is logged and batches stay in memory.
 
     Args:
-        directory: below which they are kept; empty: in memory alone.
-        host_name: that they come from.
-        max_bytes: of them on disk.
-        max_age_s: of one of them.
-        stopping: whether to come to an end soon.
+        directory: in which the spool is; empty: batches stay in memory.
+        host_name: of the batches.
+        max_bytes: limit of the spool.
+        max_age_s: limit of a batch's age.
+        stopping: returns whether the program is to end soon.
     """
     if not directory:
         return FacilityOutbox(time.time_ns(), None, max_age_s)
@@ -212,20 +212,20 @@ def open_outbox(
 
 
 def _nothing_to_configure(_content: bytes) -> bytes:
-    """The answer to what a collector asks of its nodes."""
+    """Answer a collector's request to configure."""
     return control_wire.encode({"error": "this is colmet-facility, which has nothing that can be configured from afar"})
 
 
 class CollectorOutput:
-    """Gives rows to a collector, as a node does. For one thread; the sending has another.
+    """Sends rows to a collector, as a node does. For one thread; another one sends.
 
     Args:
-        host_name: that the rows come from.
-        held: keeps them until they are acknowledged.
-        routes: to the collectors.
-        deadline_s: that `finish` may take.
+        host_name: of the rows.
+        outbox: keeps the batches until they are acknowledged.
+        uplinks: to the collectors.
+        deadline_s: timeout of `finish`.
         times: of the link.
-        stopping: whether to come to an end soon.
+        stopping: returns whether the program is to end soon.
 
     Attributes:
         unknown: documents of kinds that have no table.
@@ -257,11 +257,11 @@ class CollectorOutput:
         self._link.start()
 
     def put(self, documents: Sequence[Mapping[str, Any]], time_ns: int) -> None:
-        """Take documents; they are sent, and kept, in another thread.
+        """Queue documents as rows; another thread keeps and sends them.
 
         Args:
             documents: of one run.
-            time_ns: when they were made, since the epoch.
+            time_ns: of the documents, since the epoch.
         """
         rows, unknown = rows_of(documents)
         self.unknown += unknown
@@ -278,28 +278,28 @@ class CollectorOutput:
 
     def _put(self, tables: Sequence[Table], time_ns: int) -> None:
         self._seq += 1
-        # which jobs are on this machine is not known here
+        # the jobs of this machine are not known here
         self._queue.put(Batch(self._host_name, self._outbox.epoch, self._seq, time_ns, None, tuple(tables)))
 
     @property
     def _untaken(self) -> int:
-        """Batches that were put, and that the thread has not looked at yet."""
+        """The number of batches still in the send queue."""
         return self._seq - max(0, self._outbox.coming - 1)
 
     @property
     def _is_taken(self) -> bool:
-        """Whether the thread has all that was put, and what earlier runs have left."""
+        """Whether the outbox has all batches that were put, and those of earlier runs."""
         return self._outbox.loaded.is_set() and not self._untaken
 
     @property
     def _is_safe(self) -> bool:
-        """Whether all that is held is on disk."""
+        """Whether all kept batches are on disk."""
         return self._outbox.spool is not None and not self._outbox.memory_bytes
 
     def finish(self) -> Delivery:
-        """Wait until all is acknowledged, for the deadline at most; what became of it.
+        """Wait until all is acknowledged, for the deadline at most; return the outcome.
 
-        Where no collector is there and all is on disk, nothing is waited for.
+        Where no collector is there and all is on disk, it does not wait.
         """
         until = time.monotonic() + self._deadline_s
         while not (self._is_taken and not self._outbox.waiting()):
@@ -323,11 +323,11 @@ class CollectorOutput:
         return delivery
 
     def close(self) -> None:
-        """End the sending, and give everything back; also twice."""
+        """End the thread and close everything; also twice."""
         if not self._is_open:
             return
         self._is_open = False
-        if not self._link.stop(self._queue.wake):  # nothing that it uses can be taken from it
+        if not self._link.stop(self._queue.wake):  # it still uses everything
             log.error("disk of --spool-dir does not answer, ending without it")
             return
         for uplink in self._uplinks:

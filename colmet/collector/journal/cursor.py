@@ -17,8 +17,8 @@ class Reading(NamedTuple):
     """Records in order.
 
     Attributes:
-        records: as many as were asked for.
-        lost: how many that should have been before or between them are gone.
+        records: the records.
+        lost: number of missing records before or between them.
         after: position behind them.
     """
 
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 
 
 class Cursor:
-    """Where one output reads."""
+    """Reads the journal for one output. For one thread."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -38,7 +38,7 @@ class Cursor:
         self._position = -1  # of the next record in it
 
     def read(self, position: int, most_bytes: int) -> Reading:
-        """Records from a position on, about so many bytes of them; none where there are none yet.
+        """Return records from a position on, about `most_bytes` of them; none where there are none yet.
 
         Raises:
             OutputUnavailable: a segment that is there cannot be read now.
@@ -60,7 +60,7 @@ class Cursor:
         return Reading(records, after - position - len(records), after)
 
     def _from_disk(self, position: int, limit: int, most_bytes: int) -> list[JournalRecord]:
-        """Records from a position on, and before another one."""
+        """Return records from the segments, from `position` to before `limit`."""
         store = self._journal.store
         if store is None:
             return []
@@ -95,7 +95,7 @@ class Cursor:
         return records
 
     def _open(self, store: SegmentStore, segment: tuple[int, str] | None) -> None:
-        """Open a segment, or the first one behind it that has not been removed; none where there is none."""
+        """Open a segment, or the first one behind it that has not been removed, if there is one."""
         while segment is not None and self._reader is None:
             self._first, path = segment
             try:
@@ -104,7 +104,7 @@ class Cursor:
                 segment = store.segment_after(self._first)
 
     def _next_segment(self, store: SegmentStore) -> None:
-        """Go on with the segment behind this one; none if it is the last."""
+        """Continue with the segment behind this one, if there is one."""
         following = store.segment_after(self._first)
         if self._reader is not None and following is not None:
             rest = self._reader.size() - self._reader.offset
@@ -114,7 +114,7 @@ class Cursor:
         self._open(store, following)
 
     def close(self) -> None:
-        """Give the segment back; also twice."""
+        """Close the segment; also twice."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

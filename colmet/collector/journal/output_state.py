@@ -1,4 +1,4 @@
-"""What an output remembers durably: how far it has come in the journal, and notes of its own.
+"""The state of an output on disk: its position in the journal, and its own notes.
 
 Source: JSON, one file for each output, replaced as a whole (rename), so that it is either the former or the new one.
 """
@@ -21,20 +21,20 @@ MAX_BYTES = 64 << 20
 
 
 class OutputState:
-    """The position and the notes of one output. Used by that output's thread alone, once it is open.
+    """The position and the notes of one output. For that output's thread alone, once it is open.
 
     Args:
-        path: of the file; empty to remember in memory only.
-        journal: name of the journal that the positions are about, 16 hexadecimal digits.
+        path: of the file; empty keeps the state in memory only.
+        journal: name of the journal of the positions, 16 hexadecimal digits.
         oldest: number of the first record that the journal still has.
-        end: number that the next record of the journal will get.
+        end: number of the journal's next record.
 
     Attributes:
-        position: number of the first record that the output has not written yet; it goes on there.
-        keep_from: records from here on are wanted again should the output's file turn out to be damaged. The journal
-            keeps them while it has room; at most `position`.
-        notes: what the output itself wants to know after a restart; JSON.
-        is_new: whether nothing was remembered.
+        position: number of the first record that the output has not written yet; it continues there.
+        keep_from: records from here on are needed if the output's file has to be rebuilt. The journal keeps them while
+            it has room; at most `position`.
+        notes: what the output needs after a restart; JSON.
+        is_new: whether there was no state.
     """
 
     def __init__(self, path: str, journal: str, oldest: int, end: int) -> None:
@@ -50,19 +50,19 @@ class OutputState:
 
     @property
     def directory(self) -> str:
-        """Where its file is, for others of the same output; empty where it remembers in memory only."""
+        """The directory of the file, for other files of the output; empty where the state is in memory only."""
         return os.path.dirname(os.path.abspath(self._path)) if self._path else ""
 
     def save(self, position: int, notes: Mapping[str, Any] | None = None, keep_from: int | None = None) -> None:
-        """Remember this from now on; when it returns, even a power failure does not undo it.
+        """Save the state; when it returns, the state survives a power failure.
 
         Args:
             position: see `position`.
-            notes: the new notes; None to leave them as they are.
+            notes: the new notes; None leaves them unchanged.
             keep_from: see there; None for `position`.
 
         Raises:
-            OutputUnavailable: it could not be written, e.g. as the disk is full; what was remembered before, still is.
+            OutputUnavailable: it could not be written, e.g. the disk is full; the former state stays.
         """
         notes = self.notes if notes is None else dict(notes)
         keep_from = position if keep_from is None else min(keep_from, position)
@@ -102,7 +102,11 @@ class OutputState:
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """What is in the file of a state; ValueError where that is something else."""
+    """Return the content of a state's file.
+
+    Raises:
+        ValueError: it has another form.
+    """
     try:
         document = json.loads(text)
         form, position, keep_from = document["form"], document["position"], document["keep_from"]

@@ -1,19 +1,19 @@
-"""How many batches had rows of which table, and what became of them."""
+"""Counts of batches by table and by outcome."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
 
-MAX_KINDS = 1024  # sets of tables that are told apart; all further ones count as one, without tables
+MAX_KINDS = 1024  # sets of tables; all further ones count as one, without tables
 WHAT = ("taken", "sent", "acknowledged", "dropped")
 
 
 class DeliveryStats:
-    """Counts batches of one start of the agent, by table.
+    """Counts the batches of one start of the agent, by table and outcome. For any thread.
 
-    Batches come with numbers that go up; what becomes of them is told by numbers alone. Consecutive batches have the
-    same tables most of the time, so very many of them take little memory. From any thread.
+    Batches come with ascending numbers; their outcomes come as ranges of numbers. Consecutive batches have the same
+    tables most of the time, so millions of them need little memory.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class DeliveryStats:
         self._run_kinds: list[int] = []
 
     def take(self, number: int, tables: tuple[str, ...]) -> None:
-        """A batch with this number, higher than those before, and rows of these tables was taken."""
+        """Count a batch with this number, above all former ones, and with rows of these tables."""
         with self._lock:
             kind = self._kinds.get(tables)
             if kind is None:
@@ -40,7 +40,7 @@ class DeliveryStats:
             self._counts["taken"][kind] += 1
 
     def count(self, what: str, first: int, last: int) -> None:
-        """This became of the batches with these numbers, all of which were taken: one of `WHAT`."""
+        """Count an outcome, one of `WHAT`, of the batches with these numbers, all of which were taken."""
         with self._lock:
             counts = self._counts[what]
             at = max(0, bisect_right(self._firsts, first) - 1)
@@ -51,19 +51,19 @@ class DeliveryStats:
                 at += 1
 
     def forget(self, before: int) -> None:
-        """Nothing more becomes of batches with lower numbers than this."""
+        """Forget batches with lower numbers: they have no further outcome."""
         with self._lock:
             done = bisect_right(self._firsts, before) - 1
             if done >= 64:
                 del self._firsts[:done], self._run_kinds[:done]
 
     def totals(self) -> dict[str, int]:
-        """How many batches were taken, sent, acknowledged and dropped."""
+        """Return the numbers of batches taken, sent, acknowledged and dropped."""
         with self._lock:
             return {what: sum(counts) for what, counts in self._counts.items()}
 
     def by_table(self) -> dict[str, dict[str, int]]:
-        """For each table that a batch had: how many batches with it were taken, sent, acknowledged and dropped."""
+        """Return the numbers of batches taken, sent, acknowledged and dropped with rows of each table."""
         with self._lock:
             found: dict[str, dict[str, int]] = {}
             for tables, kind in self._kinds.items():

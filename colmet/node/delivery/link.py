@@ -1,4 +1,4 @@
-"""The thread that sends what is held, and takes acknowledgements."""
+"""The link: the thread that sends the outbox's batches and receives acknowledgements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_URI = "tcp://127.0.0.1:5556"
 SPOOL_DIRECTORY = "/var/spool/colmet"
-TOKEN_BYTES = 32 << 10  # what a batch may have to count as one at the bounded rate
+TOKEN_BYTES = 32 << 10  # a larger batch counts as several at the bounded rate
 UNASKED = frozenset({"nvidiastats_default"})  # ends a collector of 0.6.10 that writes HDF5
 Key = tuple[int, int]
 
@@ -103,9 +103,9 @@ def default_directory(host: Host, uid: int) -> str:
 
 
 def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outbox:
-    """What holds batches until they are acknowledged, with the directory that the options name.
+    """Return the outbox, with the spool directory of the options.
 
-    A directory that cannot be used is told of, and memory is used in its place.
+    Where the directory cannot be used, a warning is logged and batches stay in memory.
     """
     directory = default_directory(host, os.geteuid()) if options.spool_dir is None else options.spool_dir
     max_age_s = options.spool_age * 86400.0
@@ -171,7 +171,7 @@ def addresses(options: argparse.Namespace) -> dict[str, str]:
 def open_uplinks(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
 ) -> list[Uplink]:
-    """The ways to all collectors that the options name, in the order in which this host prefers them.
+    """Return the uplinks to all collectors of the options, in the order in which this host prefers them.
 
     Raises:
         ConfigError: a URI cannot be used, or there are more of one option than of the other.
@@ -213,24 +213,24 @@ def open_uplinks(
 
 
 class NodeLink:
-    """Sends batches: new ones at once, others in order at a bounded rate, all of them until they are acknowledged.
+    """Sends batches until they are acknowledged: new ones at once, others in order at a bounded rate.
 
     `step` is for one thread, which `start` makes.
 
     Args:
         host: name of this host.
-        held: what is to be sent.
-        routes: to the collectors, in the order in which they are preferred.
-        take: gives the batches that are new.
-        wake_fd: readable when there are some.
-        window: batches that may be on their way.
-        rate: of batches that are not new, a second.
-        times: when what is done.
-        requests: answers what a collector asks.
+        outbox: the batches to send.
+        uplinks: to the collectors, in the order in which they are preferred.
+        take: returns new batches.
+        wake_fd: readable when there are new batches.
+        window: limit of unacknowledged batches on their way.
+        rate: of batches that are not new, per second.
+        times: intervals and timeouts.
+        requests: answers the collectors' requests.
 
     Attributes:
         resent: batches that were sent again.
-        false_acknowledgements: batches of this start that were acknowledged and that had been sent to nobody.
+        false_acknowledgements: batches of this start that were acknowledged although never sent.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class NodeLink:
         self._tries: dict[Key, int] = {}  # of what was sent more than once
         self._most_tries = window
         self._cursor: Key | None = (0, 0)  # nothing before it is to be sent; None: nothing at all
-        self._passed: Key | None = None  # the first that was passed over, as it was sent in v1 before
+        self._passed: Key | None = None  # the first skipped batch: it was sent in v1 before
         self._decoder = Decoder()
         self._tokens = TokenBucket(rate, _burst(rate), monotonic)
         self._tokens.use(self._tokens.left() - 1)
@@ -273,21 +273,21 @@ class NodeLink:
 
     @property
     def outstanding(self) -> int:
-        """Batches that were sent and are not acknowledged."""
+        """The number of batches sent and not acknowledged."""
         return len(self._outstanding)
 
     def pace(self, rate: float) -> None:
-        """Send so many batches a second that are not new, from now on."""
+        """Set how many batches that are not new are sent per second."""
         self._rate = rate
         self._tokens.limit(rate, _burst(rate))
 
     @property
     def uplinks(self) -> Sequence[Uplink]:
-        """To the collectors."""
+        """The uplinks to the collectors."""
         return self._uplinks
 
     def counters(self) -> dict[str, int]:
-        """What it counts, by name. From any thread."""
+        """Return the counters, by name. From any thread."""
         states = [uplink.state for uplink in self._uplinks]
         return {
             "outstanding": len(self._outstanding),
@@ -307,7 +307,7 @@ class NodeLink:
     # -- the thread --
 
     def start(self) -> None:
-        """Begin to work, in a thread."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
@@ -328,7 +328,7 @@ class NodeLink:
             time.sleep(0.1)
 
     def stop(self, wake: Callable[[], None]) -> bool:
-        """Have it send what it can in a moment, and end; whether it has.
+        """Have the thread send what it can in a moment, and end; return whether it ended.
 
         Args:
             wake: makes `wake_fd` readable.
@@ -341,7 +341,7 @@ class NodeLink:
         return not self._thread.is_alive()
 
     def _finish(self) -> None:
-        """Send what waits, as long as there is somebody to take it, and not for long."""
+        """Send waiting batches while a collector receives them, for `farewell_s` at most."""
         until = self._monotonic() + self._times.farewell_s
         self._tokens.use(self._tokens.left() - _burst(self._rate))  # it may use all at once
         while True:
@@ -355,7 +355,7 @@ class NodeLink:
         return [uplink.link.socket for uplink in self._uplinks if uplink.link is not None]
 
     def _wait(self) -> None:
-        """Until there is something to do."""
+        """Wait until there is something to do."""
         writable = [r.link.socket for r in self._uplinks if r.link is not None and not r.link.connected]
         timeout_s = self._times.ask_s / 2
         if self._cursor is not None:
@@ -368,11 +368,11 @@ class NodeLink:
     # -- what it does --
 
     def step(self) -> None:
-        """Do what there is to do now, without waiting."""
+        """Do what is due now, without waiting."""
         entries = self._take()
         try:
             self._step(entries)
-        except BaseException:  # whichever of them were not sent are not to be forgotten
+        except BaseException:  # those that were not sent must not be forgotten
             for entry in entries:
                 self._set_back(entry[:2])
             raise
@@ -403,7 +403,7 @@ class NodeLink:
             for one in message.ranges:
                 self._acknowledge(uplink, one)
             self._forget_done()
-            if another:  # it does not have what the former one had not acknowledged
+            if another:  # it lacks what the former process had not acknowledged
                 self._take_back(uplink)
         elif isinstance(message, wire.Request):
             self._requests.ask(message.number, message.content, uplink)
@@ -411,7 +411,7 @@ class NodeLink:
             uplink.bad_messages += 1
 
     def _acknowledge(self, uplink: Uplink, one: wire.Range) -> None:
-        """A collector says that it has these: those that it can have are held no more, the others are sent to it."""
+        """Remove acknowledged batches that this collector can have; the others are doubted, and stay."""
         for first, last in uplink.sent_of(one):
             self._outbox.acknowledge(one.epoch, first, last)
         left = self._outbox.count_in(*one)
@@ -433,17 +433,17 @@ class NodeLink:
             self._tries.pop(key, None)
 
     def _set_back(self, key: Key) -> None:
-        """This batch is to be sent, when its turn comes."""
+        """Have a batch sent when its turn comes."""
         self._cursor = key if self._cursor is None else min(key, self._cursor)
 
     def _take_back(self, uplink: Uplink) -> None:
-        """What was sent this way is to be sent again."""
+        """Have all unacknowledged batches of an uplink sent again."""
         for key in [key for key, (way, _) in self._outstanding.items() if way is uplink]:
             del self._outstanding[key]
             self._set_back(key)
 
     def _choose(self, now: float) -> None:
-        """Which way to go: on as before while that can be; back to a preferred one that has been there for long."""
+        """Choose the uplink: the present one while it is usable, or a preferred one that was there for `back_s`."""
         usable = [uplink for uplink in self._uplinks if uplink.usable(now)]
         usable = [uplink for uplink in usable if uplink.state is UplinkState.THERE] or usable
         if not usable:
@@ -459,7 +459,7 @@ class NodeLink:
             self._uplink = best
 
     def _send(self, key: Key, message: bytes, now: float) -> bool:
-        """Send a batch on the way of now; False where nobody takes it."""
+        """Send a batch over the chosen uplink; return False where that is not possible now."""
         uplink = self._uplink
         dialect = uplink.dialect
         if not dialect or not uplink.usable(now):
@@ -488,11 +488,11 @@ class NodeLink:
         return max(1, self._window // 2)
 
     def _may_send_again(self) -> bool:
-        """Whether it is known what the collector has, and what it reads: what is not new waits for that."""
+        """Whether it is known which batches the collector has and which dialect it reads: old batches wait for that."""
         return self._uplink.state in (UplinkState.THERE, UplinkState.MUTE) and bool(self._uplink.dialect)
 
     def _send_waiting(self, now: float) -> None:
-        """Send what is not new, in order, at a bounded rate."""
+        """Send batches that are not new, in order, at a bounded rate."""
         if not self._may_send_again():
             return
         is_v1 = self._uplink.dialect == V1
@@ -510,7 +510,7 @@ class NodeLink:
             elif key not in self._outstanding:
                 try:
                     message = self._outbox.message(key)
-                except OSError:  # its file tells of it; in a moment it may be read
+                except OSError:  # the spool has logged it; in a moment it may be readable
                     self._cursor = key
                     self._tokens.use(self._tokens.left() + self._rate)  # rest for a second
                     return
@@ -523,7 +523,7 @@ class NodeLink:
             self._cursor = key[0], key[1] + 1
 
     def _look(self, now: float) -> None:
-        """What time brings: Hellos, collectors that are away, batches that nobody acknowledges, and those too old."""
+        """Do what is due by time: Hellos, collectors that went away, batches to send again, and those too old."""
         waiting = bool(self._outstanding)
         for uplink in self._uplinks:
             if uplink.look(now):

@@ -1,4 +1,4 @@
-"""Batches that the collector has not acknowledged: on disk where there is a spool directory, else in memory."""
+"""The outbox: batches until a collector acknowledges them, on disk where there is a spool directory, else in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENTRY_BYTES = 500  # that an entry takes in memory beside its message
 
 
 class Dropped(NamedTuple):
-    """Batches that were given up, from the first to the last number, both included.
+    """A range of dropped batches, from the first to the last number, both included.
 
     Attributes:
         epoch: of the start of the agent that measured them.
@@ -41,19 +41,19 @@ class Dropped(NamedTuple):
 
 
 class Outbox:
-    """What is to be sent until it is acknowledged. For one thread; `dropped_ranges` and the counts are for any.
+    """Keeps batches until they are acknowledged. For one thread; `dropped_ranges` and the counts are for any.
 
     Args:
         epoch: of this start.
-        files: of the spool directory; None keeps all in memory.
-        max_memory_bytes: of what is not on disk. Beyond it the oldest goes.
-        max_age_s: of what is not on disk.
+        spool: keeps them on disk; None keeps all in memory.
+        max_memory_bytes: limit of the batches in memory; beyond it the oldest are dropped.
+        max_age_s: limit of the age of batches in memory.
 
     Attributes:
-        dropped: batches given up.
+        dropped: dropped batches.
         sent_batches: batches of this start that were sent, each counted once.
-        acknowledged: batches that a collector has for good.
-        tally: of the batches of this start, by table.
+        acknowledged: batches that a collector has on its disk.
+        stats: counts of the batches of this start, by table.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class Outbox:
         self._dropped_ranges: tuple[Dropped, ...] = ()
 
     def __len__(self) -> int:
-        """Batches held."""
+        """Return the number of batches kept."""
         return sum([numbers.count for numbers in list(self._numbers.values())])
 
     def __contains__(self, key: tuple[int, int]) -> bool:
-        """Whether the batch of this epoch and number is held."""
+        """Return whether the batch of this epoch and number is kept."""
         numbers = self._numbers.get(key[0])
         return numbers is not None and key[1] in numbers
 
     def load(self) -> None:
-        """Find what earlier starts have left on disk."""
+        """Find the batches that earlier starts left on disk."""
         if self.spool is not None:
             for epoch, first, last in self.spool.scan():
                 self._numbers.setdefault(epoch, Ranges()).add(first, last)
             self.drop_beyond()
 
     def add(self, entries: Iterable[EncodedBatch]) -> None:
-        """Hold these, too: new ones, in order."""
+        """Keep new batches, given in order."""
         for entry in entries:
             self._memory[entry[:2]] = entry
             self.memory_bytes += len(entry.message) + ENTRY_BYTES
@@ -103,7 +103,7 @@ class Outbox:
         self.drop_beyond()
 
     def flush(self) -> None:
-        """Write what is in memory alone to disk, as far as the disk takes it now."""
+        """Write batches that are in memory only to disk, as far as that is possible now."""
         if self.spool is None or not self._memory:
             return
         written = self.spool.append(list(self._memory.values()))
@@ -111,7 +111,7 @@ class Outbox:
             self._forget(key)
 
     def drop_beyond(self) -> None:
-        """Drop the oldest where there is too much on disk, or in memory, or too old."""
+        """Drop the oldest batches beyond the limits of size and age."""
         if self.spool is not None:
             for epoch, first, last, since_ns, until_ns, cause in self.spool.beyond():
                 self.drop(epoch, first, last, since_ns, until_ns, cause)
@@ -129,7 +129,7 @@ class Outbox:
             self.memory_bytes -= len(entry.message) + ENTRY_BYTES
 
     def message(self, key: tuple[int, int]) -> bytes | None:
-        """A batch that is held; None where it cannot be read any more, which is counted, and it is held no more.
+        """Return the message of a batch; None where it is damaged: then it is dropped.
 
         Raises:
             OSError: it cannot be read now.
@@ -143,7 +143,7 @@ class Outbox:
         return message
 
     def following(self, key: tuple[int, int]) -> tuple[int, int] | None:
-        """The first batch that is held at or after this one; None where there is none."""
+        """Return the first kept batch at or after this one; None where there is none."""
         for epoch, numbers in self._numbers.items():
             if epoch >= key[0]:
                 seq = numbers.at_or_after(key[1] if epoch == key[0] else 0)
@@ -152,32 +152,32 @@ class Outbox:
         return None
 
     def ranges(self) -> list[tuple[int, int, int]]:
-        """For each epoch of which something is held: the epoch, the lowest and the highest number."""
+        """Return epoch, lowest and highest number for each epoch with kept batches."""
         return [(epoch, numbers.first, numbers.last) for epoch, numbers in self._numbers.items()]
 
     def sent(self, key: tuple[int, int]) -> None:
-        """This batch was sent, for the first time or again."""
+        """Note that this batch was sent, for the first time or again."""
         if self._sent.setdefault(key[0], Ranges()).add(key[1], key[1]) and key[0] == self.epoch:
             self.sent_batches += 1
             self.stats.count("sent", key[1], key[1])
 
     def was_sent(self, key: tuple[int, int]) -> bool:
-        """Whether this process has sent this batch."""
+        """Return whether this process has sent this batch."""
         return key[1] in self._sent.get(key[0], ())
 
     def acknowledge(self, epoch: int, first: int, last: int) -> int:
-        """A collector has these for good; how many were held until now."""
+        """Remove acknowledged batches; return how many were kept until now."""
         gone = self._remove(epoch, first, last, "acknowledged")
         self.acknowledged += gone
         return gone
 
     def count_in(self, epoch: int, first: int, last: int) -> int:
-        """How many of these are held."""
+        """Return how many of these are kept."""
         numbers = self._numbers.get(epoch)
         return _count(numbers.within(first, last)) if numbers is not None else 0
 
     def unsent_of(self, epoch: int, first: int, last: int) -> int:
-        """How many of these are held, of this start, and were sent to nobody."""
+        """Return how many of these are kept, belong to this start and were never sent."""
         if epoch != self.epoch:
             return 0
         numbers = self._numbers.get(epoch, Ranges())
@@ -185,11 +185,11 @@ class Outbox:
         return sum([b - a + 1 - _count(sent.within(a, b)) for a, b in numbers.within(first, last)])
 
     def release(self, key: tuple[int, int]) -> None:
-        """This batch is held no more: it was sent to a collector that does not acknowledge."""
+        """Remove a batch that was sent to a collector that does not acknowledge."""
         self._remove(*key, key[1], "")
 
     def drop(self, epoch: int, first: int, last: int, since_ns: int, until_ns: int, cause: str) -> None:
-        """Give these up, as far as they are held.
+        """Drop batches, as far as they are kept.
 
         Args:
             epoch: of them.
@@ -206,7 +206,7 @@ class Outbox:
             self.note_dropped(Dropped(epoch, low, high, since_ns, until_ns, cause))
 
     def note_dropped(self, dropped: Dropped) -> None:
-        """Count batches that were given up, and remember which."""
+        """Count dropped batches, and remember which."""
         before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
         if powers_of_ten(self.dropped, before):
             log.error(
@@ -230,7 +230,7 @@ class Outbox:
             self._dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
 
     def dropped_ranges(self) -> tuple[Dropped, ...]:
-        """What was given up since the start, the latest last; at most the latest 256 ranges."""
+        """Return the ranges dropped since the start, the latest last; at most the latest 256."""
         return self._dropped_ranges
 
     def _remove(self, epoch: int, first: int, last: int, what: str) -> int:
@@ -262,7 +262,7 @@ class Outbox:
         return count
 
     def counters(self) -> dict[str, int]:
-        """What it counts, by name."""
+        """Return the counters, by name."""
         return {
             "sent": self.sent_batches,
             "acknowledged": self.acknowledged,
@@ -274,14 +274,14 @@ class Outbox:
         }
 
     def oldest_s(self) -> int:
-        """How old the oldest batch is that is held, in seconds; 0 where there is none. From any thread."""
+        """Return the age of the oldest kept batch in seconds; 0 where there is none. From any thread."""
         times = [entry.time_ns for entry in list(self._memory.values())[:1]]
         if self.spool is not None and self.spool.since_ns():
             times.append(self.spool.since_ns())
         return max(0, time.time_ns() - min(times)) // 10**9 if times else 0
 
     def close(self) -> None:
-        """Give the files back; what is held and not on disk is lost, and that is told."""
+        """Close the spool; batches that are not on disk are lost, which is logged."""
         if self.spool is not None:
             self.spool.retry()
             self.flush()

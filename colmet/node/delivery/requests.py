@@ -1,4 +1,4 @@
-"""What a collector asks of this node, answered beside the sending."""
+"""Requests of a collector to this node, answered in a thread of their own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Requests:
     """Answers requests one after the other, in a thread that lives while there are some.
 
     Args:
-        handle: makes the answer of a request; may take its time. None: there is nobody to ask, and no answer.
+        handle: returns the answer to a request; may block. None: requests are refused.
 
     Attributes:
         fd: readable when there are answers.
-        answered: requests.
-        refused: requests that nobody could answer, or too many at once.
+        answered: requests answered.
+        refused: requests without a handler, or beyond the limit of waiting ones.
         failures: requests whose answer failed by a defect.
     """
 
@@ -40,7 +40,7 @@ class Requests:
         self.answered = self.refused = self.failures = 0
 
     def ask(self, number: int, content: bytes, asker: Any) -> None:
-        """Have a request answered; `asker` comes back with the answer."""
+        """Queue a request; `asker` is returned with the answer."""
         with self._lock:
             if self._handle is None or len(self._waiting) >= MAX_WAITING:
                 self.refused += 1
@@ -71,12 +71,12 @@ class Requests:
             self._wakeup.wake()
 
     def answers(self) -> list[tuple[int, bytes, Any]]:
-        """What is answered: number, answer and asker of each request."""
+        """Return number, answer and asker of each request answered since the last call."""
         self._wakeup.clear()
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """Refuse all further requests, and forget those that wait."""
         with self._lock:
             self._handle = None
             self._waiting.clear()

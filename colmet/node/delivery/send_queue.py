@@ -1,4 +1,4 @@
-"""Batches on their way to the collector: what the agent gives away, whatever becomes of network and disks."""
+"""The send queue: batches in memory between the thread that measures and the one that writes and sends them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from colmet.node.delivery.spool import EncodedBatch
 
 log = logging.getLogger(__name__)
 
-QUEUE_BYTES = 16 << 20  # that the link's thread, which may wait for a disk, may be behind
+QUEUE_BYTES = 16 << 20  # of batches that wait while the link's thread waits for a disk
 MAX_OVERFLOWS = 256
 
 
 class SendQueue:
-    """Encodes batches, and queues them for the thread of the link. `put` never waits, for nothing.
+    """Encodes batches and queues them for the thread of the link. `put` never waits.
 
-    Where that thread cannot go on, the queue drops its oldest batches, which is counted.
+    While that thread is blocked, the queue drops its oldest batches beyond `max_bytes` and counts them.
 
     Args:
         encode: a dialect's encoder.
-        held: where batches go from here.
-        max_bytes: that the queue may have.
+        outbox: where the thread of the link keeps the batches.
+        max_bytes: limit of the queue.
 
     Attributes:
         fd: readable when there is something to take.
@@ -49,7 +49,7 @@ class SendQueue:
         self.wake = self._wakeup.wake
 
     def put(self, batch: Batch) -> None:
-        """Take a batch."""
+        """Encode a batch and queue it."""
         message = self._encode(batch)
         entry = EncodedBatch(self.outbox.epoch, batch.seq or 0, batch.time_ns, message)
         self.outbox.stats.take(entry.seq, tuple([table.schema.name for table in batch.tables]))
@@ -64,7 +64,7 @@ class SendQueue:
     def _drop_oldest(self) -> None:
         try:
             entry = self._queue.popleft()
-        except IndexError:  # all were taken meanwhile
+        except IndexError:  # the other thread took them meanwhile
             return
         self._bytes_dropped += len(entry.message) + ENTRY_BYTES
         self.overflowed += 1
@@ -79,39 +79,39 @@ class SendQueue:
 
     @property
     def epoch(self) -> int:
-        """Of this start of the agent."""
+        """The epoch of this start of the agent."""
         return self.outbox.epoch
 
     @property
     def sent(self) -> int:
-        """Batches that were sent, each counted once."""
+        """The number of batches sent, each counted once."""
         return self.outbox.sent_batches
 
     @property
     def acknowledged(self) -> int:
-        """Batches that a collector has for good, those of earlier starts included."""
+        """The number of acknowledged batches, those of earlier starts included."""
         return self.outbox.acknowledged
 
     @property
     def waiting(self) -> int:
-        """Batches that are held until they are acknowledged."""
+        """The number of batches in the outbox."""
         return len(self.outbox)
 
     @property
     def dropped(self) -> int:
-        """Batches given up, for whatever cause."""
+        """The number of dropped batches."""
         return self.overflowed + self.outbox.dropped
 
     def dropped_ranges(self) -> list[Dropped]:
-        """Which batches were given up since the start, as far as that is remembered: the latest of each cause."""
+        """Return the latest ranges of batches dropped since the start."""
         return [*self._overflows, *self.outbox.dropped_ranges()]
 
     def counters(self) -> dict[str, int]:
-        """What it counts, by name."""
+        """Return the counters, by name."""
         return {"taken": self.taken, "overflowed": self.overflowed, **self.outbox.counters()}
 
     def take(self) -> list[EncodedBatch]:
-        """What was put since the last call."""
+        """Return the batches put since the last call."""
         self._wakeup.clear()
         entries = []
         while self._queue:
@@ -123,5 +123,5 @@ class SendQueue:
         return entries
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._wakeup.close()

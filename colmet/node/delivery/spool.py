@@ -74,7 +74,7 @@ def read_head(data: bytes) -> tuple[int, int, str, int] | None:
 
 
 class _Segment:
-    """One of them, as far as it is held."""
+    """A segment, and the numbers of its batches that are still kept."""
 
     def __init__(self, name: str, epoch: int, first: int, size: int) -> None:
         self.name = name
@@ -92,22 +92,22 @@ class _Segment:
 
 
 class Spool:
-    """Segments in one directory, which no other process uses. For one thread.
+    """The segments in one directory, which no other process uses. For one thread.
 
     Args:
-        directory: that is locked already.
-        host: name of this host; segments of others are left alone.
+        directory: locked by this process.
+        host: name of this host; segments of other hosts stay untouched.
         epoch: of this start.
-        max_bytes: of all segments.
-        max_age_s: of a batch.
-        monotonic: for retries.
-        segment_bytes: that a segment may have; 0 for what suits `max_bytes`.
+        max_bytes: limit of all segments.
+        max_age_s: limit of a batch's age.
+        monotonic: clock for retries.
+        segment_bytes: limit of a segment; 0 derives it from `max_bytes`.
 
     Attributes:
-        failures: times that batches could not be written.
-        damaged: places where the disk gave back other bytes than were written.
-        unread: times that a segment could not be read.
-        torn_bytes: that were written in part when a process was killed.
+        failures: failed writes of batches.
+        damaged: places with other bytes than were written.
+        unread: failed reads of segments.
+        torn_bytes: of incomplete records at the end of segments, left by killed processes.
     """
 
     def __init__(
@@ -140,26 +140,26 @@ class Spool:
 
     @staticmethod
     def last_epoch(directory: PrivateDirectory) -> int:
-        """The highest epoch of which there are batches; 0 where there is none."""
+        """Return the highest epoch with batches; 0 where there is none."""
         return max([int(name[:20]) for name in directory.names() if NAME.fullmatch(name)], default=0)
 
     @property
     def size_bytes(self) -> int:
-        """Of all segments."""
+        """The size of all segments."""
         return sum([segment.size for segment in self._segments])
 
     def since_ns(self) -> int:
-        """Time of the first batch of the oldest segment with any; 0 where there is none. From any thread."""
+        """Return the time of the oldest segment's first batch; 0 where there is none. From any thread."""
         return next((segment.since_ns for segment in list(self._segments) if segment.numbers.count), 0)
 
     def __len__(self) -> int:
-        """How many segments there are."""
+        """Return the number of segments."""
         return len(self._segments)
 
     # -- reading --
 
     def scan(self) -> list[tuple[int, int, int]]:
-        """What earlier processes have left, ascending: epoch, lowest and highest number of each range of batches."""
+        """Return the batches that earlier processes left, ascending: epoch, lowest and highest number of each range."""
         found: list[tuple[int, int, int]] = []
         foreign = count = 0
         for name in sorted(filter(NAME.fullmatch, self._directory.names())):
@@ -200,10 +200,10 @@ class Spool:
         return found
 
     def read(self, epoch: int, seq: int) -> bytes | None:
-        """The message of a batch; None where it cannot be read, which is counted.
+        """Return the message of a batch; None where it is damaged, which is counted.
 
         Raises:
-            OSError: it cannot be read now, as this process or the machine lacks descriptors or memory.
+            OSError: it cannot be read now: this process or the machine lacks descriptors or memory.
         """
         message = self._messages.get((epoch, seq))
         if message is not None:
@@ -249,7 +249,7 @@ class Spool:
     # -- writing --
 
     def append(self, items: Sequence[EncodedBatch]) -> int:
-        """Write batches of this epoch, in order; how many of them were written. The others are to be given again."""
+        """Write batches of this epoch, in order; return how many were written. Give the others again later."""
         if self._monotonic() < self._retry_at:
             return 0
         written = 0
@@ -275,7 +275,7 @@ class Spool:
         return written
 
     def retry(self) -> None:
-        """Have the next `append` try, however short ago one has failed."""
+        """Let the next `append` try, even right after a failure."""
         self._retry_at = self._monotonic()
 
     def _append(self, item: EncodedBatch) -> None:
@@ -329,7 +329,7 @@ class Spool:
             self._writer = None
 
     def remove(self, epoch: int, first: int, last: int) -> None:
-        """These batches need not be kept any more."""
+        """Remove batches; a segment without any is deleted."""
         done = []
         for segment in self._segments:
             if segment.epoch == epoch and segment.first <= last and segment.numbers.remove(first, last):
@@ -354,10 +354,9 @@ class Spool:
         self._loaded = ("", 0)
 
     def beyond(self) -> list[tuple[int, int, int, int, int, str]]:
-        """The oldest segments, where there is too much, or where they are too old.
+        """Return the oldest segments beyond the limits of size and age; they stay until `remove`.
 
-        Each with its epoch, lowest and highest number, first and last time, and the cause, size or age. They are here
-        until `remove`.
+        Each with its epoch, lowest and highest number, first and last time, and the cause: size or age.
         """
         found = []
         size, count = self.size_bytes, len(self._segments)
@@ -381,7 +380,7 @@ class Spool:
             log.error("spool: cannot be removed file=%s: %s", name, err.strerror)
 
     def counters(self) -> dict[str, int]:
-        """What it counts, by name."""
+        """Return the counters, by name."""
         return {
             "bytes": self.size_bytes,
             "segments": len(self._segments),
@@ -392,6 +391,6 @@ class Spool:
         }
 
     def close(self) -> None:
-        """Give the directory back; also twice. The last segment stays, as its name keeps the next epoch above this."""
+        """Close the directory; also twice. The last segment stays: its name keeps the next epoch above this one."""
         self._end_writing()
         self._directory.close()

@@ -1,4 +1,4 @@
-"""The way to one collector: its two sockets, and whether it is there and acknowledges."""
+"""The uplink: the connection to one collector, its two sockets, and the state of the collector as seen from here."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from colmet.common.wire import link as wire
 
 log = logging.getLogger(__name__)
 
-MAX_RUNS = 1024  # of numbers that were sent this way, of one epoch
+MAX_RUNS = 1024  # ranges of numbers sent over one uplink, of one epoch
 AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
 
 
 class Times(NamedTuple):
-    """When what is done, in seconds; tests let it go by faster.
+    """Intervals and timeouts, in seconds; tests shorten them.
 
     Attributes:
-        ask_s: between two Hellos while an answer is waited for.
-        hello_s: between two Hellos else.
-        away_s: without an answer, after which a collector is away.
-        mute_s: that a collector takes data and has no link, after which it is one that does not acknowledge; with
-            `AUTO`, of Colmet 0.6.
-        mute_known_s: the same for one that did acknowledge.
-        resend_s: after which a batch is sent again, at first; then twice that, and so on.
-        resend_most_s: between two of these at most.
-        back_s: that a preferred collector has to be there again before it is taken again.
-        farewell_s: to send what waits at the end.
+        ask_s: between two Hellos while an answer is missing.
+        hello_s: between two Hellos otherwise.
+        away_s: timeout of an answer; after it a collector is away.
+        mute_s: timeout of the link to a collector that receives data; after it the collector is one that does not
+            acknowledge, with `AUTO` one of Colmet 0.6.
+        mute_known_s: the same for a collector that has acknowledged before.
+        resend_s: before a batch is sent again; twice as long each time.
+        resend_most_s: longest pause before a batch is sent again.
+        back_s: time that a preferred collector must be there before it is used again.
+        farewell_s: to send waiting batches at the end.
     """
 
     ask_s: float = 2.0
@@ -49,13 +49,20 @@ class Times(NamedTuple):
     farewell_s: float = 2.0
 
     def faster(self, factor: float) -> Times:
-        """The same, so many times faster, but for what depends on how fast sockets connect."""
+        """Return these times divided by `factor`, except those that depend on how fast sockets connect."""
         faster = Times(*[seconds / factor for seconds in self])
         return faster._replace(mute_s=self.mute_s, mute_known_s=self.mute_known_s)
 
 
 class UplinkState(Enum):
-    """Of a collector, as a node sees it."""
+    """The state of a collector, as a node sees it.
+
+    ::
+
+    UNKNOWN -- answers --> THERE -- no answer for away_s --> AWAY -- answers --> THERE
+       |                     |                                |
+       +---------------------+---- receives data, no link ----+--> MUTE -- answers --> THERE
+    """
 
     UNKNOWN = "not heard of yet"
     THERE = "there"
@@ -64,26 +71,25 @@ class UplinkState(Enum):
 
 
 def by_preference(host: str, uris: Sequence[str]) -> list[str]:
-    """The collectors in the order in which this host prefers them.
+    """Return the collectors in the order in which this host prefers them.
 
-    Hosts share them evenly, and one that is added is preferred by its share of the hosts, while the others stay where
-    they are.
+    Hosts are spread evenly. A collector that is added gets its share of the hosts; the other hosts keep theirs.
     """
     return sorted(uris, key=lambda uri: hashlib.sha256(f"{host} {uri}".encode()).digest())
 
 
 class Uplink:
-    """One of them. For one thread.
+    """The connection to one collector. For one thread.
 
-    With `AUTO`, v1 goes over a data connection alone on which the collector has answered: a collector of Colmet 0.6
-    ends at the first message of it. One that does not answer is sent colmet06, which both can read.
+    With `AUTO`, v1 is sent only over a data connection on which the collector has answered: a collector of Colmet 0.6
+    ends at its first v1 message. A collector that does not answer is sent colmet06, which both can read.
 
     Args:
         uri: of the collector, for the log.
-        push: to it.
-        link: to it; None where there are no acknowledgements.
-        times: when what is done.
-        now: of the clock that all other methods are given.
+        push: socket for data.
+        link: socket for acknowledgements; None without them.
+        times: intervals and timeouts.
+        now: time on the clock that all other methods use.
         wire: AUTO, or the dialect that batches are sent in: V1 or COLMET06.
 
     Attributes:
@@ -134,12 +140,12 @@ class Uplink:
 
     @property
     def is_asked(self) -> bool:
-        """Whether an answer is waited for."""
+        """Whether an answer is missing."""
         return self._asked_at < math.inf
 
     @property
     def dialect(self) -> str:
-        """What batches are to be sent in now; empty while it is not known what the collector reads."""
+        """The dialect for batches now; empty while it is not known which ones the collector reads."""
         if self.wire != AUTO:
             return self.wire
         if self.state is UplinkState.MUTE:
@@ -148,13 +154,13 @@ class Uplink:
         return V1 if is_answered else ""
 
     def notice(self, now: float) -> bool:
-        """Look whether data goes over another connection than before; with `AUTO` the collector is asked again then.
+        """Check whether the data connection is a new one; with `AUTO` the collector is then asked again.
 
-        It may be another one. The link is opened anew, so that what it answers was said after data was connected.
-        To be called before `receive`.
+        It may be another collector. The link is reopened, so that every answer is newer than the data connection.
+        Call this before `receive`.
 
         Returns:
-            Whether what was sent before may not have come to the collector that is there now.
+            Whether earlier batches may be missing at the collector that is there now.
         """
         connection = self.push.connection if self.wire == AUTO and self.link is not None else 0
         if connection in (0, self._connection):
@@ -172,16 +178,16 @@ class Uplink:
         return True
 
     def usable(self, now: float) -> bool:
-        """Whether batches are to go this way."""
+        """Return whether batches may be sent over this uplink."""
         if self.state is UplinkState.UNKNOWN:
             return now - self.since < self._times.away_s or self._data_only_since < math.inf
         if self.state is UplinkState.AWAY:
             return False
-        # one that takes no data for long is not of use, whatever it says
+        # a collector that receives no data for long cannot be used, whatever it answers
         return now - max(self._connected_at, self.since) < self._times.away_s
 
     def promising(self, now: float) -> bool:
-        """Whether batches can be expected to go this way within a moment, where that is all the time there is."""
+        """Return whether batches can probably be sent over this uplink within a moment."""
         if not self.usable(now):
             return False
         # its other socket has heard of it, and this one is about to: it looks a few times a second
@@ -189,7 +195,7 @@ class Uplink:
         return self.push.connected or coming
 
     def hello(self, now: float, waiting: bool) -> bool:
-        """Whether a Hello is due; `waiting` where an answer would be of use."""
+        """Return whether a Hello is due; `waiting`: batches wait for their acknowledgement."""
         if self.link is None:
             return False
         connected = self.link.connected
@@ -201,31 +207,31 @@ class Uplink:
         return now - self._said_at >= self._times.hello_s
 
     def say(self, hello: wire.Hello, now: float) -> None:
-        """Say Hello."""
+        """Send a Hello."""
         self._said_at = now
         self._asked_at = min(self._asked_at, now)
         if self.link is not None:
             self.link.send(wire.encode(hello))
 
     def sent(self, epoch: int, seq: int) -> None:
-        """This batch was sent this way."""
+        """Note that this batch was sent over this uplink."""
         numbers = self._sent.setdefault(epoch, Ranges())
         numbers.add(seq, seq)
         if len(numbers) > MAX_RUNS:  # what is forgotten is sent again
             numbers.remove(*next(iter(numbers)))
 
     def sent_of(self, one: wire.Range) -> list[tuple[int, int]]:
-        """Which numbers of a range were sent to the process that is there now: it can have no others."""
+        """Return the numbers of a range that were sent to the collector's present process: it can have no others."""
         numbers = self._sent.get(one.epoch)
         return numbers.within(one.first, one.last) if numbers is not None else []
 
-    def forget_sent(self, outbox: Container[int]) -> None:
-        """Nothing is held of other epochs than these."""
-        for epoch in [epoch for epoch in self._sent if epoch not in outbox]:
+    def forget_sent(self, epochs: Container[int]) -> None:
+        """Forget what was sent of all other epochs than these."""
+        for epoch in [epoch for epoch in self._sent if epoch not in epochs]:
             del self._sent[epoch]
 
     def receive(self) -> list[wire.Message]:
-        """What the collector says; what cannot be read is counted."""
+        """Return the messages of the collector; unreadable ones are counted."""
         found: list[wire.Message] = []
         while self.link is not None and len(found) < 100 and (message := self.link.receive()) is not None:
             try:
@@ -237,7 +243,7 @@ class Uplink:
         return found
 
     def heard(self, ack: wire.Ack, now: float) -> bool:
-        """The collector has said something; whether it is another process than the one that was heard before."""
+        """Note an answer of the collector; return whether it comes from another process than the one before."""
         self._asked_at = math.inf
         self._heard_at = now
         if self.durable and not ack.durable:
@@ -270,7 +276,7 @@ class Uplink:
         return another
 
     def look(self, now: float) -> bool:
-        """Find out whether it has gone, or does not acknowledge; True where it is in another state than before."""
+        """Update the state of the collector; return whether it changed."""
         before = self.state
         if self.push.connected:
             self._connected_at = now
@@ -294,7 +300,7 @@ class Uplink:
         return self.state is not before
 
     def _become_mute(self, now: float) -> None:
-        """It takes data and has no link."""
+        """Note that the collector receives data and has no link."""
         self._become(UplinkState.MUTE, now)
         self._times_mute += 1
         is_news, self._was_mute = not self._was_mute, True
@@ -336,7 +342,7 @@ class Uplink:
                 )
 
     def _note_data(self) -> None:
-        """It takes data."""
+        """Note that the collector receives data."""
         if self.blocked_at is not None:
             log.warning("collector receives data again collector=%s", self.uri)
         self.blocked_at = None
@@ -351,7 +357,7 @@ class Uplink:
                 self._times_away,
             )
         self._become(UplinkState.AWAY, now)
-        # what waits in the old connection is sent again, be it by this one or by another way
+        # what waits in the old connection is sent again, over this uplink or another
         self.push.reopen()
         self._connected_at = -math.inf
         self._data_only_since = math.inf
@@ -364,6 +370,6 @@ class Uplink:
 
 
 def hello(host: str, epoch: int, coming: int, outbox: Sequence[tuple[int, int, int]]) -> wire.Hello:
-    """What a node says of itself; of very many epochs, the oldest."""
+    """Return the Hello of a node; with more than `MAX_RANGES` epochs it names the oldest."""
     ranges = tuple([wire.Range(*one) for one in outbox[: wire.MAX_RANGES]])
     return wire.Hello(host, epoch, coming, __version__, ranges)
