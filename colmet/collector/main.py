@@ -234,7 +234,7 @@ class Reception(NamedTuple):
     """What receives the samples of nodes, opened.
 
     Attributes:
-        door: which connections are accepted.
+        guard: accepts connections.
         pull: the socket of the data.
         receiver: decodes messages, and knows their senders.
         limits: rate limits.
@@ -246,7 +246,7 @@ class Reception(NamedTuple):
         link_uri: of the link; "" without.
     """
 
-    door: authenticator.Door
+    guard: authenticator.Authenticator
     pull: Pull
     receiver: Receiver
     limits: rate_limit.RateLimit
@@ -270,11 +270,11 @@ def open_reception(
         stack: closes what is opened.
     """
     pair, known = parts.keys or (None, None)
-    door = stack.enter_context(contextlib.closing(authenticator.Door(pair, known, listeners)))
-    pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, door)))
+    guard = stack.enter_context(contextlib.closing(authenticator.Authenticator(pair, known, listeners)))
+    pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, guard)))
     limits, novelty, fanout = rate_limit.from_options(options), Novelty(options.max_new_tables), Fanout()
     receiver = Receiver(limits, novelty)
-    server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, door, parts.journal_dir)
+    server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, guard, parts.journal_dir)
     listeners.close()
     link, on_disk = None, stack.enter_context(contextlib.closing(DurableBatches()))
     if server is not None:
@@ -286,7 +286,7 @@ def open_reception(
             stack.callback(link_port.claims.close)
             pull.wake_on(link_port.claims.fd)
     uri = server.uri if server is not None else ""
-    return Reception(door, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
+    return Reception(guard, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
 
 
 class Storage(NamedTuple):
@@ -351,7 +351,7 @@ def make_collector(
         link=reception.link,
         link_port=reception.link_port,
         parts={
-            "connections": reception.door.counters,
+            "connections": reception.guard.counters,
             "control": asked.counters,
             "configuration": settings.counters,
             "limited": reception.limits.counters,
@@ -377,7 +377,7 @@ def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Rec
         ",".join([output.name for output in parts.outputs]),
         parts.journal_dir or "(memory)",
     )
-    if reception.door.locked:
+    if reception.guard.locked:
         return
     log.warning(
         "keys are off: any host that reaches %s can send data of any host, in clear text; set up keys with "

@@ -109,7 +109,7 @@ def test_what_a_start_refuses_the_check_refuses_in_the_same_words(daemon, line, 
         raise AssertionError("the start goes on")
 
     monkeypatch.setattr(link, "open_outbox", opened)
-    monkeypatch.setattr(collector_main.authenticator, "Door", opened)
+    monkeypatch.setattr(collector_main.authenticator, "Authenticator", opened)
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)  # it is in the names of HDF5 files
     (tmp_path / "text.hdf5").write_text("no HDF5\n")
     argv = [word.format(tmp=tmp_path) for word in line.split()] + ["--keep-privileges"] * (daemon == "node")
@@ -139,7 +139,7 @@ def test_what_a_start_warns_of_the_check_warns_of_in_the_same_words(daemon, line
         raise ConfigError("the start goes on")
 
     monkeypatch.setattr(link, "open_outbox", opened)
-    monkeypatch.setattr(collector_main.authenticator, "Door", opened)
+    monkeypatch.setattr(collector_main.authenticator, "Authenticator", opened)
     argv = [*line.split(), *["--keep-privileges"] * (daemon == "node")]
 
     def warnings(status, *more):

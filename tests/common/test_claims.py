@@ -14,7 +14,7 @@ from colmet.collector.collector import Collector
 from colmet.collector.ingest import linkport
 from colmet.collector.ingest.linkport import NOTE, LinkPort, open_link
 from colmet.common.errors import ConfigError
-from colmet.common.transport import Door, LinkServer, Pull, claims
+from colmet.common.transport import Authenticator, LinkServer, Pull, claims
 from colmet.common.transport.claims import Claims
 from tests.support.collector_link import World
 
@@ -114,29 +114,29 @@ def data():
         uri = f"tcp://127.0.0.1:{random.randrange(10000, 32000, 2)}"
         if linkport._is_free(uri) and linkport._is_free(linkport.link_uri(uri)):
             break
-    with contextlib.closing(Door()) as door:
-        yield uri, door
+    with contextlib.closing(Authenticator()) as authenticator:
+        yield uri, authenticator
 
 
 def test_a_port_that_nobody_named_may_be_claimed_and_one_that_is_named_may_not(data, link):
-    uri, door = data
-    server, port = open_link(None, uri, door, "")
+    uri, authenticator = data
+    server, port = open_link(None, uri, authenticator, "")
     assert server.uri == linkport.link_uri(uri) and port.claims.fd >= 0
     port.claims.close()
     server.close()
-    named, port = open_link("tcp://127.0.0.1:*", uri, door, "")
+    named, port = open_link("tcp://127.0.0.1:*", uri, authenticator, "")
     assert named.uri.startswith("tcp://127.0.0.1:") and port is None
     named.close()
-    assert open_link("", uri, door, "") == (None, None)
+    assert open_link("", uri, authenticator, "") == (None, None)
     with pytest.raises(ConfigError, match="--zeromq-link-bind-uri"):
-        open_link(link.uri, uri, door, "")
+        open_link(link.uri, uri, authenticator, "")
 
 
 def test_a_port_that_another_collector_had_is_not_taken_from_it_after_a_reboot(data, tmp_path, monkeypatch, caplog):
     """Taken at one start, and free at the next until the other collector has started, too."""
-    uri, door = data
+    uri, authenticator = data
     other = Pull(linkport.link_uri(uri), 10)
-    assert open_link(None, uri, door, str(tmp_path)) == (None, None)
+    assert open_link(None, uri, authenticator, str(tmp_path)) == (None, None)
     assert (tmp_path / NOTE).exists() and "no acknowledgements" in caplog.text
     other.close()
     others = []
@@ -145,16 +145,16 @@ def test_a_port_that_another_collector_had_is_not_taken_from_it_after_a_reboot(d
         others.append(Pull(linkport.link_uri(uri), 10))
 
     monkeypatch.setattr(linkport.time, "sleep", start_the_other)
-    assert open_link(None, uri, door, str(tmp_path)) == (None, None)
+    assert open_link(None, uri, authenticator, str(tmp_path)) == (None, None)
     assert len(others) == 1 and "link waits up to 30 s" in caplog.text
     others[0].close()
 
 
 def test_a_port_that_stays_free_is_taken_again(data, tmp_path, monkeypatch):
-    uri, door = data
+    uri, authenticator = data
     (tmp_path / NOTE).touch()
     monkeypatch.setattr(linkport, "WAIT_S", 0)
-    server, port = open_link(None, uri, door, str(tmp_path))
+    server, port = open_link(None, uri, authenticator, str(tmp_path))
     assert server is not None and not (tmp_path / NOTE).exists()
     port.claims.close()
     server.close()

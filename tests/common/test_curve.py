@@ -18,9 +18,9 @@ from colmet.common.runtime import keys
 from colmet.common.runtime.keys import KnownKeys, write_pair
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import (
+    Authenticator,
     Called,
     Client,
-    Door,
     LinkClient,
     LinkServer,
     Pull,
@@ -31,7 +31,7 @@ from colmet.common.transport import (
     new_pair,
     outgoing,
 )
-from colmet.common.transport import authenticator as door_module
+from colmet.common.transport import authenticator as authenticator_module
 from colmet.common.wire import link as wire
 from colmet.common.wire import v1
 from tests.support.waiting import wait_for
@@ -53,9 +53,9 @@ class Site:
         self.pair = new_pair()
         self.nodes = {}
         self.add("node-1")
-        self.door = Door(self.pair, KnownKeys(str(folder), "--x"))
-        self.pull = Pull("tcp://127.0.0.1:*", 100, self.door)
-        self.link = LinkServer("tcp://127.0.0.1:*", door=self.door)
+        self.authenticator = Authenticator(self.pair, KnownKeys(str(folder), "--x"))
+        self.pull = Pull("tcp://127.0.0.1:*", 100, self.authenticator)
+        self.link = LinkServer("tcp://127.0.0.1:*", authenticator=self.authenticator)
 
     def add(self, name):
         self.nodes[name] = new_pair()
@@ -85,12 +85,12 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.setattr(curve, "HANDSHAKE_MS", 500)  # that of sockets that are made from now on
-    monkeypatch.setattr(door_module, "HANDSHAKE_MS", 500)
+    monkeypatch.setattr(authenticator_module, "HANDSHAKE_MS", 500)
     monkeypatch.setattr(keys, "CHECK_S", 0.2)
     monkeypatch.setattr(keys, "FULL_CHECK_S", 0.5)
     with contextlib.ExitStack() as stack:
         made = Site(tmp_path, stack)
-        stack.callback(made.door.close)
+        stack.callback(made.authenticator.close)
         stack.callback(made.link.close)
         stack.callback(made.pull.close)
         yield made
@@ -102,7 +102,7 @@ def test_a_message_says_whose_key_it_came_with(site):
         push = site.push(pair)
         wait_for(lambda push=push: push.send(b"x"))
     assert sorted(site.receive(2)) == [(b"x", "127.0.0.1", "node-1"), (b"x", "127.0.0.1", "node-2.example.org")]
-    assert site.door.counters()["let_in"] == 2 and site.door.counters()["keys"] == 2
+    assert site.authenticator.counters()["let_in"] == 2 and site.authenticator.counters()["keys"] == 2
 
 
 def test_so_does_one_on_the_link_and_it_is_answered(site):
@@ -121,7 +121,7 @@ def test_a_client_without_keys_is_not_heard_on_either_socket(site, caplog):
     site.stack.callback(plain.close)
     site.stack.callback(link.close)
     plain.send(b"plain")
-    wait_for(lambda: site.door.counters()["handshake_failed"] >= 1)
+    wait_for(lambda: site.authenticator.counters()["handshake_failed"] >= 1)
     assert site.nothing_comes()
     assert not link.send(b"plain") and site.link.receive() is None
     assert "it has no key" in caplog.text
@@ -134,14 +134,14 @@ def test_a_connection_without_a_key_is_told_with_its_address(site, caplog):
     def next_event(_):
         if not events:
             raise zmq.Again
-        return [door_module._EVENT.pack(*events.pop(0)), b"tcp://0.0.0.0:5556"]
+        return [authenticator_module._EVENT.pack(*events.pop(0)), b"tcp://0.0.0.0:5556"]
 
     known = connections.Connections(connections.Readings())
     for descriptor, peer in ((7, "10.0.0.7"), (8, "10.0.0.8")):
         known.known[descriptor] = connections.Connection(descriptor, peer, 0)
         known._unheard[peer] += 1
     monitor = SimpleNamespace(recv_multipart=next_event)
-    site.door._note(SimpleNamespace(monitor=monitor, connections=known, failed=False))
+    site.authenticator._note(SimpleNamespace(monitor=monitor, connections=known, failed=False))
     assert "no key, or another key for this collector from=[10.0.0.7] refused=1" in caplog.text
     assert "10.0.0.8" not in caplog.text and not known.known
 
@@ -166,7 +166,7 @@ def zmtp_socket(uri):
 
 def test_a_client_that_takes_another_for_the_collector_is_not_heard(site):
     site.push(site.nodes["node-1"], server=new_pair().public).send(b"wrong")
-    wait_for(lambda: site.door.counters()["handshake_failed"] >= 1)
+    wait_for(lambda: site.authenticator.counters()["handshake_failed"] >= 1)
     assert site.nothing_comes()
 
 
@@ -174,7 +174,7 @@ def test_a_collector_with_another_key_gets_nothing_from_a_node(tmp_path):
     node, ours = new_pair(), new_pair()
     (tmp_path / "node-1.key").write_text(f'public-key = "{node.public}"\n')
     with contextlib.ExitStack() as stack:
-        impostor = Door(new_pair(), KnownKeys(str(tmp_path), "--x"))
+        impostor = Authenticator(new_pair(), KnownKeys(str(tmp_path), "--x"))
         stack.callback(impostor.close)
         pull = Pull("tcp://127.0.0.1:*", 10, impostor)
         stack.callback(pull.close)
@@ -188,7 +188,7 @@ def test_a_collector_with_another_key_gets_nothing_from_a_node(tmp_path):
 def test_an_unknown_key_is_refused_until_it_is_added(site, caplog):
     stranger = new_pair()
     push = site.push(stranger)
-    wait_for(lambda: site.door.counters()["unknown_key"] >= 2)  # it comes again by itself
+    wait_for(lambda: site.authenticator.counters()["unknown_key"] >= 2)  # it comes again by itself
     assert "why=unknown_key from=[127.0.0.1]" in caplog.text and stranger.public in caplog.text
     assert site.receive(timeout=0.1) == []
     site.nodes["node-3"] = stranger
@@ -204,13 +204,13 @@ def test_a_key_that_is_removed_is_worth_nothing_from_then_on(site, caplog):
         wait_for(lambda push=push: push.send(b"before"))
     assert len(site.receive(2)) == 2
     (site.folder / "node-2.key").unlink()
-    wait_for(lambda: site.door._known.owner(site.nodes["node-2"].public) is None)
+    wait_for(lambda: site.authenticator._known.owner(site.nodes["node-2"].public) is None)
     for push in pushes.values():  # over connections that were let in before
         push.send(b"after")
     assert [one.user for one in site.receive()] == ["node-1"]
     # the first such message ends the connection, and nobody is let in again
-    wait_for(lambda: site.receive(timeout=0.05) == [] and site.door.counters()["unknown_key"] >= 1)
-    counters = site.door.counters()
+    wait_for(lambda: site.receive(timeout=0.05) == [] and site.authenticator.counters()["unknown_key"] >= 1)
+    counters = site.authenticator.counters()
     assert counters["key_withdrawn"] == 1 and "why=key_withdrawn" in caplog.text
     wait_for(lambda: pushes["node-1"].send(b"still"))
     assert [one.message for one in site.receive()] == [b"still"]
@@ -229,15 +229,15 @@ def test_keys_are_rotated_without_a_gap(site):
 
 @pytest.mark.slow
 def test_nobody_is_let_in_where_nobody_says_who_may(tmp_path, site):
-    """The thread that answers has ended: the door stays shut."""
-    site.door._stopping = True
-    site.door._wake_up()
-    site.door._thread.join()
-    site.door._zap.close()
+    """The thread that answers has ended: the authenticator stays shut."""
+    site.authenticator._stopping = True
+    site.authenticator._wakeup.wake()
+    site.authenticator._thread.join()
+    site.authenticator._zap.close()
     push = site.push(site.nodes["node-1"])
     push.send(b"x")
     assert site.receive(timeout=2) == []
-    site.door._stopping = False  # for close
+    site.authenticator._stopping = False  # for close
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_nodes_may_have_their_keys_before_the_collector_has(site, monkeypatch):
         time.sleep(0.05)
     for server in unlocked:
         server.close()
-    locked = Pull(uris[0], 10, site.door), LinkServer(uris[1], door=site.door)
+    locked = Pull(uris[0], 10, site.authenticator), LinkServer(uris[1], authenticator=site.authenticator)
     for server in locked:
         site.stack.callback(server.close)
     wait_for(lambda: push.connected and link.connected)
@@ -317,9 +317,11 @@ def closed_later():
 @pytest.mark.parametrize("kind", [b"PUSH", b"DEALER"])
 def test_a_message_whose_parts_never_end_costs_its_sender_the_connection(monkeypatch, caplog, closed_later, kind):
     monkeypatch.setattr(connections, "MAX_HELD_BYTES", 1 << 20)
-    door = closed_later(Door())
+    authenticator = closed_later(Authenticator())
     server = closed_later(
-        Pull("tcp://127.0.0.1:*", 10, door) if kind == b"PUSH" else LinkServer("tcp://127.0.0.1:*", door=door)
+        Pull("tcp://127.0.0.1:*", 10, authenticator)
+        if kind == b"PUSH"
+        else LinkServer("tcp://127.0.0.1:*", authenticator=authenticator)
     )
     endless = closed_later(connect(server.uri, kind))
     part = frame(bytes(100_000), more=1)
@@ -339,7 +341,7 @@ def test_a_message_whose_parts_never_end_costs_its_sender_the_connection(monkeyp
             return False
 
     wait_for(closed)
-    wait_for(lambda: door.counters()["closed"] == 1)
+    wait_for(lambda: authenticator.counters()["closed"] == 1)
     wait_for(lambda: "connection closed from=[127.0.0.1]" in caplog.text)
     heard.clear()
     wait_for(lambda: closed() and heard)
@@ -348,21 +350,21 @@ def test_a_message_whose_parts_never_end_costs_its_sender_the_connection(monkeyp
 
 def test_what_all_hold_together_is_bounded_too(monkeypatch, closed_later):
     monkeypatch.setattr(connections, "MAX_ALL_HELD_BYTES", 1 << 20)
-    door = closed_later(Door())
-    pull = closed_later(Pull("tcp://127.0.0.1:*", 10, door))
+    authenticator = closed_later(Authenticator())
+    pull = closed_later(Pull("tcp://127.0.0.1:*", 10, authenticator))
     made = [closed_later(connect(pull.uri)) for _ in range(20)]
     for n, one in enumerate(made):
         one.sendall(huge_command(10 << 20) + bytes(50_000 + 5000 * n))
-    wait_for(lambda: pull.receive() is None and door.counters()["closed"] >= 5)
-    door_closed = door.counters()["closed"]
+    wait_for(lambda: pull.receive() is None and authenticator.counters()["closed"] >= 5)
+    door_closed = authenticator.counters()["closed"]
     assert door_closed < 15, "no more than has to be"
 
 
 @pytest.mark.slow
 def test_many_whole_messages_that_wait_to_be_read_are_no_reason(monkeypatch, closed_later):
     monkeypatch.setattr(connections, "MAX_HELD_BYTES", 1 << 20)
-    door = closed_later(Door())
-    pull = closed_later(Pull("tcp://127.0.0.1:*", 1000, door))
+    authenticator = closed_later(Authenticator())
+    pull = closed_later(Pull("tcp://127.0.0.1:*", 1000, authenticator))
     push = closed_later(Push(pull.uri, 1000, 0))
     for _ in range(50):
         wait_for(lambda: push.send(bytes(100_000)))
@@ -371,15 +373,15 @@ def test_many_whole_messages_that_wait_to_be_read_are_no_reason(monkeypatch, clo
         time.sleep(0.1)
     got = []
     wait_for(lambda: got.append(pull.receive()) or sum(one is not None for one in got) == 50)
-    assert door.counters()["closed"] == 0
+    assert authenticator.counters()["closed"] == 0
 
 
 @pytest.mark.slow
 def test_a_message_of_very_many_parts_makes_nobody_elses_wait_a_reason(monkeypatch, closed_later):
     """It is read part by part, and the others' messages wait meanwhile."""
     readings = connections.Readings()
-    door = closed_later(Door())
-    pull = closed_later(Pull("tcp://127.0.0.1:*", 100, door))
+    authenticator = closed_later(Authenticator())
+    pull = closed_later(Pull("tcp://127.0.0.1:*", 100, authenticator))
     monkeypatch.setattr(connections, "MAX_HELD_BYTES", 1 << 20)
     push = closed_later(Push(pull.uri, 1000, 0))
     for _ in range(50):
@@ -406,16 +408,16 @@ def test_a_message_of_very_many_parts_makes_nobody_elses_wait_a_reason(monkeypat
 def test_descriptors_are_left_when_very_many_connect(monkeypatch, closed_later):
     import resource
 
-    door = closed_later(Door())
-    pull = closed_later(Pull("tcp://127.0.0.1:*", 10, door))
+    authenticator = closed_later(Authenticator())
+    pull = closed_later(Pull("tcp://127.0.0.1:*", 10, authenticator))
     push = closed_later(Push(pull.uri, 10, 0))
     wait_for(lambda: push.send(b"x"))
     wait_for(pull.receive)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     for _ in range(60):
         closed_later(zmtp_socket(pull.uri))
-    wait_for(lambda: door.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
-    wait_for(lambda: door.counters()["connections"] <= 40)
+    wait_for(lambda: authenticator.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
+    wait_for(lambda: authenticator.counters()["connections"] <= 40)
     wait_for(lambda: push.send(b"y"))
     wait_for(lambda: (got := pull.receive()) and got.message == b"y")
 
@@ -424,8 +426,8 @@ def test_descriptors_are_left_when_very_many_connect(monkeypatch, closed_later):
 def test_a_message_each_does_not_keep_very_many_connections_of_one_address(monkeypatch, closed_later):
     import resource
 
-    door = closed_later(Door())
-    pull = closed_later(Pull("tcp://127.0.0.1:*", 10, door))
+    authenticator = closed_later(Authenticator())
+    pull = closed_later(Pull("tcp://127.0.0.1:*", 10, authenticator))
     push = closed_later(Push(pull.uri, 10, 0))
     wait_for(lambda: push.send(b"x"))
     wait_for(pull.receive)
@@ -433,12 +435,12 @@ def test_a_message_each_does_not_keep_very_many_connections_of_one_address(monke
         connection = closed_later(connect(pull.uri))
         connection.sendall(frame(b"z", 0))
         wait_for(pull.receive)
-    assert door.counters()["closed"] == 0
+    assert authenticator.counters()["closed"] == 0
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
-    wait_for(lambda: door.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
+    wait_for(lambda: authenticator.counters()["closed"] >= 60 + 1 - 40 * 7 / 8)
     monkeypatch.undo()
     # the node's own may be one of them, and have come again
-    assert door.counters()["closed"] <= 60 + 2 - connection_limit.MANY, "those of a node are left"
+    assert authenticator.counters()["closed"] <= 60 + 2 - connection_limit.MANY, "those of a node are left"
 
     def heard():
         push.send(b"y")
@@ -476,8 +478,8 @@ def test_half_of_the_options_is_an_error_that_names_the_other_half(tmp_path):
     for read, one, other in (
         (curve.from_options, "zeromq_curve_secret", "--zeromq-curve-collector"),
         (curve.from_options, "zeromq_curve_collector", "--zeromq-curve-secret"),
-        (door_module.read_keys, "zeromq_curve_secret", "--zeromq-curve-nodes"),
-        (door_module.read_keys, "zeromq_curve_nodes", "--zeromq-curve-secret"),
+        (authenticator_module.read_keys, "zeromq_curve_secret", "--zeromq-curve-nodes"),
+        (authenticator_module.read_keys, "zeromq_curve_nodes", "--zeromq-curve-secret"),
     ):
         with pytest.raises(ConfigError, match=f"{other} is missing"):
             read(Options(**{one: "x"}))
@@ -491,19 +493,19 @@ def test_the_options_give_both_ends(tmp_path):
     os.rename(tmp_path / "n1.key", nodes / "n1.key")
     secret = {"zeromq_curve_secret": f"{tmp_path}/n1.secret"}
     client = curve.from_options(Options(zeromq_curve_collector=f"{tmp_path}/collector.key", **secret))
-    keys = door_module.read_keys(
+    keys = authenticator_module.read_keys(
         Options(zeromq_curve_secret=f"{tmp_path}/collector.secret", zeromq_curve_nodes=str(nodes))
     )
-    door = door_module.Door(*keys)
-    pull = Pull("tcp://127.0.0.1:*", 10, door)
+    authenticator = authenticator_module.Authenticator(*keys)
+    pull = Pull("tcp://127.0.0.1:*", 10, authenticator)
     push = Push(pull.uri, 10, 0, client)
     wait_for(lambda: push.send(b"x"))
     assert pull.wait(20) and pull.receive().user == "n1"
-    for one in (push, pull, door):
+    for one in (push, pull, authenticator):
         one.close()
-    assert curve.from_options(Options()) is None and door_module.read_keys(Options()) is None
-    with contextlib.closing(door_module.Door()) as open_door:
-        assert not open_door.locked
+    assert curve.from_options(Options()) is None and authenticator_module.read_keys(Options()) is None
+    with contextlib.closing(authenticator_module.Authenticator()) as unlocked:
+        assert not unlocked.locked
 
 
 # -- the link --

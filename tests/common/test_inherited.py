@@ -13,7 +13,7 @@ import time
 import pytest
 
 from colmet.common.errors import ConfigError
-from colmet.common.transport import Door, LinkServer, Pull, Push
+from colmet.common.transport import Authenticator, LinkServer, Pull, Push
 from colmet.common.transport.inherited import Listeners
 
 # A service manager: descriptors from 3 on, and what it says of them; the number of the process is that of the program.
@@ -49,10 +49,10 @@ def test_a_held_listener_is_used_for_its_address(caplog):
     held, other = listener(), listener()
     with (
         contextlib.closing(Listeners([held, other])) as listeners,
-        contextlib.closing(Door(listeners=listeners)) as door,
+        contextlib.closing(Authenticator(listeners=listeners)) as authenticator,
     ):
         data, link = uri(held), uri(other)
-        pull, server = Pull(data, 10, door), LinkServer(link, door=door)
+        pull, server = Pull(data, 10, authenticator), LinkServer(link, authenticator=authenticator)
         push = Push(pull.uri, 10, 0)
         until = time.monotonic() + 20
         while not push.send(b"x") and time.monotonic() < until:
@@ -66,17 +66,23 @@ def test_a_held_listener_is_used_for_its_address(caplog):
 
 def test_a_port_held_on_another_address_is_an_error_that_names_both():
     held = listener()
-    with contextlib.closing(Listeners([held])) as listeners, contextlib.closing(Door(listeners=listeners)) as door:
+    with (
+        contextlib.closing(Listeners([held])) as listeners,
+        contextlib.closing(Authenticator(listeners=listeners)) as authenticator,
+    ):
         wanted = uri(held, "127.0.0.2")
         with pytest.raises(ConfigError, match=rf"{re.escape(wanted)}: the service manager holds 127.0.0.1:\d+; name"):
-            Pull(wanted, 10, door)
+            Pull(wanted, 10, authenticator)
 
 
 def test_what_no_option_names_is_closed_with_a_warning(caplog):
     held = listener()
     number = held.fileno()
     listeners = Listeners([held])
-    with contextlib.closing(Door(listeners=listeners)) as door, contextlib.closing(Pull("tcp://127.0.0.1:*", 10, door)):
+    with (
+        contextlib.closing(Authenticator(listeners=listeners)) as authenticator,
+        contextlib.closing(Pull("tcp://127.0.0.1:*", 10, authenticator)),
+    ):
         listeners.close()
     assert "not used, no option names its address: 127.0.0.1:" in caplog.text
     with pytest.raises(OSError, match="Bad file descriptor"):

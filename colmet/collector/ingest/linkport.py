@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport import LinkServer, Socket, link_uri
-from colmet.common.transport.authenticator import Door
+from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.claims import Claims
 
 log = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ class LinkPort(NamedTuple):
 
 
 def open_link(
-    uri: str | None, data_uri: str, entrance: Door, directory: str
+    uri: str | None, data_uri: str, authenticator: Authenticator, directory: str
 ) -> tuple[LinkServer | None, LinkPort | None]:
     """Bind the socket where nodes call; None where nobody acknowledges. With it the port, where it may be given up.
 
     Args:
         uri: that an option names, "" for no link, None for the port after that of the data.
         data_uri: where data is received.
-        entrance: that nodes come through.
+        authenticator: of the nodes' connections.
         directory: of the journal; "" without one.
 
     Raises:
@@ -69,7 +69,7 @@ def open_link(
         log.info("no acknowledgements: batches under way when the collector stops are lost")
         return None, None
     if uri is not None:
-        return LinkServer(uri, door=entrance), None
+        return LinkServer(uri, authenticator=authenticator), None
     uri = link_uri(data_uri)
     if _noted(directory) and _is_free(uri):
         log.warning("link waits up to %g s, for another collector that had its port before: uri=%s", WAIT_S, uri)
@@ -77,7 +77,7 @@ def open_link(
         while _is_free(uri) and time.monotonic() < until:
             time.sleep(_PAUSE_S)
     try:
-        server = LinkServer(uri, door=entrance)
+        server = LinkServer(uri, authenticator=authenticator)
     except ConfigError as err:
         # a site that has always started Colmet like this has something else there
         log.warning("no acknowledgements: batches under way when the collector stops are lost: %s", err)

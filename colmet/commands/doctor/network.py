@@ -308,7 +308,7 @@ def check_keys(target: Target) -> Iterator[Finding]:
                 "set up keys: `colmet enrol NAME...` on the collector's machine (docs/security.md)",
             )
             return
-        if isinstance(found, authenticator.Files):
+        if isinstance(found, authenticator.CollectorKeyFiles):
             yield from _check_known(found, uid)
         else:
             curve.from_options(options, uid)
@@ -403,7 +403,7 @@ def _is_locked(uri: str) -> bool:
         return False
 
 
-def _check_known(files: authenticator.Files, uid: int) -> Iterator[Finding]:
+def _check_known(files: authenticator.CollectorKeyFiles, uid: int) -> Iterator[Finding]:
     """Check the collector's key pair and the directory of the nodes' keys, with the rights of the user `uid`.
 
     Raises:

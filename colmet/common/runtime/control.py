@@ -20,7 +20,15 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.keys import KnownKeys, read_pair, read_public
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
-from colmet.common.transport import Client, ControlClient, ControlServer, Door, check_control, knock, serve_control
+from colmet.common.transport import (
+    Authenticator,
+    Client,
+    ControlClient,
+    ControlServer,
+    check_control,
+    knock,
+    serve_control,
+)
 from colmet.common.transport.authenticator import Keys
 from colmet.common.transport.curve import check_pair
 from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
@@ -278,7 +286,7 @@ def listen(place: str | None, daemon: str, control: Control, keys: Keys | None =
     """
     if place is not None:
         if place:
-            control.start(serve_control(uri_of(place), Door(*keys) if keys is not None else None))
+            control.start(serve_control(uri_of(place), Authenticator(*keys) if keys is not None else None))
         return
     paths = default_paths(daemon)
     why = next(

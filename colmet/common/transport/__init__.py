@@ -3,7 +3,7 @@
 Nothing here blocks longer than the caller says.
 """
 
-from colmet.common.transport.authenticator import Door
+from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.control import ControlClient, ControlServer, check_control, knock, serve_control
 from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
@@ -13,11 +13,11 @@ from colmet.common.transport.waiting import Socket, wait
 
 __all__ = [
     "MAX_RECEIVED_BYTES",
+    "Authenticator",
     "Called",
     "Client",
     "ControlClient",
     "ControlServer",
-    "Door",
     "LinkClient",
     "LinkServer",
     "Pull",

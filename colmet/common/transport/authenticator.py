@@ -1,4 +1,4 @@
-"""The door of a daemon: what sockets need to which others connect.
+"""Authenticate the peers of listening sockets, and bound their connections.
 
 Who may come in (CURVE, and ZeroMQ's authentication protocol, RFC 27/ZAP), and how much one connection may hold.
 """
@@ -48,7 +48,7 @@ _EVENT = struct.Struct("=HI")  # its kind, and a descriptor or an error
 
 
 class Guarded:
-    """One listening socket behind the door.
+    """A listening socket of the authenticator.
 
     Attributes:
         monitor: reports its connections.
@@ -65,10 +65,10 @@ class Guarded:
         self.failed = False
 
 
-class Door:
-    """Lets connections in, in a thread of its own, and sees to it that they hold little.
+class Authenticator:
+    """Accepts connections, in a thread of its own, and bounds what they hold.
 
-    Without keys everybody is let in.
+    Without keys it accepts all.
 
     Args:
         pair: of this daemon.
@@ -102,7 +102,7 @@ class Door:
             self._zap.setsockopt(zmq.LINGER, 0)
             self._zap.bind(_ZAP)
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
         self._thread.start()
 
     @property
@@ -319,14 +319,14 @@ def add_options(parser: cli.Options) -> None:
     )
 
 
-class Files(NamedTuple):
+class CollectorKeyFiles(NamedTuple):
     """The paths of the collector's pair and of the folder with the nodes' public keys."""
 
     secret: str
     nodes: str
 
 
-def files(options: argparse.Namespace) -> Files | None:
+def files(options: argparse.Namespace) -> CollectorKeyFiles | None:
     """Return the files that the options name, or the default ones; None for no security.
 
     Raises:
@@ -341,18 +341,18 @@ def files(options: argparse.Namespace) -> Files | None:
             f"{missing} is missing: encryption requires the collector's pair and the nodes' public keys; `colmet "
             "keygen collector --if-missing` makes what is missing"
         )
-    return Files(secret, nodes)
+    return CollectorKeyFiles(secret, nodes)
 
 
 class Keys(NamedTuple):
-    """What locks a door: the pair of this daemon, and the keys of those who may connect."""
+    """The key pair of this daemon, and the keys of the peers that may connect."""
 
     pair: KeyPair
     known: KnownKeys
 
 
 def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
-    """Return the keys that the command line asks for; None for an open door.
+    """Return the keys that the command line asks for; None to accept all.
 
     Args:
         options: of `add_options`.

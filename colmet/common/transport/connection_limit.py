@@ -37,7 +37,7 @@ def spare(limit: int) -> int:
 
 
 class Crowd:
-    """The connections to all ports of a door. Used by the door's thread.
+    """The connections to all ports of an authenticator. Used by its thread.
 
     Attributes:
         unheard: by address, connections over which no message has come.

@@ -18,9 +18,9 @@ import zmq
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.runtime.directories import check_writable
 from colmet.common.runtime.wakeup import Wakeup
-from colmet.common.transport.authenticator import Door
+from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
-from colmet.common.transport.local import MAX_PARTS, Asked, LocalServer
+from colmet.common.transport.local import MAX_PARTS, LocalServer, ReceivedRequest
 from colmet.common.transport.uris import check_uri
 
 OPTION = "--control-socket"
@@ -112,19 +112,19 @@ def knock(path: str) -> None:
             raise Unreachable(f"{path}: {err.strerror}", "denied") from err
 
 
-def serve_control(uri: str, door: Door | None = None) -> ControlServer:
+def serve_control(uri: str, authenticator: Authenticator | None = None) -> ControlServer:
     """Return the daemon's end of the control socket.
 
     Args:
-        uri: ipc://PATH, or tcp://HOST:PORT with a locked door.
-        door: that clients come through, which is closed with it; for TCP alone.
+        uri: ipc://PATH, or tcp://HOST:PORT with an authenticator that has keys.
+        authenticator: of the clients, which is closed with it; for TCP alone.
 
     Raises:
         ConfigError: the URI cannot be bound, or another daemon has it.
     """
-    check_control(uri, door is not None and door.locked)
-    if door is not None and uri.startswith("tcp:"):
-        return TcpServer(uri, door)
+    check_control(uri, authenticator is not None and authenticator.locked)
+    if authenticator is not None and uri.startswith("tcp:"):
+        return TcpServer(uri, authenticator)
     path = uri[len("ipc://") :]
     try:
         with contextlib.suppress(FileExistsError):
@@ -141,16 +141,16 @@ class TcpServer:
 
     Args:
         uri: tcp://HOST:PORT.
-        door: that clients come through, which is closed with this.
+        authenticator: of the clients, which is closed with this.
 
     Raises:
         ConfigError: the URI cannot be bound.
     """
 
-    def __init__(self, uri: str, door: Door) -> None:
-        self._door = door
-        self._socket = door.context.socket(zmq.ROUTER)
-        self._guarded = door.guard(self._socket)
+    def __init__(self, uri: str, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+        self._socket = authenticator.context.socket(zmq.ROUTER)
+        self._guarded = authenticator.guard(self._socket)
         self._socket.setsockopt(zmq.LINGER, 200)  # ms: an answer that is on its way at the end
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
         self._socket.setsockopt(zmq.SNDHWM, QUEUE)
@@ -167,19 +167,19 @@ class TcpServer:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fd, zmq.POLLIN)
 
-    def receive(self) -> Asked | None:
+    def receive(self) -> ReceivedRequest | None:
         """The next request; waits for one. None once `wake` was called."""
         while True:
-            self._door.waiting = True
+            self._authenticator.waiting = True
             ready = self._poller.poll()
-            self._door.waiting = False
+            self._authenticator.waiting = False
             if any(source == self._wakeup.fd for source, _ in ready):
                 return None
             frames = self._socket.recv_multipart(copy=False)
-            if self._door.user(frames[-1], self._guarded):
+            if self._authenticator.user(frames[-1], self._guarded):
                 # one in many parts is of no client of ours: refused as one bad message
                 parts = [frame.bytes for frame in frames] if len(frames) <= MAX_FRAMES else [frames[0].bytes, b""]
-                return Asked(parts[:-1], parts[-1])
+                return ReceivedRequest(parts[:-1], parts[-1])
 
     def send(self, envelope: Sequence[bytes], message: bytes) -> None:
         """Answer; lost where whoever asked has gone."""
@@ -193,9 +193,9 @@ class TcpServer:
     def close(self) -> None:
         """Close; also twice."""
         if self._wakeup.fd >= 0:
-            self._door.release(self._guarded)
+            self._authenticator.release(self._guarded)
             self._socket.close()
-            self._door.close()
+            self._authenticator.close()
             self._wakeup.close()
 
 

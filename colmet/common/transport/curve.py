@@ -1,4 +1,4 @@
-"""CURVE: encryption, and who is at the other end. This module has the ends that connect; `door` has those that listen.
+"""CURVE: encryption, and keys of peers. This module is for sockets that connect, `authenticator` for those that listen.
 
 The keys are in files (colmet.common.runtime.keys); what is on the wire is ZeroMQ's own, RFC 26/CurveZMQ.
 """
@@ -94,14 +94,14 @@ def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
     )
 
 
-class Files(NamedTuple):
+class NodeKeyFiles(NamedTuple):
     """The paths of this machine's pair and of the collector's public key."""
 
     secret: str
     collector: str
 
 
-def files(options: argparse.Namespace) -> Files | None:
+def files(options: argparse.Namespace) -> NodeKeyFiles | None:
     """Return the files that the options name, or the default ones; None for no security.
 
     Raises:
@@ -118,7 +118,7 @@ def files(options: argparse.Namespace) -> Files | None:
             f"{missing} is missing: encryption requires this machine's pair and the collector's public key; `colmet "
             "enrol` makes both"
         )
-    return Files(secret, collector)
+    return NodeKeyFiles(secret, collector)
 
 
 def from_options(options: argparse.Namespace, uid: int | None = None) -> Client | None:

@@ -12,7 +12,7 @@ import zmq
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport import claims
-from colmet.common.transport.authenticator import Door
+from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
 from colmet.common.transport.outgoing import Outgoing, try_again
 from colmet.common.transport.uris import check_target, check_uri
@@ -124,7 +124,7 @@ class Pull:
         uri: to bind; port ``*`` takes any free one, `uri` then tells which.
         hwm: messages that wait in each node's queue before that node has to keep the next ones; no more than
             `MAX_WAITING` count, as the memory is this machine's.
-        door: that nodes come through, shared with other sockets; one of its own without.
+        authenticator: of the connections, shared with other sockets; one of its own without.
         option: that gave the URI; that of a collector claims a port from others that can do without it.
         max_bytes: of a message; beyond it libzmq drops the connection.
 
@@ -133,13 +133,18 @@ class Pull:
     """
 
     def __init__(
-        self, uri: str, hwm: int, door: Door | None = None, option: str = DATA, max_bytes: int = MAX_RECEIVED_BYTES
+        self,
+        uri: str,
+        hwm: int,
+        authenticator: Authenticator | None = None,
+        option: str = DATA,
+        max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> None:
         check_uri(uri, option)
-        self._door = Door() if door is None else door
-        self._owns_door = door is None
-        self._socket = self._door.context.socket(zmq.PULL)
-        self._guarded = self._door.guard(self._socket)
+        self._authenticator = Authenticator() if authenticator is None else authenticator
+        self._owns_authenticator = authenticator is None
+        self._socket = self._authenticator.context.socket(zmq.PULL)
+        self._guarded = self._authenticator.guard(self._socket)
         self._socket.setsockopt(zmq.RCVHWM, min(hwm, MAX_WAITING))
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
@@ -147,7 +152,7 @@ class Pull:
         self._poller = zmq.Poller()
         self._is_tcp = uri.startswith("tcp:")
         try:
-            claims.bind(lambda: self._door.bind(self._guarded, uri, option), uri if option == DATA else "")
+            claims.bind(lambda: self._authenticator.bind(self._guarded, uri, option), uri if option == DATA else "")
         except ConfigError:
             self.close()
             raise
@@ -170,9 +175,9 @@ class Pull:
 
     def wait(self, timeout_s: float) -> bool:
         """Whether a message is there, after at most `timeout_s`."""
-        self._door.waiting = True
+        self._authenticator.waiting = True
         came = self._poller.poll(max(0, int(timeout_s * 1000)))
-        self._door.waiting = False
+        self._authenticator.waiting = False
         return any(source is self._socket for source, _ in came)
 
     def receive(self) -> Received | None:
@@ -183,18 +188,18 @@ class Pull:
             except zmq.Again:
                 self._guarded.readings.emptied += 1
                 return None
-            user = self._door.user(frame, self._guarded)
+            user = self._authenticator.user(frame, self._guarded)
             if user is not None:
                 return Received(frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
 
     def counters(self) -> dict[str, int]:
-        """Of the connections; see `Door.counters`."""
-        return self._door.counters()
+        """Of the connections; see `Authenticator.counters`."""
+        return self._authenticator.counters()
 
     def close(self) -> None:
         """Close; also twice."""
         if not self._socket.closed:
-            self._door.release(self._guarded)
+            self._authenticator.release(self._guarded)
             self._socket.close()
-        if self._owns_door:
-            self._door.close()
+        if self._owns_authenticator:
+            self._authenticator.close()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import zmq
 
 from colmet.common.errors import ConfigError
-from colmet.common.transport.authenticator import Door
+from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
 from colmet.common.transport.outgoing import Outgoing, try_again
 from colmet.common.transport.uris import check_target, check_uri
@@ -126,19 +126,21 @@ class LinkServer:
     Args:
         uri: to bind.
         option: that gave it, for errors.
-        door: that nodes come through, shared with other sockets; one of its own without.
+        authenticator: of the connections, shared with other sockets; one of its own without.
 
     Raises:
         ConfigError: the URI cannot be bound.
     """
 
-    def __init__(self, uri: str, option: str = "--zeromq-link-bind-uri", door: Door | None = None) -> None:
+    def __init__(
+        self, uri: str, option: str = "--zeromq-link-bind-uri", authenticator: Authenticator | None = None
+    ) -> None:
         check_uri(uri, option)
-        self._door = Door() if door is None else door
-        self._owns_door = door is None
+        self._authenticator = Authenticator() if authenticator is None else authenticator
+        self._owns_authenticator = authenticator is None
         self._rest = False
-        self._socket = self._door.context.socket(zmq.ROUTER)
-        self._guarded = self._door.guard(self._socket)
+        self._socket = self._authenticator.context.socket(zmq.ROUTER)
+        self._guarded = self._authenticator.guard(self._socket)
         self._socket.setsockopt(zmq.LINGER, 200)  # the last acknowledgements
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says which callers have gone
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -149,7 +151,7 @@ class LinkServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
         self._is_tcp = uri.startswith("tcp:")
         try:
-            self._door.bind(self._guarded, uri, option)
+            self._authenticator.bind(self._guarded, uri, option)
         except ConfigError:
             self.close()
             raise
@@ -180,7 +182,7 @@ class LinkServer:
                 return None
             frame = self._socket.recv(copy=False)
             self._rest = frame.more
-            user = self._door.user(frame, self._guarded)
+            user = self._authenticator.user(frame, self._guarded)
             if user is not None:
                 return Called(caller, frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
         return None
@@ -204,7 +206,7 @@ class LinkServer:
     def close(self) -> None:
         """Close; also twice."""
         if not self._socket.closed:
-            self._door.release(self._guarded)
+            self._authenticator.release(self._guarded)
             self._socket.close()
-        if self._owns_door:
-            self._door.close()
+        if self._owns_authenticator:
+            self._authenticator.close()

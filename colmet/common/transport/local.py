@@ -35,7 +35,7 @@ _names = itertools.count()
 _MORE, _LONG, _COMMAND = 1, 2, 4  # flags of a frame
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """A request, and where its answer goes: the frames before it, whose first names the peer."""
 
     envelope: Sequence[bytes]
@@ -145,7 +145,7 @@ class LocalServer:
         self._path = path
         self._max_bytes = max_bytes
         self._peers: dict[int, _Peer] = {}
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[ReceivedRequest] = deque()
         self._accept_at = 0.0
         self._not_accepted = 0
         self._wakeup = Wakeup()
@@ -164,7 +164,7 @@ class LocalServer:
             os.umask(before)
         self.uri = f"ipc://{path}"
 
-    def receive(self) -> Asked | None:
+    def receive(self) -> ReceivedRequest | None:
         """Return the next request; waits for one. None once `wake` was called."""
         while not self._waiting:
             poller = select.poll()
@@ -207,7 +207,7 @@ class LocalServer:
             for parts in peer.read():
                 # one in many parts is of no client of ours: refused as one bad message
                 asked = parts if len(parts) <= MAX_PARTS else [b""]
-                self._waiting.append(Asked([peer.name, *asked[:-1]], asked[-1]))
+                self._waiting.append(ReceivedRequest([peer.name, *asked[:-1]], asked[-1]))
         except (OSError, ValueError):
             self._drop(descriptor)
 
