@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from typing import NamedTuple
 import requests
 
 from tests.support.machine import cannot_run
+from tests.support.waiting import free_port
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).parent / "search_server"
@@ -120,18 +119,6 @@ def jars(kind):
         cannot_run(f"Maven could not fetch {kind.vendor} {kind.version}: {said[-2000:]}")
     new.rename(known)
     return known.read_text()
-
-
-def free_port():
-    """A port below those that the kernel gives to clients: nobody takes it while the server is down.
-
-    From the others, a client that tries to connect to a server which is down can even reach itself.
-    """
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port
 
 
 class Server:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.beds.search import Cluster, free_port
+from tests.beds.search import Cluster
 from tests.support.exactly_once import NEVER
 from tests.support.fleet import Row, assert_each_once, row_of
-from tests.support.waiting import wait_for
+from tests.support.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.live
 

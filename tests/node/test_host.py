@@ -7,6 +7,7 @@ import pytest
 
 from colmet.common.runtime.startup import raise_open_file_limit
 from colmet.node.system.host import Host, is_gone
+from tests.support.machine import open_files
 
 
 def test_a_kept_file_is_read_from_its_start_each_time(fake):
@@ -39,10 +40,10 @@ def test_beyond_the_limit_files_are_read_without_keeping_descriptors(fake):
     for n in range(5):
         fake.write(f"/f{n}", str(n))
     kept = [host.keep(f"/f{n}") for n in range(5)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     assert [file.read() for file in kept] == [b"0", b"1", b"2", b"3", b"4"]
     assert host.kept == 2
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert open_files() == before + 2
     for file in kept:
         file.close()
     assert host.kept == 0
@@ -64,9 +65,9 @@ def test_descriptors_that_others_keep_count_as_kept(fake):
     host = Host(str(fake.path), max_kept=4)
     assert host.reserve(3) and not host.reserve(2)
     kept = [host.keep("/f") for _ in range(3)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     assert [file.read() for file in kept] == [b"x"] * 3
-    assert host.kept == 4 and len(os.listdir("/proc/self/fd")) == before + 1
+    assert host.kept == 4 and open_files() == before + 1
     host.release(3)
     assert host.kept == 1 and host.reserve(3)
     for file in kept:

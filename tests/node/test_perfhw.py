@@ -24,7 +24,7 @@ from colmet.node.kernel.perfevents import NAMES_06
 from colmet.node.system import clib
 from colmet.node.system.host import Host
 from tests.support.daemons import Daemon
-from tests.support.machine import cannot_run, cgroup_mount, fork
+from tests.support.machine import cannot_run, cgroup_mount, fork, open_files
 from tests.support.perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs
 from tests.support.waiting import free_port
 
@@ -783,11 +783,11 @@ def test_live_nothing_stays_open(point, live):
         ((job, _),) = made
         backend.sample([job])
         backend.last(job)
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         for _ in range(50):
             backend.notice(job)
             assert backend.last(job) is not None
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
 
 
 @pytest.mark.live

@@ -16,7 +16,7 @@ from colmet.node.backends.rapl import SCHEMA, ZONE_SCHEMA, RaplBackend, _Describ
 from colmet.node.once import format_table
 from colmet.node.options import build_parser
 from colmet.node.system import clib
-from tests.support.machine import LIB_RAPL
+from tests.support.machine import LIB_RAPL, open_files
 
 pytestmark = pytest.mark.usefixtures("lib_rapl")
 BASE = "/sys/devices/virtual/powercap/intel-rapl"
@@ -245,7 +245,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     machine.backend.open()
     machine.sample()
     names = machine.backend.counter_names()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     plug = machine.unplug("0")
     machine.uses(5, z1=500, z1_0=50)
     columns, zones = machine.sample()
@@ -262,7 +262,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     columns, zones = machine.sample()
     assert columns[1] == 7_000_000 and energies(zones)["package-1"] == 1_500_000_000
     assert machine.backend.counters() == {"part_failures": 2, "zone_resets": 0}
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_what_was_used_while_the_backend_was_off_is_not_told(machine):
@@ -386,14 +386,14 @@ def test_the_names_of_the_counters(machine):
 
 def test_nothing_stays_open(machine):
     machine.fake.tree("intel-eight-socket")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for _ in range(3):
         machine.backend.open()
         machine.sample()
         machine.sample()
-        assert len(os.listdir("/proc/self/fd")) == before + 25  # 24 counters, and the directory
+        assert open_files() == before + 25  # 24 counters, and the directory
         machine.backend.close()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
 
 
 def test_a_library_that_is_not_there_is_told_with_what_builds_it(machine, monkeypatch, tmp_path):

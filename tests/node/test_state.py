@@ -16,6 +16,7 @@ import pytest
 
 from colmet.node.system.host import Host
 from colmet.node.system.state import BOOT_ID, HEADER_BYTES, StateFile, default_directory
+from tests.support.machine import open_files
 
 BOOT = "0c8f5a2e-4b0d-4c53-9a63-5a1b8f0f3f10\n"
 OTHER_BOOT = "9c8f5a2e-4b0d-4c53-9a63-5a1b8f0f3f10\n"
@@ -285,7 +286,7 @@ def test_whoever_may_not_write_there_is_told_the_remedy(root, caplog):
 
 
 def test_descriptors_are_given_back(make, machine):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     state = make()
     for _ in range(3):
         assert state.open() and state.save(b"x") and state.load() == b"x"
@@ -293,7 +294,7 @@ def test_descriptors_are_given_back(make, machine):
     other = make()
     assert not other.open()
     state.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 @pytest.mark.live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import subprocess
@@ -20,6 +21,12 @@ TREES = Path(__file__).parents[1] / "data/trees"
 
 
 LIB_RAPL = Path(clib.HERE) / "lib_rapl"
+
+
+def open_files():
+    """Number of open descriptors of this process, without those that garbage of earlier tests holds."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
 def cannot_run(reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
 
@@ -21,14 +22,17 @@ class Clock:
 
 
 def free_port():
-    """A port that nobody uses, as the one after it."""
+    """A free port, as the one after it, below the ports that the kernel gives to clients (ip_local_port_range).
+
+    No client takes it while the server is down. A client that connects to such a port while the server is down could
+    even reach itself.
+    """
     while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                other.bind(("127.0.0.1", port + 1))
-                return port
+        port = random.randrange(20000, 32000, 2)
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def wait_for(condition, timeout_s=60):

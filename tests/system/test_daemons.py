@@ -258,7 +258,7 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     )
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as node:
         try:
-            wait_for(lambda: {row["metric_backend"] for row in rows_of("".join(lines))} == tables_wanted)
+            wait_for(lambda: {row["metric_backend"] for row in rows_of("".join(lines))} >= tables_wanted)
         finally:
             node.terminate()
         _, said = node.communicate(timeout=60)
@@ -267,7 +267,8 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     collector.process.terminate()
     reader.join()
     rows = rows_of("".join(lines))
-    assert {row["metric_backend"] for row in rows} == tables_wanted
+    # a busy machine skips ticks: gaps_default has these
+    assert {row["metric_backend"] for row in rows} - {"gaps_default"} == tables_wanted
     own = {row["backend"]: row["is_on"] for row in rows if row["metric_backend"] == "agent_default"}
     assert own == {"agent": 1, "taskstats": 0, "cgroup": 1, "procstats": 1, "jobproc": 1}
 

@@ -32,11 +32,7 @@ from colmet.node.system.host import Host
 from dev.live import Failed, JobRoot
 from dev.workloads import ShortTasks
 from tests.support.direct import Direct
-from tests.support.machine import cannot_run
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+from tests.support.machine import cannot_run, open_files
 
 
 def growth_of(step, count, warm_up):
@@ -46,11 +42,11 @@ def growth_of(step, count, warm_up):
     gc.collect()
     tracemalloc.start()
     try:
-        before, files = tracemalloc.get_traced_memory()[0], descriptors()
+        before, files = tracemalloc.get_traced_memory()[0], open_files()
         for n in range(warm_up, warm_up + count):
             step(n)
         gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before, descriptors() - files
+        return tracemalloc.get_traced_memory()[0] - before, open_files() - files
     finally:
         tracemalloc.stop()
 
@@ -124,7 +120,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
             if number % 100 == 99:
                 gc.collect()
                 rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-                sizes.append((rss, descriptors()))
+                sizes.append((rss, open_files()))
     finally:
         agent.close()
         jobs.close()
@@ -134,8 +130,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
 
 
 def test_an_agent_gives_every_descriptor_back(tmp_path):
-    gc.collect()  # what earlier tests of this process left open is closed now, not meanwhile
-    before, threads = descriptors(), set(threading.enumerate())
+    before, threads = open_files(), set(threading.enumerate())
     for _ in range(5):
         enabled = [on for cls in load(NAMES) if (on := cls.switches()[0])]
         options = build_node_parser(load(NAMES)).parse_args([*enabled, "--state-dir", "", "--spool-dir", ""])
@@ -145,7 +140,7 @@ def test_an_agent_gives_every_descriptor_back(tmp_path):
         agent = Agent("node", source, backends, Direct(v1.encode, lambda message: True), Schedule(1))
         agent.tick()
         agent.close()
-    assert descriptors() == before
+    assert open_files() == before
     assert set(threading.enumerate()) <= threads
 
 
