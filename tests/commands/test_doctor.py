@@ -26,7 +26,7 @@ from colmet.commands import colmet, doctor
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
 from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
-from colmet.common.runtime import control
+from colmet.common.runtime import control, plugins
 from colmet.common.runtime.checks import (
     Check,
     Level,
@@ -43,6 +43,7 @@ from colmet.common.runtime.checks import (
 from colmet.common.runtime.control import Control, listen
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
+from colmet.node import main as node_main
 from tests.support import zmtp
 from tests.support.daemons import Daemon
 from tests.support.machine import cannot_run
@@ -870,6 +871,15 @@ def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, monkeypatch)
 
 
 # -- libraries --
+
+
+def test_plug_ins_are_named_and_one_that_is_not_loaded_is_a_failure_with_its_reason(machine, monkeypatch):
+    entry = plugins.EntryPoint("mine", "site_mine:Mine", "site_mine 1.0")
+    found = plugins.Backends(node_main.load_backends().classes, [entry], [f"{entry}: no such module"])
+    monkeypatch.setattr(node_main, "load_backends", lambda: found)
+    failed, loaded = find(software.check_plugins, machine.target())
+    assert failed.level == FAIL and "mine = site_mine:Mine of site_mine 1.0: no such module" in failed.found
+    assert loaded.found == "plug-in: mine = site_mine:Mine of site_mine 1.0"
 
 
 def test_a_module_that_is_missing_or_too_old_is_told_with_the_command(machine, monkeypatch):
