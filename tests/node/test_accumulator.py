@@ -142,19 +142,19 @@ def test_a_missing_final_value_stays_missing(totals):
 
 def test_what_tasks_had_used_before_they_came_is_taken_off(totals):
     update(totals, {7: (10, 5, 100, 30)})
-    totals.came(1, np.array([[500, 70, 20, 9], [300, 1, 20, 9]]))
+    totals.subtract(1, np.array([[500, 70, 20, 9], [300, 1, 20, 9]]))
     assert update(totals, {7: (10, 6, 100, 30), 8: (500, 71, 20, 9), 9: (301, 2, 20, 9)}) == [11, 71, 20, 48]
     end(totals, {8: (510, 72, 20, 9)})
     assert update(totals, {7: (10, 7, 100, 30), 9: (301, 3, 20, 9)})[0] == 21
-    totals.came(2, np.array([[50, 1, 1, 1]]))
+    totals.subtract(2, np.array([[50, 1, 1, 1]]))
     assert update(totals, {}, job=2) is None, "it has ended, and nothing is known of what it used here"
-    totals.came(2, np.array([[-1, 1, 1, 1]]))
+    totals.subtract(2, np.array([[-1, 1, 1, 1]]))
     assert update(totals, {8: (-1, 1, 1, 1)}, job=2)[0] == -1
     assert update(totals, {8: (-1, 1, 1, 1), 9: (60, 1, 1, 1)}, job=2)[0] == 10
 
 
 def test_less_than_nothing_was_never_used(totals):
-    totals.came(1, np.array([[50, 1, 1, 1]]))
+    totals.subtract(1, np.array([[50, 1, 1, 1]]))
     assert update(totals, {8: (40, 1, 1, 1)})[0] == 0
 
 
@@ -165,7 +165,7 @@ def test_a_task_that_goes_on_under_the_number_of_one_that_was_told_to_have_ended
         update(totals, {10: (first, 50, 100, 1), 12: (heir, 40, 100, 1), 13: (3, 40, 100, 1)})
         end(totals, {10: (first + 1, 51, 100, 1), 13: (4, 41, 100, 1)})
         keys, values = np.array([10]), np.array([[heir + 10, 52, 100, 1]])
-        assert totals.update(1, keys, values, reborn=[10])[0] == first + 1 + 4 + heir + 10
+        assert totals.update(1, keys, values, reused=[10])[0] == first + 1 + 4 + heir + 10
         assert update(totals, {10: (heir + 20, 53, 100, 1)})[0] == first + 1 + 4 + heir + 20
         assert update(totals, {})[0] == first + 1 + 4 + heir + 20
 
@@ -173,7 +173,7 @@ def test_a_task_that_goes_on_under_the_number_of_one_that_was_told_to_have_ended
 def test_what_is_kept_goes_on_where_it_was(totals):
     assert totals.keep(1) is None and not totals.knows(1)
     update(totals, {7: (10, 5, 100, 30), 9: (20, 3, 90, 4)})
-    totals.came(1, np.array([[3, 1, 1, 1]]))
+    totals.subtract(1, np.array([[3, 1, 1, 1]]))
     end(totals, {9: (25, 4, 90, 4)})
     kept = totals.keep(1)
     other = Accumulator(SCHEMA, age="age")
@@ -245,7 +245,7 @@ def test_counters_never_go_down_and_are_exact_whether_ends_are_told_or_not_also_
         alive = {}
         for number, start, used, grown in tasks:
             if tick == start and used:
-                totals.came(1, np.array([[used, 1, start, 1]]))
+                totals.subtract(1, np.array([[used, 1, start, 1]]))
                 expected -= used
             if start <= tick < start + len(grown):
                 alive[number] = (used + grown[tick - start], 1 + tick - start, start, 1)

@@ -149,8 +149,8 @@ def test_the_tasks_elsewhere_that_are_remembered_are_bounded(owners, monkeypatch
     monkeypatch.setattr(Attribution, "MAX_PARENTS", 10)
     for tid in range(100, 135):
         owners.leave(1, tid)
-    assert sum(owners.was_elsewhere(tid) for tid in range(100, 135)) == 10
-    assert owners.was_elsewhere(134)
+    assert sum(owners.has_left(tid) for tid in range(100, 135)) == 10
+    assert owners.has_left(134)
 
 
 def test_an_ended_parent_is_remembered_over_one_tick_and_forgotten_after_two(owners):
@@ -214,13 +214,13 @@ def test_a_task_not_listed_any_more_is_forgotten_after_the_tick_that_may_miss_it
 
 def test_a_task_that_has_left_its_job_is_not_the_jobs_when_it_ends_though_its_parent_is(owners):
     owners.leave(1, 11)
-    assert owners.alive(1) == 1 and owners.was_elsewhere(11)
+    assert owners.alive(1) == 1 and owners.has_left(11)
     assert owners.take(records(process(11, 10))) == []
     for _ in range(owners.PATIENCE):
         owners.list_all({1: [10], 2: [20]})
         assert owners.retry() == []
     assert counts(owners) == (0, 0, 0, 1)
-    assert not owners.was_elsewhere(11), "its number may be used again"
+    assert not owners.has_left(11), "its number may be used again"
 
 
 def test_a_child_of_a_task_that_has_left_is_not_the_jobs(owners):
@@ -231,9 +231,9 @@ def test_a_child_of_a_task_that_has_left_is_not_the_jobs(owners):
 
 def test_a_task_that_comes_back_is_the_jobs_again(owners):
     owners.leave(1, 11)
-    assert owners.strangers(1, [10, 11]) == [11]
+    assert owners.unknown(1, [10, 11]) == [11]
     owners.list_one(1, [11])
-    assert owners.strangers(1, [10, 11]) == [] and not owners.was_elsewhere(11)
+    assert owners.unknown(1, [10, 11]) == [] and not owners.has_left(11)
     assert given_to(owners.take(records(process(11, 10)))) == {11: 1}
     assert owners.known == 1
 
@@ -241,7 +241,7 @@ def test_a_task_that_comes_back_is_the_jobs_again(owners):
 def test_a_task_moved_to_another_job_is_that_jobs(owners):
     owners.list_one(2, [11])
     assert (owners.alive(1), owners.alive(2), owners.alive(3)) == (1, 2, 0)
-    assert owners.strangers(1, [11]) == [11]
+    assert owners.unknown(1, [11]) == [11]
     assert given_to(owners.take(records(process(11, 10)))) == {11: 2}
     assert (owners.alive(1), owners.alive(2)) == (1, 1)
 
@@ -249,12 +249,12 @@ def test_a_task_moved_to_another_job_is_that_jobs(owners):
 def test_a_task_that_another_job_has_listed_has_not_left_for_nowhere(owners):
     owners.list_one(2, [11])
     owners.leave(1, 11)
-    assert not owners.was_elsewhere(11) and owners.alive(2) == 2
+    assert not owners.has_left(11) and owners.alive(2) == 2
 
 
 def test_strangers_are_those_that_the_job_has_neither_listed_nor_forked(owners):
     owners.add_forks(forks(child(10, 100)))
-    assert owners.strangers(1, [10, 20, 30, 100]) == [20, 30]
+    assert owners.unknown(1, [10, 20, 30, 100]) == [20, 30]
 
 
 def test_a_unit_of_processes_and_threads_has_their_threads_but_not_their_children():

@@ -46,7 +46,7 @@ def test_what_was_attributed_lasts_as_long_as_the_job_whoever_forgets_it(job):
 
 
 @pytest.mark.parametrize(
-    ("counted", "group", "newcomers", "strangers", "share"),
+    ("counted", "group", "newcomers", "migrated", "share"),
     [
         (100 * MS, None, 40 * MS, False, 0.0),  # no cgroup: all is the job's
         (100 * MS, None, 40 * MS, True, 1.0),  # but of tasks that are known to come from elsewhere
@@ -56,5 +56,5 @@ def test_what_was_attributed_lasts_as_long_as_the_job_whoever_forgets_it(job):
         (100 * MS, 10 * MS, 40 * MS, True, 1.0),
     ],
 )
-def test_newcomers_used_elsewhere_what_the_cgroup_has_not(counted, group, newcomers, strangers, share):
-    assert JobCpuTime().share_elsewhere(7, counted, group, newcomers, strangers) == share
+def test_newcomers_used_elsewhere_what_the_cgroup_has_not(counted, group, newcomers, migrated, share):
+    assert JobCpuTime().share_elsewhere(7, counted, group, newcomers, migrated) == share

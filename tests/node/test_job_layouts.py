@@ -670,7 +670,9 @@ def test_nothing_is_left_of_10_000_jobs_that_come_and_go(machine):
     directories = source._directories
     assert (directories.watched, machine.fake.host.kept) == (watches, kept)
     assert len(directories._entries) <= watches + 1 and len(directories._manager.watches) == watches
-    assert not (source._keys or source._owners or source._finder._too_many or directories.changed or directories.gone)
+    assert not (
+        source._keys or source._owners or source._finder._too_many or directories.changed or directories.removed
+    )
 
 
 def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplog):

@@ -448,7 +448,7 @@ def test_a_stranger_that_comes_brings_nothing_with_it_nor_what_it_had_waited_for
     assert row["cpu_total"] == 105 + 30 * MS
 
 
-def test_the_first_tasks_of_a_job_that_began_before_the_agents_eyes_are_strangers_and_others_are_not(node, kernel):
+def test_the_first_tasks_of_a_job_that_began_before_the_agents_eyes_are_migrated_and_others_are_not(node, kernel):
     kernel.start(40, 90, cpu=500)
     node.job(4, 40, witnessed=True)
     node.notice(4)
@@ -831,16 +831,16 @@ def test_a_number_that_someone_else_got_after_a_tasks_end_is_no_parent_of_the_jo
 def test_records_of_a_look_that_failed_are_attributed_at_the_next(node, kernel):
     kernel.start(11, 10, told=True)
     kernel.end(11, cpu=7)
-    strangers = node.backend._strangers
-    find = strangers.find
+    migrated = node.backend._migrated
+    find = migrated.find
 
     def fail(*_):
         raise OSError(errno.EIO, "I/O error")
 
-    strangers.find = fail
+    migrated.find = fail
     with pytest.raises(OSError, match="I/O error"):
         node.tick()
-    strangers.find = find
+    migrated.find = find
     assert node.tick() == {1: 107}
 
 

@@ -42,7 +42,7 @@ def test_what_comes_while_it_is_listed_has_come_once(fake, directories, before_l
     before_listing["/a"] = lambda: fake.mkdir("/a/x")
     assert walk(directories, "/a") == [("x",)]
     directories.drain()
-    assert directories.gone == set() and not directories.stale
+    assert directories.removed == set() and not directories.stale
 
 
 def test_what_goes_and_comes_again_afterwards_is_another(fake, directories, before_listing):
@@ -52,7 +52,7 @@ def test_what_goes_and_comes_again_afterwards_is_another(fake, directories, befo
     (fake.path / "a/x").rmdir()
     fake.mkdir("/a/x")
     directories.drain()
-    assert directories.gone == {"/a/x"} and directories.stale
+    assert directories.removed == {"/a/x"} and directories.stale
 
 
 def test_what_is_put_in_the_place_of_another_is_another(fake, directories):
@@ -63,7 +63,7 @@ def test_what_is_put_in_the_place_of_another_is_another(fake, directories):
     directories.drain()
     (fake.path / "b/x").rename(fake.path / "a/x")
     directories.drain()
-    assert directories.gone == {"/a/x"} and directories.stale
+    assert directories.removed == {"/a/x"} and directories.stale
 
 
 def test_tasks_that_came_before_a_directory_was_watched_are_looked_for(fake, directories):

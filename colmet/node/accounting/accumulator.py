@@ -71,7 +71,7 @@ class Accumulator:
         keys: Ints,
         values: Ints,
         inherited: Collection[int] = (),
-        reborn: Collection[int] = (),
+        reused: Collection[int] = (),
     ) -> Ints | None:
         """Update a job with its live tasks at one tick; return its totals.
 
@@ -80,7 +80,7 @@ class Accumulator:
             keys: its live tasks, ascending, each once: shape (n,).
             values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
             inherited: ended tasks whose values a live task has taken over, so that they do not count twice.
-            reborn: live tasks that were given to `end` before: another task has their number now.
+            reused: live tasks that were given to `end` before: another task has their number now.
 
         Returns:
             Totals, shape (fields,), -1 where no task has a value; None while the job has never had a task.
@@ -89,7 +89,7 @@ class Accumulator:
         if known is None:
             known = self._jobs[job] = _JobTasks(self._width)
         self._fold_final(known)
-        self._retire(known, keys, values, inherited, reborn)
+        self._retire(known, keys, values, inherited, reused)
         known.keys, known.values = keys, values
         if not len(keys) and known.ended is None:
             return None if known.floor is None else np.where(self._gauge, 0, known.floor)
@@ -143,7 +143,7 @@ class Accumulator:
             values[row] = np.where(values[row] == MISSING_INT, MISSING_INT, np.maximum(values[row], seen))
         return values
 
-    def came(self, job: int, values: Ints) -> None:
+    def subtract(self, job: int, values: Ints) -> None:
         """Subtract what tasks had used before they came to a job: shape (n, fields)."""
         known = self._jobs.get(job)
         if known is None:
@@ -200,7 +200,7 @@ class Accumulator:
             del self._jobs[job]
 
     def _retire(
-        self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int], reborn: Collection[int]
+        self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int], reused: Collection[int]
     ) -> None:
         """Add the tasks that have ended since the last tick to the fold of ended tasks."""
         if not len(known.keys):
@@ -214,7 +214,7 @@ class Accumulator:
                 lives = keys[place] == known.keys
             if self._age is not None:
                 lives &= values[place, self._age] >= known.values[:, self._age]
-                inherited = {*inherited, *self._taken_over(known, keys, values, place, lives, reborn)}
+                inherited = {*inherited, *self._taken_over(known, keys, values, place, lives, reused)}
         else:
             lives = np.zeros(len(known.keys), dtype=bool)
         gone = ~lives
@@ -232,7 +232,7 @@ class Accumulator:
         values: Ints,
         place: Place,
         lives: npt.NDArray[np.bool_],
-        reborn: Collection[int],
+        reused: Collection[int],
     ) -> set[int]:
         """Return the tasks that live under another one's number now: counters have shrunk, or it has ended.
 
@@ -244,8 +244,8 @@ class Accumulator:
             shrunk |= values[:, column][place] < known.values[:, column]
         shrunk &= lives
         heirs = values[place][shrunk] if shrunk.any() else values[:0]
-        if reborn:
-            heirs = np.vstack((heirs, values[np.isin(keys, list(reborn))]))
+        if reused:
+            heirs = np.vstack((heirs, values[np.isin(keys, list(reused))]))
         if not len(heirs):
             return set()
         lives &= ~shrunk

@@ -49,7 +49,7 @@ class Attribution:
         self._forked: dict[int, int] = {}  # children in the last forks
         self._parents: dict[int, int] = {}  # jobs of ended tasks
         self._former_parents: dict[int, int] = {}
-        self._elsewhere: set[int] = set()
+        self._departed: set[int] = set()
         self._closed: frozenset[int] = frozenset()
         self._waiting: deque[tuple[int, Exits]] = deque()
         self._waiting_count = 0
@@ -78,22 +78,22 @@ class Attribution:
                 forked[child] = job
                 self._add(child, ~job)
 
-    def strangers(self, job: int, tids: Iterable[int]) -> list[int]:
+    def unknown(self, job: int, tids: Iterable[int]) -> list[int]:
         """Return those of a job's tasks that are not known as the job's yet."""
         get = self._owner.get
         return [tid for tid in tids if get(tid) not in (job, ~job)]
 
-    def was_elsewhere(self, tid: int) -> bool:
+    def has_left(self, tid: int) -> bool:
         """Return whether a task was seen to leave the cgroup of its job alive."""
-        return tid in self._elsewhere
+        return tid in self._departed
 
     def leave(self, job: int, tid: int) -> None:
         """Note that a task has left its job's cgroup alive; one that another job has listed stays that job's."""
         if self._owner.get(tid, job) not in (job, ~job):
             return
-        if len(self._elsewhere) >= self.MAX_PARENTS:
-            self._elsewhere.pop()
-        self._elsewhere.add(tid)
+        if len(self._departed) >= self.MAX_PARENTS:
+            self._departed.pop()
+        self._departed.add(tid)
         self._remove(tid)
 
     def list_all(self, tids: Mapping[int, Collection[int]], closed: Collection[int] = ()) -> None:
@@ -123,7 +123,7 @@ class Attribution:
             if self._owner.get(tid) not in known and self._former.get(tid) not in known:
                 self._news = True
             self._add(tid, job)
-            self._elsewhere.discard(tid)
+            self._departed.discard(tid)
 
     def owner(self, tid: int) -> int | None:
         """Return the job of a live task whose children are the job's, too; None without one."""
@@ -173,7 +173,7 @@ class Attribution:
         _, oldest = self._waiting.popleft()
         self._waiting_count -= len(oldest.ids)
         self.other += len(oldest.ids)
-        self._elsewhere.difference_update(oldest.ids[:, 0].tolist())
+        self._departed.difference_update(oldest.ids[:, 0].tolist())
 
     def _add(self, tid: int, value: int) -> None:
         job = value if value >= 0 else ~value
@@ -230,7 +230,7 @@ class Attribution:
         return jobs
 
     def _job_by_parent(self, tid: int, process: int, parent: int) -> int:
-        if tid in self._elsewhere:
+        if tid in self._departed:
             return NOBODY
         for relative in (process, parent) if process != tid else (parent,):
             for known in (self._owner, self._former, self._parents, self._former_parents):

@@ -44,7 +44,7 @@ class JobCpuTime:
         self._group_ns.pop(job, None)
 
     def share_elsewhere(
-        self, job: int, counted_ns: int, group_ns: int | None, newcomers_ns: int, are_strangers: bool
+        self, job: int, counted_ns: int, group_ns: int | None, newcomers_ns: int, are_migrated: bool
     ) -> float:
         """Return what share of their CPU time the tasks that are new in a job used before they came, 0 to 1.
 
@@ -55,12 +55,12 @@ class JobCpuTime:
             counted_ns: CPU time of all its tasks.
             group_ns: CPU time of its cgroup; None where nothing measures it.
             newcomers_ns: CPU time of the newcomers.
-            are_strangers: whether they are known to come from elsewhere: without a cgroup that counts, nothing is the
+            are_migrated: whether they are known to come from elsewhere: without a cgroup that counts, nothing is the
                 job's then, and otherwise all.
         """
         if group_ns is None or not newcomers_ns:
-            return 1.0 if are_strangers else 0.0
-        excess_ns = counted_ns - group_ns + (self.beyond.get(job, 0) if are_strangers else -_ROUNDING_NS)
+            return 1.0 if are_migrated else 0.0
+        excess_ns = counted_ns - group_ns + (self.beyond.get(job, 0) if are_migrated else -_ROUNDING_NS)
         return min(1.0, max(0, excess_ns) / newcomers_ns)
 
     def update(self, job: Job, counted_ns: int, group_ns: int | None) -> int:

@@ -25,8 +25,8 @@ from colmet.node.accounting.child_cpu_time import ChildCpuTime
 from colmet.node.accounting.finished_tasks import FinishedTasks
 from colmet.node.accounting.job_cpu_time import JobCpuTime
 from colmet.node.accounting.kept_totals import KeptJob
+from colmet.node.accounting.migrated_tasks import MigratedTasks
 from colmet.node.accounting.plausible import PlausibleWaits
-from colmet.node.accounting.strangers import Strangers
 from colmet.node.accounting.task_states import TaskStates
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
@@ -73,7 +73,7 @@ class TaskstatsBackend(InputBackend):
             |                                              ^   |
             +------exit records--> Attribution ------------+   +--> JobCpuTime ------> cpu_total
             |                          |      FinishedTasks          ^        ^
-            +------forks---------------+      Strangers              |        |
+            +------forks---------------+      MigratedTasks          |        |
                                                        ChildCpuTime--+   the job's cgroup
 
     `_measure` has the order of the steps.
@@ -104,7 +104,7 @@ class TaskstatsBackend(InputBackend):
         self._owners = Attribution()
         self._child_cpu = ChildCpuTime(host, self._owners.owner, party=self._states.party)
         self._finished = FinishedTasks()
-        self._strangers = Strangers(self._owners, self._totals, self._finished, self._states)
+        self._migrated = MigratedTasks(self._owners, self._totals, self._finished, self._states)
         self._cpu_time = JobCpuTime()
         self._received: list[Exits] = []  # not attributed yet
         self._last_totals: dict[int, Ints] = {}  # of each job's last row
@@ -209,13 +209,13 @@ class TaskstatsBackend(InputBackend):
         self._sampled = [other for other in self._sampled if other is not job]
         self._last_totals.pop(job.id, None)
         self._owners.forget(job.id)
-        for part in (self._totals, self._waits, self._states, self._strangers, self._cpu_time):
+        for part in (self._totals, self._waits, self._states, self._migrated, self._cpu_time):
             part.forget(job.id)
         return rows[0] if rows else None
 
     def _keep_only(self, jobs: Collection[int]) -> None:
         self._last_totals = {job: totals for job, totals in self._last_totals.items() if job in jobs}
-        for part in (self._totals, self._waits, self._states, self._strangers, self._cpu_time):
+        for part in (self._totals, self._waits, self._states, self._migrated, self._cpu_time):
             part.keep_only(jobs)
         self._child_cpu.tick(jobs)
 
@@ -249,7 +249,7 @@ class TaskstatsBackend(InputBackend):
             charges    what processes are charged with for children    before `receive`: all of it has its record there
             query      the values of all these tasks, in one query, as tasks share the cost of a message
             receive    exit records and forks                          after `query`: what does not answer has a record
-            strangers  listed tasks that came from elsewhere           before `own`, which makes all of them known
+            migrated   listed tasks that came from elsewhere           before `own`, which makes all of them known
             own        listed tasks are the jobs'                      after `receive`: younger children stay theirs
             attribute  exit records to jobs, those that waited for a parent, too; CPU time beyond them
             rows       of each job                                     after all ends are known
@@ -270,7 +270,7 @@ class TaskstatsBackend(InputBackend):
         self._states.note(jobs)
         members = {job.id: tids.tolist() for job, tids in zip(jobs, listed)}
         overflows = None if self._source.forks is None else self._source.forks.overflows
-        strangers = self._strangers.find(jobs, members, overflows, tick)
+        migrated = self._migrated.find(jobs, members, overflows, tick)
         self._own(jobs, members, tick)
         self._attribute()
         self._end(self._owners.retry())
@@ -283,7 +283,7 @@ class TaskstatsBackend(InputBackend):
             if len(gone):
                 self._note_departed(job.id, gone, found, finished)
             keys, counters = _select(found, values, tids)
-            row = self._row(job, keys, counters, finished, strangers.get(job.id, ()))
+            row = self._row(job, keys, counters, finished, migrated.get(job.id, ()))
             if row is not None:
                 rows.append(row)
         return rows
@@ -333,7 +333,7 @@ class TaskstatsBackend(InputBackend):
 
     # -- the row of a job --
 
-    def _row(self, job: Job, keys: Ints, values: Ints, finished: Ints, strangers: Collection[int]) -> Sample | None:
+    def _row(self, job: Job, keys: Ints, values: Ints, finished: Ints, migrated: Collection[int]) -> Sample | None:
         """Bring a job's totals up to date; return its row, or None where it never had a task.
 
         Args:
@@ -341,40 +341,40 @@ class TaskstatsBackend(InputBackend):
             keys: its tasks that answered.
             values: their values.
             finished: tasks whose final values are counted.
-            strangers: its tasks that are known to come from elsewhere.
+            migrated: its tasks that are known to come from elsewhere.
         """
-        keys, values, reborn = self._without_finished(job.id, keys, values, finished)
+        keys, values, reused = self._without_finished(job.id, keys, values, finished)
         values = self._waits.update(job.id, keys, values)
-        self._owners.list_one(job.id, reborn)
-        if reborn:  # its parent learns of the children that it had waited for
-            self._child_cpu.watch(reborn, job.id)
-        # strangers that are still listed and have ended are counted already
-        totals = self._totals_of(job, keys, values, reborn, strangers)
-        self._strangers.note_seen(job.id)
+        self._owners.list_one(job.id, reused)
+        if reused:  # its parent learns of the children that it had waited for
+            self._child_cpu.watch(reused, job.id)
+        # migrated tasks that are still listed and have ended are counted already
+        totals = self._totals_of(job, keys, values, reused, migrated)
+        self._migrated.note_seen(job.id)
         if totals is None:
             return None
         self._last_totals[job.id] = totals
         return Sample(job.id, {**as_values(_TASK, totals), "cpu_total": self._cpu_time.attributed[job]})
 
     def _totals_of(
-        self, job: Job, keys: Ints, values: Ints, reborn: Collection[int], strangers: Collection[int]
+        self, job: Job, keys: Ints, values: Ints, reused: Collection[int], migrated: Collection[int]
     ) -> Ints | None:
         """Update a job's totals and its attributed CPU time, less what newcomers used elsewhere.
 
         The other counters of newcomers are taken to have grown with their CPU time.
         """
-        is_new = np.isin(keys, list(strangers) or _without(keys, self._totals.last_seen(job.id)[0]))
-        totals = self._totals.update(job.id, keys, values, reborn=reborn)
+        is_new = np.isin(keys, list(migrated) or _without(keys, self._totals.last_seen(job.id)[0]))
+        totals = self._totals.update(job.id, keys, values, reused=reused)
         group_ns = self._group_cpu_ns(job)
         if totals is not None and is_new.any():
             newcomers_ns = int(values[is_new, _VIRTUAL].sum())
             share = self._cpu_time.share_elsewhere(
-                job.id, int(totals[_VIRTUAL]), group_ns, newcomers_ns, are_strangers=bool(strangers)
+                job.id, int(totals[_VIRTUAL]), group_ns, newcomers_ns, are_migrated=bool(migrated)
             )
-            if strangers or share:
+            if migrated or share:
                 self._child_cpu.watch(keys[is_new].tolist(), job.id)
                 new = values[is_new]
-                self._totals.came(job.id, np.where(new == MISSING_INT, MISSING_INT, (new * share).astype(np.int64)))
+                self._totals.subtract(job.id, np.where(new == MISSING_INT, MISSING_INT, (new * share).astype(np.int64)))
                 totals = self._totals.update(job.id, keys, values)
         if totals is not None:
             self._cpu_time.update(job, int(totals[_VIRTUAL]), group_ns)
@@ -418,7 +418,7 @@ class TaskstatsBackend(InputBackend):
         """Remove the tasks whose final values are counted already.
 
         Returns:
-            Keys, values, and those of the keys that a task that lives has again.
+            Keys, values, and those of the keys that another, live task has now.
         """
         if not len(finished):
             return keys, values, []
@@ -426,12 +426,12 @@ class TaskstatsBackend(InputBackend):
         if not ended.any():
             return keys, values, []
         numbers = set(keys[ended].tolist())
-        reborn = self._states.alive(job, sorted(numbers), unasked=False)
-        self._finished.note_dying(numbers.difference(reborn))
-        self._finished.revive(reborn)
-        if reborn:
-            ended &= ~np.isin(keys, reborn)
-        return keys[~ended], values[~ended], reborn
+        reused = self._states.alive(job, sorted(numbers), unasked=False)
+        self._finished.note_dying(numbers.difference(reused))
+        self._finished.revive(reused)
+        if reused:
+            ended &= ~np.isin(keys, reused)
+        return keys[~ended], values[~ended], reused
 
     # -- what survives the agent --
 

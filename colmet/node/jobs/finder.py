@@ -77,7 +77,7 @@ class Finder:
                 if not claim.sluid:
                     self._add(found, claim.job, place, path, claim, place.watched)
                     continue
-                if path in self._directories.gone:
+                if path in self._directories.removed:
                     self.sluids.forget(path)
                     self._watched_before.pop(path, None)
                 texts[path] = self._watched_before.get(path, place.watched)

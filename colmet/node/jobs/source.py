@@ -233,7 +233,7 @@ class JobSource:
     def _update(self, job_id: int, found: FoundJob, keys: set[tuple[str, int]], cgroups: list[str]) -> None:
         known = self._jobs.get(job_id)
         if known is not None:
-            before = {key for key in self._keys[job_id] if key[0] not in self._directories.gone}
+            before = {key for key in self._keys[job_id] if key[0] not in self._directories.removed}
             if not before & keys:
                 self._end(job_id)
                 known = None

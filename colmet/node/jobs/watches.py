@@ -67,7 +67,7 @@ class Directories:
         stale: whether a walk would read a directory again.
         changed: directories whose list of tasks was written, or may have been before they were watched; the caller
             clears them.
-        gone: directories that were removed or moved away since the last walk, also if they have been made again.
+        removed: directories that were removed or moved away since the last walk, also if they have been made again.
         overflows: number of times that the kernel dropped events; all directories are read again then.
         unwatched: number of watches that could not be placed; such directories are read at each walk.
         failures: number of failed listings of directories that exist; the former listing is used then.
@@ -83,7 +83,7 @@ class Directories:
         self.fd: int = self._manager.get_fd()
         self.stale = True
         self.changed: set[str] = set()
-        self.gone: set[str] = set()
+        self.removed: set[str] = set()
         self.overflows = 0
         self.unwatched = 0
         self.failures = 0
@@ -100,7 +100,7 @@ class Directories:
         """End a walk; forget what it did not visit."""
         for path in [path for path, entry in self._entries.items() if not entry.visited]:
             self._unwatch(path, self._entries.pop(path))
-        self.gone.clear()
+        self.removed.clear()
         self.stale = self._incomplete
 
     def names(self, path: str, wants: Callable[[str], bool] | None = None, tasks: bool = False) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class Directories:
         elif name in entry.awaited or (mask & pyinotify.IN_ISDIR and self._wanted(entry, child)):
             # a directory that is created under a known name is another one, even if the removal was not reported
             if mask & _GO or (entry.names is not None and name in entry.names):
-                self.gone.add(child)
+                self.removed.add(child)
                 self._drop(child)
             entry.fresh = False
             self.stale = True

@@ -14,18 +14,18 @@ from colmet.node.jobs.job import Job
 from colmet.node.kernel.procstat import Stat
 
 
-class Strangers:
+class MigratedTasks:
     """Finds the tasks that came to a job from elsewhere: what they had used by then, they used there.
 
     ::
 
-        listed now --known as the job's------------------------------------------------> no stranger
+        listed now --known as the job's------------------------------------------------> not migrated
              |
-             +--was seen to leave another job----------------------------------------------> stranger
-             +--between two ticks, forks known: no parent among the job's tasks------------> stranger
-             +--otherwise: a child, a task under a used number, or of any time since then -> no stranger
+             +--was seen to leave another job----------------------------------------------> migrated
+             +--between two ticks, forks known: no parent among the job's tasks------------> migrated
+             +--otherwise: a child, a task under a used number, or of any time since then -> not migrated
 
-    Of a job that is seen for the first time, no task is a stranger, unless it was seen to begin.
+    Of a job that is seen for the first time, no task is migrated, unless it was seen to begin.
 
     Args:
         owners: whose each known task is.
@@ -45,7 +45,7 @@ class Strangers:
     def find(
         self, jobs: Sequence[Job], listed: Mapping[int, Sequence[int]], overflows: int | None, tick: bool
     ) -> dict[int, list[int]]:
-        """Return the strangers of each job that has any, ascending. Called before the owners know the listed tasks.
+        """Return the migrated tasks of each job that has any, ascending. Call it before the owners know them.
 
         Args:
             jobs: the jobs.
@@ -60,19 +60,19 @@ class Strangers:
             if job.id not in self._seen and not job.witnessed:
                 continue
             tids = set(listed[job.id])
-            unknown = self._owners.strangers(job.id, tids)
+            unknown = self._owners.unknown(job.id, tids)
             known = self._known(job.id) if unknown else []
             new = sorted(set(unknown).difference(known))
-            came = {tid for tid in new if self._owners.was_elsewhere(tid)}
+            migrated = {tid for tid in new if self._owners.has_left(tid)}
             if forks_are_known and not tick:
                 # one that does not answer counts as the job's own: nothing of it is taken off
-                came |= {
+                migrated |= {
                     tid
                     for tid, stat in self._states.stats(job.id, new)
                     if stat is None or (isinstance(stat, Stat) and stat.parent not in tids)
                 }
-            if came:
-                found[job.id] = sorted(came)
+            if migrated:
+                found[job.id] = sorted(migrated)
         return found
 
     def _known(self, job: int) -> list[int]:
@@ -80,7 +80,7 @@ class Strangers:
         return tids
 
     def note_seen(self, job: int) -> None:
-        """Note that a job's tasks are known: who comes from now on may be a stranger."""
+        """Note that a job's tasks are known: tasks that are new from now on may have migrated."""
         self._seen.add(job)
 
     def keep_only(self, jobs: Collection[int]) -> None:
