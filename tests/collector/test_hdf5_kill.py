@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from colmet.collector.backends.hdf5 import output, repair
+from colmet.collector.backends.hdf5 import output, repair, replacement
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
@@ -44,7 +44,7 @@ class Collector:
         if steps is not None:
             watch(steps)
         # in this process, which is killed more often than a second one could be started
-        output.verify, output.salvage = repair.verify, repair.salvage
+        output.verify, replacement.salvage = repair.verify, repair.salvage
         state = self.state()
         opened = Hdf5Output(str(self.folder / self.path), **self.options)
         opened.open(state)
@@ -99,7 +99,7 @@ STEPS = [
     (os, "rename"),
     (os, "replace"),
     (repair, "_copy_table"),
-    (output, "sync_directory"),
+    (replacement, "sync_directory"),
 ]
 
 
