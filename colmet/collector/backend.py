@@ -13,7 +13,7 @@ from colmet.common.schema import Batch
 
 
 class JournalRecord(NamedTuple):
-    """What one message brought.
+    """The batches of one message.
 
     Attributes:
         number: of the record in the journal: they go up, and none is given twice. (`State.journal`, number) names it
@@ -52,18 +52,18 @@ class OutputBackend(ABC):
     @classmethod
     @abstractmethod
     def from_options(cls, options: argparse.Namespace) -> OutputBackend | None:
-        """The output that the command line asks for, or None where it does not.
+        """Return the output that the command line configures, or None.
 
         Raises:
             ConfigError: the options cannot work together.
         """
 
     def journal_dir(self) -> str:
-        """Where the journal is to be if nobody says: beside what the output writes; empty where that is no place."""
+        """Return the default directory of the journal, beside what the output writes; "" for none."""
         return ""
 
     def check(self, journal_dir: str) -> None:  # noqa: B027 - most outputs are whole once they are built
-        """See that it could be opened, short of opening or writing anything.
+        """Check that the output could be opened, without opening or writing anything.
 
         Args:
             journal_dir: where the outputs' states are; "" for memory.
@@ -74,7 +74,7 @@ class OutputBackend(ABC):
 
     @abstractmethod
     def open(self, state: OutputState) -> None:
-        """Get ready to write; soon done, what may take long is for `recover`.
+        """Get ready to write; quick, as `recover` does what may take long.
 
         Args:
             state: what it remembers; the output alone calls `State.save`.
@@ -84,7 +84,7 @@ class OutputBackend(ABC):
         """
 
     def recover(self) -> None:  # noqa: B027 - most outputs need no more than their position
-        """Bring what was written back to what `State.position` says, where it was killed while it wrote.
+        """Undo what was written after `OutputState.position`, where the process was killed while it wrote.
 
         It may set the position back, to have records again.
 
@@ -107,12 +107,12 @@ class OutputBackend(ABC):
         """SIGHUP: start the next file, where the output has files."""
 
     def interrupt(self) -> None:  # noqa: B027 - most outputs wait for nobody
-        """End what waits for somebody else soon, in OutputUnavailable; called by another thread, at the end."""
+        """Make a `write` that waits end soon, in OutputUnavailable; called by another thread, at the end."""
 
     def counters(self) -> dict[str, int]:
-        """What it counts about itself, by name, for the log."""
+        """Return the output's own counters, by name."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; also after a failed open, also twice."""
+        """Release everything; also after a failed open, also twice."""

@@ -39,7 +39,7 @@ class ColumnBatch(NamedTuple):
     jobs: list[tuple[int, ...] | None]
 
     def by_job(self) -> tuple[Ints, list[int], list[int]]:
-        """The order that puts the rows of each job together, the jobs, and where in that order each job starts.
+        """Return the order that groups rows by job, the jobs, and where in that order each job starts.
 
         Within a job the order is that of arrival. The starts have one more entry than the jobs: the row count.
         """
@@ -54,7 +54,7 @@ class ColumnBatch(NamedTuple):
 
 
 def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:
-    """The rows of some tables of one schema, one after the other."""
+    """Return the rows of some tables of one schema, one after the other."""
     batches, tables = zip(*sources)
     # by bytes: np.concatenate takes 100 times as long for many small structured arrays
     packed = [table.packed for table in tables]
@@ -74,7 +74,7 @@ def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:
 
 
 def join(batches: Iterable[Batch]) -> list[ColumnBatch]:
-    """The rows of all batches, joined by schema, in the order in which the schemas first appear."""
+    """Return the rows of all batches, one `ColumnBatch` for each schema, in the order of their first rows."""
     # By identity first: a decoder hands out one object for each schema, and hash(schema) costs more than the rest.
     known: dict[int, list[tuple[Batch, Table]]] = {}
     found: dict[bytes, tuple[Schema, list[tuple[Batch, Table]]]] = {}

@@ -41,10 +41,10 @@ OTHER = re.compile(r"_[0-9a-f]{8}$")  # how the name of another table for the sa
 
 
 def names_for(schema: Schema) -> list[str]:
-    """The tables that rows may go to, the first one that they fit into.
+    """Return the tables that rows may go to, the first one that they fit into.
 
-    Whose rows come first decides the columns of a table that Colmet does not declare. The second name is made of the
-    rows' own columns, and no table of a message has such a name, so nobody else decides what that table is like.
+    The first rows decide the columns of a table that Colmet does not declare. The second name is made of the rows' own
+    columns, and no table of a message has such a name, so no other sender decides the columns of that table.
     """
     if is_declared(schema.name):
         return [schema.name]
@@ -54,7 +54,7 @@ def names_for(schema: Schema) -> list[str]:
 
 
 def type_bytes(name: str, dtype: np.dtype[Any]) -> int:
-    """What one column takes in HDF5's description of a row.
+    """Return the bytes of one column in HDF5's description of a row.
 
     Source: HDF5 File Format Specification, datatype message, compound class, version 1.
     """
@@ -63,7 +63,7 @@ def type_bytes(name: str, dtype: np.dtype[Any]) -> int:
 
 
 def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
-    """The columns that rows of this schema have in a file.
+    """Return the columns that rows of this schema have in a file.
 
     Those that Colmet declares are as wide as it declares them at least. A table of Colmet's own with further columns
     has all that are declared, and these first, so that further ones never keep them out.
@@ -77,14 +77,14 @@ def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
 
 
 def declared_columns(table: str) -> dict[str, np.dtype[Any]]:
-    """The columns that Colmet declares for one of its tables."""
+    """Return the columns that Colmet declares for one of its tables."""
     return {name: np.dtype(dtype) for name, dtype in column_types(table).items()}
 
 
 def grown(have: Mapping[str, np.dtype[Any]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
-    """Columns that include the wanted ones, as wide as wanted, in the order of their names.
+    """Return columns that include the wanted ones, as wide as wanted, in the order of their names.
 
-    A column keeps the kind that it has; what goes beyond what HDF5 can describe in one table is left out.
+    A column keeps the kind that it has; columns beyond what HDF5 can describe in one table are dropped.
     """
     columns = dict(have)
     in_type = sum(type_bytes(name, dtype) for name, dtype in have.items())
@@ -108,7 +108,7 @@ def columns_of(dtype: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
 
 
 def missing(dtype: np.dtype[Any]) -> int | bytes:
-    """What stands in a file for a value that was not measured: -1 in every number, floats too."""
+    """Return what a file has for a missing value: -1 in every number, floats too."""
     return b"" if dtype.kind == "S" else MISSING_INT
 
 
@@ -128,7 +128,7 @@ def names_of(dtype: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def offset_of(dtype: np.dtype[Any], name: str) -> int:
-    """Where a column starts in a row, in bytes."""
+    """Return the offset of a column in a row, in bytes."""
     return int(dtype.fields[name][1])  # type: ignore[index]
 
 
@@ -222,7 +222,7 @@ class RowLayout:
         return _Copy(view, source, run[0], run[1], picks)
 
     def fill(self, batch: ColumnBatch, order: Ints, hosts: npt.NDArray[Any], jobs: npt.NDArray[Any] | None) -> Rows:
-        """The rows `order` of `batch`, at most `capacity` of them, as rows of the table.
+        """Return the rows `order` of `batch`, at most `capacity` of them, as rows of the table.
 
         They lie in the layout's own block, until the next call.
 
@@ -230,7 +230,7 @@ class RowLayout:
             batch: rows of this schema.
             order: indexes of rows.
             hosts: `batch.hosts` as an array.
-            jobs: what `involved_jobs` says for each source, and at last for a row that is not the node's.
+            jobs: `involved_jobs` of each source, and at last of a row that is not the node's.
         """
         count = len(order)
         packed = batch.rows.take(order)
@@ -261,7 +261,7 @@ def packed_runs(dtype: np.dtype[Any]) -> dict[str, tuple[int, int]]:
 
 
 def involved_jobs(batch: ColumnBatch) -> npt.NDArray[Any] | None:
-    """What `involved_jobs` says for each source, and an empty string at last; None where nothing says it."""
+    """Return the column `involved_jobs` of each source, and an empty string at last; None where the table lacks it."""
     if batch.schema.name not in NODE_TABLES:
         return None
     packed = {jobs: b"" if jobs is None else pack_jobs(jobs) for jobs in set(batch.jobs)}

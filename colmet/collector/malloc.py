@@ -12,10 +12,10 @@ MMAP_BYTES = 1 << 20
 
 
 def tame_malloc() -> bool:
-    """Have memory given back and shared between threads; whether the C library does so.
+    """Make the C library return memory and share it between threads; return whether it does.
 
     By default each thread has pools of its own, and whatever is as large as something that was freed before goes into
-    them. Bursts of megabytes in one thread and thousands of messages in another then leave holes that nobody fills.
+    them. Bursts of megabytes in one thread and thousands of messages in another then leave holes that are never filled.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -39,7 +39,7 @@ class OutputWorker:
     Attributes:
         written: rows written.
         lost: records that were gone when their turn came: dropped for want of room, or damaged in the journal.
-        dropped: rows left out, of records that met a defect of the output.
+        dropped: rows of records that met a defect of the output.
         failures: times in a row that the output was unavailable.
         all_failures: times that it was.
         why: it is unavailable; empty while it is not.
@@ -78,11 +78,11 @@ class OutputWorker:
 
     @property
     def waiting(self) -> int:
-        """Records that wait for it."""
+        """Return the count of records that wait for the output."""
         return max(0, self._journal.end - self._state.position)
 
     def counters(self) -> dict[str, int]:
-        """What it and its output count, by name, for the log."""
+        """Return the counters of the worker and its output, by name."""
         return {
             "written": self.written,
             "waiting": self.waiting,
@@ -109,7 +109,7 @@ class OutputWorker:
         self._thread.start()
 
     def gather(self, max_rows: int | None = None, max_age_s: float | None = None) -> None:
-        """From now on, gather so many rows, or for so long, before they are written; None leaves that as it is."""
+        """Change how many rows are gathered, or for how long, before they are written; None leaves it as it is."""
         with self._journal.changed:
             self._max_rows = max_rows or self._max_rows
             self._max_age_s = max_age_s or self._max_age_s
@@ -122,13 +122,13 @@ class OutputWorker:
             self._journal.changed.notify_all()
 
     def stop(self, within_s: float) -> None:
-        """Have it write what there is, for so long; the rest stays in the journal."""
+        """Write what there is for at most `within_s`; the rest stays in the journal."""
         with self._journal.changed:
             self._stop_by = self._monotonic() + within_s
             self._journal.changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait until the thread has ended; return whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -197,7 +197,7 @@ class OutputWorker:
         return now >= self._not_before and (rows >= self._max_rows or now >= self._since + self._max_age_s)
 
     def _delay_s(self) -> float | None:
-        """Seconds until something may be due; None where that is not before the journal has more."""
+        """Return the seconds until something may be due; None where that is not before the journal has more."""
         now = self._monotonic()
         if not self._backoff.is_due():
             return self._backoff.left_s()
@@ -214,7 +214,7 @@ class OutputWorker:
         return behind_or_enough - now
 
     def _recover(self) -> bool:
-        """Have the output repair what it was killed in; whether that is done."""
+        """Have the output undo the write in which it was killed; return whether that is done."""
         if not self._recovered:
             self._state.oldest, self._state.end = self._journal.oldest, self._journal.end
             self._recovered = self._attempt(self.output.recover)
@@ -249,7 +249,7 @@ class OutputWorker:
             log.error("records lost, the journal has them no more: output=%s lost=%d", self.output.name, self.lost)
 
     def _attempt(self, step: Callable[[], None]) -> bool:
-        """Do something that the output may be unable to do now; whether it was done."""
+        """Try a step that the output may be unable to do now; return whether it was done."""
         try:
             step()
         except OutputUnavailable as err:

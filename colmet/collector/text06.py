@@ -1,6 +1,6 @@
 """Rows as Colmet 0.6 printed them on standard output, for programs that read its text.
 
-Tables and columns that 0.6 did not have are left out; a missing value is -1, as its collector had it. Times are local.
+Tables and columns that 0.6 did not have are skipped; a missing value is -1, as its collector had it. Times are local.
 """
 
 from __future__ import annotations

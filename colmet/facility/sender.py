@@ -1,4 +1,4 @@
-"""How documents leave: one HTTP POST each, in order, until the endpoint has taken them.
+"""Sends documents: one HTTP POST each, in order, until the endpoint has accepted them.
 
 A document goes through the spool, so neither an endpoint that is away nor the death of this process loses it. What
 happens to it depends on the answer:
@@ -55,7 +55,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 LONGEST_ASKED_PAUSE_S = 3600.0  # that an endpoint can ask for
 MAX_FAILING = 3  # documents one after the other that a server error meets: is it about the documents?
 MAX_OTHERS = 3  # other kinds of documents that are tried to find that out
-MAX_PASSED = 20  # documents of a kind that are passed over in a run, while others are taken
+MAX_PASSED = 20  # documents of a kind that are skipped in a run, while others are accepted
 MAX_LOOKED = 1000  # documents that are looked through for one of another kind
 ABOUT_US = frozenset({401, 403, 407})
 ABOUT_ADDRESS = frozenset({404, 405, 410, 421})
@@ -63,7 +63,7 @@ BUSY = frozenset({408, 425, 429})
 
 
 class Outcome(NamedTuple):
-    """What became of documents in one run.
+    """Counts of the documents of one run.
 
     Attributes:
         sent: that the endpoint has taken, those of earlier runs included.
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether all is with the endpoint."""
+        """Return whether the endpoint has all of them."""
         return not (self.kept or self.refused or self.lost)
 
 
@@ -94,14 +94,14 @@ class Verdict(Enum):
 
 
 class Attempt(NamedTuple):
-    """What an exchange came to.
+    """The outcome of one request.
 
     Attributes:
         verdict: of the document.
         why: a line for people; empty where it was taken.
         pause_s: that the endpoint asks for; None where it does not.
         status: of HTTP; 0 where there is none.
-        is_late: the endpoint may have the document, and has not said so in time.
+        is_late: the endpoint may have the document; its answer did not come in time.
     """
 
     verdict: Verdict
@@ -202,7 +202,7 @@ def from_options(
     stopping: Callable[[], bool] = lambda: False,
     renew: Callable[[], str] | None = None,
 ) -> DocumentSender:
-    """What the command line asks for. A spool directory that cannot be used is told of, and nothing is kept then.
+    """Return the sender that the command line configures; warn of a spool directory that cannot be used.
 
     Args:
         options: of `add_options`.
@@ -314,7 +314,7 @@ class DocumentSender:
         renew: gives the token of each run, or a ConfigError; None: it stays the same.
         now_ns: of the wall clock.
         monotonic: seconds.
-        sleep: waits for so many seconds.
+        sleep: waits, in seconds.
         jitter: a number from 0 to 1, another one each time.
 
     Raises:
@@ -362,7 +362,7 @@ class DocumentSender:
             stopping=stopping,
         )
         self._until = 0.0  # of this run
-        self._patience = 1  # of this run: so many times the time-out
+        self._patience = 1  # of this run: a multiple of the timeout
         self._next_at = 0.0  # when the rate allows another exchange
         self._not_before = 0.0  # when the endpoint wants to hear from us again
         self._refused = 0
@@ -421,7 +421,7 @@ class DocumentSender:
         return Outcome(sent, kept, refused, lost)
 
     def _take_token(self) -> None:
-        """That of now: it may have expired since the run before."""
+        """Read the token again: it may have expired since the run before."""
         if self._renew is None:
             return
         try:
@@ -460,10 +460,10 @@ class DocumentSender:
         return held
 
     def _deliver(self, stores: Sequence[DocumentStore]) -> tuple[int, int]:
-        """Send what is in these; how many were taken, and how many refused.
+        """Send what is in the stores; return how many were accepted, and how many refused.
 
-        Where several fail, one after the other, those of other kinds tell whether it is the endpoint or the documents:
-        what an endpoint never takes stays, and holds up no other.
+        Where several fail, one after the other, those of other kinds show whether it is the endpoint or the documents:
+        what an endpoint never accepts stays, and delays no other.
         """
         sent = refused = failing = 0
         passed: Counter[str] = Counter()
@@ -525,7 +525,7 @@ class DocumentSender:
         self._note_refused(_kind(entry), answer.why)
 
     def _try(self, entry: WaitingDocument, tries: int) -> Attempt:
-        """Send one, at most so many times; the last answer."""
+        """Send one, at most `tries` times; return the last attempt."""
         body = self._body(entry)
         answer = Attempt(Verdict.AWAY, "the endpoint has asked to wait")
         for number in range(tries):
@@ -533,7 +533,7 @@ class DocumentSender:
             if not self._wait(max(self._next_at, self._monotonic() + pause_s, self._not_before)):
                 why = answer.why
                 if self._stopping():
-                    why = "this program was told to end"
+                    why = "this program is stopping"
                 elif not number and self._not_before <= self._until:
                     why = "the --deadline of this run is over"
                 return answer._replace(verdict=Verdict.AWAY, why=why)
@@ -564,7 +564,7 @@ class DocumentSender:
         return not self._stopping() and self._monotonic() < self._until
 
     def _body(self, entry: WaitingDocument) -> bytes:
-        """As it was kept, with the token."""
+        """Return the document as it was kept, with the token."""
         document = _parsed(entry)
         if self._token is None or "token" not in document:
             return entry.text

@@ -1,4 +1,4 @@
-"""Asks a server for /qhost and /qstat: the collector's JSON interface, or QmemTools' own."""
+"""Reads /qhost and /qstat of a server: the collector's JSON interface, or QmemTools' own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SECRET = re.compile(r"[!-~]{1,4096}", re.ASCII)  # what a header may have
 
 
 class FetchError(ColmetError):
-    """A server does not answer, or not with what was asked for.
+    """A server does not answer, or not with /qhost or /qstat.
 
     Attributes:
         status: of HTTP; 0 where there is none.
@@ -54,12 +54,12 @@ class FetchError(ColmetError):
 
 
 class Fetched(NamedTuple):
-    """What a server told.
+    """The answers of a server.
 
     Attributes:
         hosts: of /qhost.
         owners: of /qstat.
-        knows_all: whether that is of all jobs; otherwise it is of those of whoever asked.
+        knows_all: whether that is of all jobs; otherwise of the jobs of the user who logged in.
     """
 
     hosts: Hosts
@@ -112,7 +112,7 @@ def checked_address(text: str) -> str:
 
 
 class QmemClient:
-    """A server that is asked.
+    """The client of one server.
 
     Args:
         url: where it is, as `checked_address` gives it.
@@ -138,7 +138,7 @@ class QmemClient:
 
     @classmethod
     def from_options(cls, url: str, options: argparse.Namespace) -> QmemClient:
-        """The server at this address, asked as the options of `add_options` say.
+        """Return the client of the server at this address, with the options of `add_options`.
 
         Raises:
             ConfigError: they cannot be used.
@@ -165,7 +165,7 @@ class QmemClient:
                     hosts = parse_hosts(answer.data)
                 elif answer.success:
                     owners = parse_owners(answer.data)
-                # where nobody has a job there are no owners, and that is no failure
+                # where there are no jobs there are no owners, and that is no failure
                 elif name == "qhost" or any(host["jobs"] for host in hosts.values()):
                     why = clean(answer.message[:MAX_TEXT]) or "it has no data, and does not say why"
                     raise FetchError(f"{self._url}/{name}: {why}{self._no_data(why)}")
@@ -174,26 +174,26 @@ class QmemClient:
         return Fetched(hosts, owners, self._knows_all())
 
     def _no_data(self, why: str) -> str:
-        """What may be the reason, where the server says no more than that it has nothing."""
+        """Return the likely reason, where the server only answers that it has no data."""
         if not why.startswith("No data for "):
             return ""
         own = "you have no job that runs, or " if self._has_login else ""
         return f": {own}no node has sent anything yet, or Grid Engine does not answer; the server's log says why"
 
     def _knows_all(self) -> bool:
-        """Whether the collector tells whoever asks of all jobs. QmemTools' server knows no users."""
+        """Return whether the answers are of all jobs, and not of one user's. QmemTools' server knows no users."""
         if not self._has_login:
             return True
         try:
-            told = parse_json(self._get("api/v1/whoami"))
+            user = parse_json(self._get("api/v1/whoami"))
         except FetchError as err:
             return err.status == NOT_FOUND
         except AnswerError:
             return False
-        return isinstance(told, dict) and told.get("admin") is True
+        return isinstance(user, dict) and user.get("admin") is True
 
     def _get(self, name: str) -> bytes:
-        """The body of an answer of status 200.
+        """Return the body of an answer of status 200.
 
         Raises:
             FetchError: there is none.
@@ -209,7 +209,7 @@ class QmemClient:
             raise FetchError(f"{url}: {self._reason(err)}") from err
 
     def _refusal(self, response: HttpResponse) -> str:
-        """Why an answer is none; empty for one."""
+        """Return why an answer is an error; "" for status 200."""
         status, headers = response.status, response.headers
         if status == 200:
             return ""
@@ -247,7 +247,7 @@ class QmemClient:
 
 
 def _authorization(options: argparse.Namespace) -> str:
-    """The header that says who asks; empty where nobody is named.
+    """Return the header Authorization; "" without a login.
 
     Raises:
         ConfigError: what is given does not go together, or cannot be used.

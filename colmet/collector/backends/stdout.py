@@ -35,7 +35,7 @@ READER_WAIT_MS = 1000
 
 
 def _decoded(value: Any) -> Any:
-    """Text of a string, without what could steer a terminal; None for what JSON has no number for."""
+    """Return the text of a string without control characters; None for a float that JSON has no number for."""
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
         return text if text.isprintable() else text.encode("unicode_escape").decode()
@@ -43,7 +43,7 @@ def _decoded(value: Any) -> Any:
 
 
 def format_text(batch: Batch, table: Table, sample: Sample) -> str:
-    """A heading, then a line for each value with its unit; missing ones are left out."""
+    """Return a heading, then a line for each value with its unit; missing values are skipped."""
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(table.time_ns // NS))
     what = f"job {sample.job_id}" if table.schema.scope == "job" else "node"
     lines = [f"{when} {batch.host} {what} {table.schema.name}"]
@@ -56,9 +56,9 @@ def format_text(batch: Batch, table: Table, sample: Sample) -> str:
 
 
 def format_json(batch: Batch, table: Table, sample: Sample) -> str:
-    """One object: hostname, job_id, timestamp, metric_backend, involved_jobs for the node, then the values.
+    """Return one object: hostname, job_id, timestamp, metric_backend, involved_jobs for the node, then the values.
 
-    Missing values are left out, as is involved_jobs where the sender does not say which jobs its node had.
+    Missing values are skipped, and so is involved_jobs where the message does not have the jobs of the node.
     """
     record: dict[str, Any] = {
         "timestamp": table.time_ns // NS,
@@ -74,7 +74,7 @@ def format_json(batch: Batch, table: Table, sample: Sample) -> str:
 
 
 def format_csv(batch: Batch, table: Table, sample: Sample) -> str:
-    """A line for each value that is there; see `CSV_HEADER`."""
+    """Return a line for each value that is not missing; see `CSV_HEADER`."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     start = (table.time_ns // NS, batch.host, sample.job_id, table.schema.name)
@@ -116,7 +116,7 @@ class StdoutOutput(OutputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Options of this output."""
+        """Declare the options of this output."""
         parser.add_argument("--enable-stdout-backend", action="store_true", help="write rows to standard output")
         parser.add_argument(
             "--stdout-format",
@@ -129,11 +129,11 @@ class StdoutOutput(OutputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> StdoutOutput | None:
-        """Off, unless it is turned on."""
+        """Return the output, or None without --enable-stdout-backend."""
         return cls(options.stdout_format) if options.enable_stdout_backend else None
 
     def open(self, state: OutputState) -> None:
-        """See that the descriptor is there.
+        """Check that the descriptor is open.
 
         Raises:
             ConfigError: standard output is closed.
@@ -172,7 +172,7 @@ class StdoutOutput(OutputBackend):
                 self._state.save(done)
 
     def _write_out(self, text: bytes) -> tuple[int, str]:
-        """Write as much as the reader takes; how much that was, and why not all.
+        """Write as much as the reader accepts; return how many bytes that was, and why not all.
 
         A pipe or terminal that can be written to takes PIPE_BUF bytes without waiting; one whose reader has stopped
         reading must not stop the other outputs.
@@ -195,7 +195,7 @@ class StdoutOutput(OutputBackend):
             yield from self._format(batch)
 
     def close(self) -> None:
-        """Write what is left of a record that was cut off. Standard output itself is not ours to close."""
+        """Write the rest of a record that was cut off. Standard output itself stays open."""
         if self._rest:
             done, why = self._write_out(self._rest)
             if why:

@@ -235,7 +235,7 @@ class _Exchange:
                 self._response = self._response._replace(start=start, failure=failure)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
             self._error = NoAnswer.from_error(err)
-        except Exception as err:  # noqa: BLE001 - raised by the thread that asked for it
+        except Exception as err:  # noqa: BLE001 - raised again in the calling thread
             self._error = err
 
     def _read(self, response: requests.Response) -> tuple[bytes, NoAnswer | None]:
@@ -261,7 +261,7 @@ class _Exchange:
 
 
 def _innermost(err: BaseException) -> BaseException:
-    """Return the innermost cause of an error, which says more than the layers around it."""
+    """Return the innermost cause of an error, below the layers of the libraries."""
     found = [err]
     while len(found) < MAX_CAUSES:
         candidates = [getattr(err, "reason", None), *err.args[:1], err.__cause__, err.__context__]

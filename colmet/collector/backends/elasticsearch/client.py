@@ -1,4 +1,4 @@
-"""Elasticsearch and OpenSearch as hosts that are asked: addresses, credentials, and which of several answers.
+"""The client of Elasticsearch and OpenSearch: addresses, credentials, fail-over between hosts.
 
 The output writes through this, and the commands that read back what it wrote.
 """
@@ -47,7 +47,7 @@ API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
 
 
 class Response(NamedTuple):
-    """What a host answered.
+    """The answer of a host.
 
     Attributes:
         status: of HTTP.
@@ -59,12 +59,12 @@ class Response(NamedTuple):
 
     @property
     def error(self) -> tuple[str, str]:
-        """Type and reason that the server gives."""
+        """Return type and reason that the server gives."""
         return reason_of(self.body.get("error"))
 
 
 def reason_of(error: Any) -> tuple[str, str]:
-    """Type and reason of an error as the server describes it, the cause included."""
+    """Return type and reason of an error as the server describes it, with its cause."""
     if not isinstance(error, Mapping):
         return "", _shown(error or "", 1000)
     reason = str(error.get("reason", ""))
@@ -75,7 +75,7 @@ def reason_of(error: Any) -> tuple[str, str]:
 
 
 def _shown(value: object, length: int) -> str:
-    """Text from a server, cut, and without what could steer a terminal or make a line of its own in a log."""
+    """Return text from a server, cut, and without control characters."""
     text = str(value)[:length]
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
@@ -94,17 +94,17 @@ class _Host:
 
 
 class DatabaseClient:
-    """Asks one of several hosts: the first that has not failed lately.
+    """Sends requests to one of several hosts: the first that has not failed recently.
 
     Args:
         urls: without a slash at the end.
         http: with credentials and certificates.
         timeout_s: for an answer to begin, and between its parts.
-        stop: set when nothing more is to be asked.
+        stop: set when no more requests are to be sent.
 
     Attributes:
         failures: of hosts.
-        failovers: times that another host was asked than before.
+        failovers: changes to another host.
     """
 
     def __init__(self, urls: Sequence[str], http: HttpClient, timeout_s: float, stop: threading.Event) -> None:
@@ -117,14 +117,14 @@ class DatabaseClient:
         self.failovers = 0
 
     def ask(self, method: str, path: str, body: bytes | None = None, form: str = "application/json") -> Response:
-        """What a host answers.
+        """Return what a host answers.
 
         Raises:
-            OutputUnavailable: none can be asked, or it does not let us.
+            OutputUnavailable: no host answers, or it refuses the credentials.
         """
         now = time.monotonic()
         why = ""
-        # those that have failed are asked last, and not left out: the caller waits between its tries, too
+        # hosts that have failed come last, and are not skipped: the caller backs off between its tries, too
         for host in sorted(self._hosts, key=lambda host: max(0.0, host.rest_until - now)):
             if self._stop.is_set():
                 raise OutputUnavailable("stopping")
@@ -236,16 +236,16 @@ def add_options(parser: Options, purpose: str) -> None:
 
 
 def checked_urls(options: argparse.Namespace) -> list[str]:
-    """The addresses of the command line, without what they say of a user.
+    """Return the addresses of the command line, without user and password.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: one of them is not valid.
     """
     return [checked_url(url) for url in options.elastic_host]
 
 
 def checked_prefix(options: argparse.Namespace) -> str:
-    """What the names of all indices begin with.
+    """Return what the names of all indices begin with.
 
     Raises:
         ConfigError: no index can begin so.
@@ -260,7 +260,7 @@ def checked_prefix(options: argparse.Namespace) -> str:
 
 
 def checked_url(url: str) -> str:
-    """An address without a slash at its end, and without user and password.
+    """Return an address without a slash at its end, and without user and password.
 
     Raises:
         ConfigError: it is none; the text does not repeat a password.
@@ -320,7 +320,7 @@ def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
 
 
 def _authorization(options: argparse.Namespace) -> str:
-    """The header that says who we are; empty where nothing does."""
+    """Return the header Authorization; "" without credentials."""
     credentials, api_key = options.http_credentials, options.elastic_api_key_file
     in_address = {given for _, given in map(_parted, options.elastic_host) if given}
     if in_address:

@@ -1,4 +1,4 @@
-"""A file of what was refused for good, with the reason: bounded, for an administrator to look at."""
+"""A bounded file of rows that the database refuses for good, with the reason, for the administrator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeadLetters:
         self._aside = f"{path}.1"
 
     def add(self, lines: Sequence[bytes]) -> None:
-        """Keep lines, durably; none has a newline. What cannot be kept is counted and told."""
+        """Keep lines durably; none has a newline. Lines that cannot be kept are counted and logged."""
         try:
             kept, why = self._add(lines) if self.path else (0, "there is no file for them")
         except OSError as err:
@@ -42,7 +42,7 @@ class DeadLetters:
                 log.error("refused rows not kept path=%s rows=%d: %s", self.path, self.not_kept, why)
 
     def _add(self, lines: Sequence[bytes]) -> tuple[int, str]:
-        """Append them; how many there was room for, and why not for all."""
+        """Append lines; return how many there was room for, and why not for all."""
         done = 0
         while done < len(lines):
             descriptor = os.open(

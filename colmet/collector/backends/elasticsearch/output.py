@@ -41,7 +41,7 @@ CHUNK_BYTES = 4 << 20  # of records between two saved positions
 MAX_REJECTED_BYTES = 1 << 20  # of a document in the reject file
 WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before what the server had no room for is sent again
 
-# What an answer to a bulk is to tell, for each document.
+# The fields of the answer to a bulk, for each document.
 BULK_PATH = "/_bulk?filter_path=" + ",".join(
     ["errors", *[f"items.*.{field}" for field in ("status", "error.type", "error.reason", "error.caused_by.reason")]]
 )
@@ -99,7 +99,7 @@ class ElasticsearchOutput(OutputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Options of this output; those that Colmet 0.6 has, too, come first."""
+        """Declare the options of this output; those that Colmet 0.6 has, too, come first."""
         client.add_options(parser, "write to")
         parser.add_argument(
             "--elastic-date-suffix",
@@ -128,7 +128,7 @@ class ElasticsearchOutput(OutputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ElasticsearchOutput | None:
-        """On where a host is given.
+        """Return the output, or None without --elastic-host.
 
         Raises:
             ConfigError: an address, a name or a file that cannot be used.
@@ -154,7 +154,7 @@ class ElasticsearchOutput(OutputBackend):
         )
 
     def open(self, state: OutputState) -> None:
-        """Nothing is asked of the server yet: it may be away."""
+        """Get ready without a request: the server may be away."""
         self._state = state
         self._documents = Documents(self._naming, state.journal, self._mappings.fit)
         path = self._reject_file
@@ -165,11 +165,11 @@ class ElasticsearchOutput(OutputBackend):
             log.warning("without a journal, rows that wait for the database are lost at the end; give --journal-dir")
 
     def interrupt(self) -> None:
-        """Ask the server nothing more; what it is being asked has its time to be answered."""
+        """Send no more requests; the one under way keeps its timeout."""
         self._stop.set()
 
     def counters(self) -> dict[str, int]:
-        """What was written, and what was in the way."""
+        """Return the counts of documents, retries and failures."""
         return {
             **self._counters,
             "rejects_not_kept": self._dead_letters.not_kept,
@@ -185,7 +185,7 @@ class ElasticsearchOutput(OutputBackend):
         """Write all rows, and save the position after every few megabytes of them.
 
         Raises:
-            OutputUnavailable: no host can be asked, it has no room, or it does not let us.
+            OutputUnavailable: no host answers, it has no room, or it refuses the credentials.
         """
         for chunk in _chunks(records):
             self._refused.clear()
@@ -458,7 +458,7 @@ class ElasticsearchOutput(OutputBackend):
         return False
 
     def _warn(self, index: str, phrase: str, answer: Response) -> None:
-        """Warn once of what the server says of an index."""
+        """Warn once of what the server answers about an index."""
         self._warn_once(index, phrase, f"status={answer.status} {': '.join(answer.error)}")
 
     def _warn_once(self, index: str, phrase: str, more: str) -> None:
@@ -484,7 +484,7 @@ class ElasticsearchOutput(OutputBackend):
         self._created(name, answer)
 
     def _created(self, index: str, answer: Response) -> None:
-        """See whether an index is there now; where we may not know, the documents will tell."""
+        """Check that an index exists now; where that is not permitted, the answers to documents show it."""
         if answer.status == 200 or answer.error[0] == ALREADY_THERE:
             return
         _wait_where_busy(answer)

@@ -1,7 +1,7 @@
-"""The rows of the last chunks of tables, kept beside an HDF5 file while a burst writes these chunks anew.
+"""A backup of the last chunks of tables, beside an HDF5 file, while a burst writes these chunks again.
 
-HDF5 writes a compressed chunk that is filled up to another place, and gives the old place to others, before the file
-says so. After a kill the file leads to the old place, where there is something else by now.
+HDF5 writes a compressed chunk that grows to another place, and reuses the old place before the index of the file has
+the new one. After a kill the index still has the old place, with other data in it.
 
 Source: own; for each table its name, and its rows deflated.
 """
@@ -22,12 +22,12 @@ MAX_ROWS_BYTES = 256 << 20  # of one table
 
 
 def tails_path(path: str) -> str:
-    """Where the rows of a file's last chunks are kept."""
+    """Return the path of the backup of an HDF5 file."""
     return f"{path}.tails"
 
 
 class TailWriter:
-    """Keeps the rows of last chunks; they are on disk when the `with` block ends. What was kept before is gone.
+    """Writes a backup; it is on disk when the `with` block ends, and replaces the former one.
 
     Args:
         path: of the HDF5 file.
@@ -45,7 +45,7 @@ class TailWriter:
         return self
 
     def add(self, name: str, rows: bytes) -> None:
-        """Keep the rows of one table; OSError where that cannot be."""
+        """Add the rows of one table; OSError where they cannot be written."""
         if self._file is None:
             is_new = not os.path.lexists(self._path)
             self._file = open(self._path, "wb")  # noqa: SIM115 - closed by __exit__
@@ -67,7 +67,7 @@ class TailWriter:
 
 
 class KeptTails:
-    """The rows that were kept, as far as they are those asked for.
+    """Reads a backup, of the tables whose checksums are given.
 
     Args:
         path: of the HDF5 file.
@@ -94,7 +94,7 @@ class KeptTails:
             file.seek(packed_bytes, os.SEEK_CUR)
 
     def get(self, name: str) -> bytes | None:
-        """The rows of a table, or None."""
+        """Return the rows of a table, None where the backup lacks them."""
         place = self._places.get(name)
         if place is None:
             return None
@@ -109,6 +109,6 @@ class KeptTails:
 
 
 def remove_tails(path: str) -> None:
-    """Remove what is kept beside an HDF5 file."""
+    """Remove the backup of an HDF5 file."""
     if os.path.lexists(tails_path(path)):
         os.unlink(tails_path(path))

@@ -69,7 +69,7 @@ _BUSY = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES
 
 # Path of a table -> its rows before the burst, None if it is created by it.
 Undo = Mapping[str, "int | None"]
-# Path of a table -> checksum of the rows in its last chunk, where that is written anew to be filled up (see tails.py).
+# Path of a table -> checksum of the rows in its last chunk, where HDF5 writes that chunk again (see chunk_backup.py).
 Tails = Mapping[str, int]
 
 
@@ -82,7 +82,7 @@ class RowsByJob(NamedTuple):
 
     Attributes:
         batch: the rows.
-        order, jobs, starts: as `ColumnBatch.by_job` tells.
+        order, jobs, starts: of `ColumnBatch.by_job`.
     """
 
     batch: ColumnBatch
@@ -159,16 +159,16 @@ class Hdf5File:
 
     @property
     def size_bytes(self) -> int:
-        """Of the file."""
+        """Return the size of the file."""
         return int(self._file.get_filesize())
 
     @property
     def inode(self) -> int:
-        """What tells the file from another one at the same path."""
+        """Return what distinguishes the file from another one at the same path."""
         return os.fstat(self._lock).st_ino
 
     def lock(self) -> None:
-        """See that no other collector writes to the file: two would ruin it for each other.
+        """Lock the file against other collectors: two writers would damage it.
 
         A lock of the kind that HDF5 does not use itself, so that readers with their defaults do not meet it, and which
         other descriptors of this process cannot give up by being closed.
@@ -207,7 +207,7 @@ class Hdf5File:
         try:
             if self.created:
                 self._create()
-            with open(self.path, "r+b"):  # the system tells a directory and missing rights more clearly than HDF5
+            with open(self.path, "r+b"):  # the system's errors are clearer than those of HDF5
                 pass
             if not tables.is_hdf5_file(self.path):
                 raise Damaged(f"{self.path}: exists and is not an HDF5 file")
@@ -247,7 +247,7 @@ class Hdf5File:
             raise
 
     def close(self) -> bool:
-        """Complete the file on disk and close it; whether that went well."""
+        """Complete the file on disk and close it; return whether that went well."""
         clean = True
         file, self._file = self._file, None
         self._open_tables.forget()
@@ -275,7 +275,7 @@ class Hdf5File:
         return not os.path.samestat(there, os.fstat(self._lock))
 
     def flush(self) -> None:
-        """Bring HDF5's own structures to the file, too, or raise what hindered it; rows are there already.
+        """Write HDF5's own structures to the file, or raise what prevented it; rows are there already.
 
         PyTables ignores what HDF5's flush returns, so a full disk would go unnoticed. Closing a second handle of a
         file flushes them as well, and there PyTables looks. It takes 0.2 ms.
@@ -284,11 +284,11 @@ class Hdf5File:
         os.ftruncate(self._file.fileno(), self._file.get_filesize())  # what was reserved and not needed
 
     def sync(self) -> None:
-        """Have the disk hold what was flushed."""
+        """Sync the file to disk."""
         os.fsync(self._lock)
 
     def count(self) -> None:
-        """Count the tables, where that has not been done: takes 0.2 ms for each job; Damaged where that cannot be."""
+        """Count the tables once: 0.2 ms for each job; Damaged where they cannot be listed."""
         if self.tables is not None:
             return
         try:
@@ -301,7 +301,7 @@ class Hdf5File:
     # -- a burst --
 
     def plan(self, parts: Iterable[RowsByJob]) -> tuple[dict[str, int | None], dict[str, int]]:
-        """The rows that each table which a burst will touch has now, and the checksums of the last chunks."""
+        """Return the row count of each table that a burst will touch, and the checksums of the last chunks."""
         self.left_out = [0, 0]
         self._header_bytes = 0
         undo: dict[str, int | None] = {}
@@ -339,7 +339,7 @@ class Hdf5File:
         promise(self._file.fileno(), start, SPARE_BYTES + size + self._header_bytes + SPARE_BYTES)
 
     def _pieces(self, schema: Schema, jobs: Sequence[int], starts: Sequence[int]) -> Iterator[_Piece]:
-        """Where the rows of each job go, in pieces that fit into a block."""
+        """Yield the rows of each job with their table, in pieces that fit into a block."""
         for job, start, stop in zip(jobs, starts, starts[1:]):
             handle = self._handle(job, schema)
             if handle is None:
@@ -354,7 +354,7 @@ class Hdf5File:
     # -- the way back --
 
     def restore(self, undo: Undo, tails: Tails) -> None:
-        """Bring tables back to the rows that they had, and remove those that they had not.
+        """Truncate tables to the rows that they had, and remove tables that did not exist.
 
         Raises:
             Damaged: a table has fewer rows than it had, or others.
@@ -381,7 +381,7 @@ class Hdf5File:
         self.sync()
 
     def _mend(self, table: Any, rows: int, tail: bytes | None) -> None:
-        """Write the last chunk of a table anew."""
+        """Restore the last chunk of a table from the backup."""
         if tail is None:
             raise Damaged(f"{self.path}: the last rows of {table._v_pathname} are others than those written")
         table.truncate(last_chunk(table, rows))
@@ -389,7 +389,7 @@ class Hdf5File:
         table.append(np.frombuffer(tail, table.dtype))
 
     def _settle(self, path: str) -> None:
-        """Undo the rebuilding of a table: its former one is as it was."""
+        """Undo the rebuilding of a table: the former table is unchanged."""
         rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
         if rebuilt in self._file:
             self._file.remove_node(rebuilt)
@@ -407,7 +407,7 @@ class Hdf5File:
 
     @property
     def replaced(self) -> list[str]:
-        """The former tables of those that the last burst rebuilt; `drop_replaced` removes them once it is committed."""
+        """Return the former tables of those that the last burst rebuilt; see `drop_replaced`."""
         return list(self._replaced)
 
     def drop_replaced(self) -> None:

@@ -25,12 +25,12 @@ class Damaged(ColmetError):
 
 
 def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
-    """PyTables' description of a column."""
+    """Return PyTables' description of a column."""
     return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
 
 
 def is_filtered(table: Any) -> bool:
-    """Whether chunks of a table are compressed or have checksums: one that is not full is written anew to grow."""
+    """Whether chunks of a table are compressed or have checksums: HDF5 writes such a chunk again to fill it up."""
     return bool(table.filters.complevel or table.filters.fletcher32)
 
 
@@ -41,18 +41,18 @@ def chunk_rows(filters: Any, row_bytes: int) -> int | None:
 
 
 def last_chunk(table: Any, rows: int) -> int:
-    """The first row of the chunk that is being filled when a table has so many rows."""
+    """Return the first row of the last chunk of a table with `rows` rows."""
     return rows - rows % int(table.chunkshape[0])
 
 
 def tail_of(table: Any, rows: int) -> bytes:
-    """The rows in the last chunk, if the table has so many rows."""
+    """Return the rows in the last chunk of a table with `rows` rows, packed."""
     tail: bytes = table.read(last_chunk(table, rows), rows).tobytes()
     return tail
 
 
 def tail_is(table: Any, rows: int, checksum: int) -> bool:
-    """Whether the rows in the last chunk are those that were written; not, where they cannot be read."""
+    """Return whether the rows in the last chunk have this checksum; False where they cannot be read."""
     try:
         return zlib.crc32(tail_of(table, rows)) == checksum
     except Exception as err:
@@ -62,12 +62,12 @@ def tail_is(table: Any, rows: int, checksum: int) -> bool:
 
 
 def group_path(job: int) -> str:
-    """Where the tables of a job are."""
+    """Return the path of the group of a job."""
     return f"/job_{job}"
 
 
 def table_names(file: Any) -> Iterator[str]:
-    """The paths of what is in the groups of jobs, temporary tables left out. Opens the groups, not the tables."""
+    """Return the paths of all tables of jobs but temporary ones. Opens the groups, not the tables."""
     for job in list(file.root._v_children):
         if job.startswith("job_") and job in file.root._v_groups:
             for name in list(file.get_node(f"/{job}")._v_children):
@@ -76,25 +76,25 @@ def table_names(file: Any) -> Iterator[str]:
 
 
 def temporary(path: str, prefix: str) -> str:
-    """The path of a table's other form while it is rebuilt."""
+    """Return the path of a table's other form while it is rebuilt."""
     group, name = path.rsplit("/", 1)
     return f"{group}/{prefix}{name}"
 
 
 def title(job: int | str) -> str:
-    """The title of a job's tables, as in 0.6's files."""
+    """Return the title of a job's tables, as in 0.6's files."""
     return f"Metrics for the Job {job}"
 
 
 def copy_rows(table: Any, target: Any) -> None:
-    """Append all rows of a table to one that has its columns and more, a bounded part at a time."""
+    """Append all rows of a table to one with the same columns and more, a bounded part at a time."""
     step = max(1, COPY_BYTES // target.dtype.itemsize)
     for start in range(0, table.nrows, step):
         target.append(converted(table.read(start, start + step), target.dtype))
 
 
 def converted(rows: Any, dtype: np.dtype[Any]) -> Any:
-    """Rows with other columns: those that they lack are missing."""
+    """Return rows with other columns: values that they lack are missing."""
     copied = np.empty(len(rows), dtype=dtype)
     for name in dtype.names or ():
         copied[name] = rows[name] if name in rows.dtype.names else missing(dtype[name])

@@ -1,7 +1,7 @@
-"""HDF5 files that may be damaged are read in a process of their own: the HDF5 library can crash on them, or never end.
+"""Reads HDF5 files that may be damaged in a child process: the HDF5 library can crash on them, or never end.
 
-The process is asked by a line of JSON on its standard input, which stays open: it ends with whoever asked. It answers
-in lines: what it is about to read, what it has read, what is to be logged, at last the result.
+The child gets one request, a line of JSON, on its standard input, which stays open: the child ends when its parent
+ends. It answers in lines: what it is about to read, what it has read, what to log, at last the result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _CrashedError(Exception):
 
 
 def verify(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
-    """As `hdf5check.verify`, with the same errors; a crash of the library is Damaged, too."""
+    """Do what `repair.verify` does, with the same errors; a crash of the library is Damaged, too."""
     try:
         _ask("verify", [path, expected, undo, tails], set())
     except _CrashedError as err:
@@ -50,7 +50,7 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
 
 
 def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: Undo, tails: Tails) -> Salvaged:
-    """As `hdf5check.salvage`, with the same errors; what the library crashes on is left out."""
+    """Do what `repair.salvage` does, with the same errors; what the library crashes on is skipped."""
     skip: list[str] = []
     read: set[str] = set()
     for crashes in range(MAX_CRASHES + 1):
@@ -59,13 +59,13 @@ def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: 
         try:
             return Salvaged(*_ask("salvage", [source, target, kept_by, expected, undo, tails, skip, only], read))
         except _CrashedError as err:
-            log.error("damaged file: %s, which is left out", err)
+            log.error("damaged file: %s, which is skipped", err)
             skip.append(err.at)
     raise OutputUnavailable(f"cannot read {source}: the HDF5 library crashes on it")
 
 
 def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
-    """Have another process do a task; its result. Names of what it has read are added to `read`."""
+    """Return the result of a task that a child does. Names of what the child has read are added to `read`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path])}
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     try:
@@ -117,7 +117,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _heard(line: bytes) -> tuple[str, Any]:
-    """What a line of the other process says."""
+    """Return the kind and the content of a line of the child."""
     kind, content = json.loads(line)
     return kind, content
 
@@ -133,7 +133,7 @@ def _tell(descriptor: int, message: Any) -> None:
 
 
 def _answer(message: Any) -> None:
-    """Tell whoever asked; nobody needs the rest where that is gone."""
+    """Send a line to the parent; end where the parent has ended."""
     try:
         _tell(1, message)
     except BrokenPipeError:
@@ -146,9 +146,9 @@ class _Teller(logging.Handler):
 
 
 def main() -> None:
-    """Do what the line on standard input asks for."""
+    """Do the task that the line on standard input names."""
     asked = sys.stdin.buffer.readline()
-    if not asked.endswith(b"\n"):  # whoever was about to ask is gone
+    if not asked.endswith(b"\n"):  # the parent has ended
         return
     task, arguments = json.loads(asked)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -158,7 +158,7 @@ def main() -> None:
         result = tasks[task](*arguments, tell=lambda kind, name: _answer([kind, name]))
     except (Damaged, OutputUnavailable) as err:
         _answer([type(err).__name__, str(err)])
-    except Exception as err:  # noqa: BLE001 - whatever it is, the other process tells of it
+    except Exception as err:  # noqa: BLE001 - the parent reports it
         _answer(["OutputUnavailable", f"{type(err).__name__}: {err}"])
     else:
         _answer(["result", result])

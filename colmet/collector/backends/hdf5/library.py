@@ -60,7 +60,7 @@ _ERRNO_TEXT = re.compile(r"errno = (\d+), error message = '([^']+)'")
 
 
 def cause(err: BaseException) -> str:
-    """One line for a failure: what the system said, from within HDF5's back trace where there is one."""
+    """Return one line for a failure: the system's error, out of HDF5's back trace where there is one."""
     text = str(err)
     found = _ERRNO_TEXT.search(text)
     if found:

@@ -1,7 +1,7 @@
 """Output to HDF5: one group for each job, one table for each kind of metric, as Colmet 0.6 wrote them.
 
-A checkpoint says how many rows each table had before a burst, until the burst is on disk: so that a burst which was
-killed is taken back, and its records are written again.
+A checkpoint has the row counts of the tables before a burst, until the burst is on disk: a burst that was killed is
+taken back, and its records are written again.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class Hdf5Output(OutputBackend):
             self._save_new(self.path)
 
     def _save_new(self, path: str) -> None:
-        """Save that the next record goes to a file that does not exist yet: no file is there that nobody knows."""
+        """Save that the next record goes to a file that does not exist yet: each file that exists is known."""
         position = self._state.position
         Checkpoint(path, first=position, tables=0).save(self._state, position)
 

@@ -1,4 +1,4 @@
-"""Whether an HDF5 file that was being written is sound, and what can be had from one that is not."""
+"""Checks whether an HDF5 file that was being written is sound, and copies what can be read of one that is not."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 
 # Of a table that a burst touched, all rows are read up to this; of what is in front of it, a row now and then.
 READ_BYTES = 256 << 20
-# HDF5 indexes chunks by nodes of up to 64, and splits them in halves: what is lost with one is at least so many.
+# HDF5 indexes chunks by nodes of up to 64, and splits them in halves: each one holds at least half of that.
 PROBE_CHUNKS = 32
 
 
-# Is told of the progress: ("at", name) before something is read that HDF5 may crash on, ("read", name) behind it.
+# Receives the progress: ("at", name) before something is read that HDF5 may crash on, ("read", name) after it.
 Tell = Callable[[str, str], None]
 
 
@@ -54,14 +54,14 @@ def _silent(kind: str, name: str) -> None:
 
 
 def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell = _silent) -> None:
-    """See that all tables are there and can be read, those that a burst touched in whole.
+    """Check that all tables exist and can be read, and read those that a burst touched in whole.
 
     Args:
         path: of the file.
-        expected: how many tables it has at least, without those that the burst creates; None if nobody knows.
+        expected: how many tables it has at least, without those that the burst creates; None where unknown.
         undo: tables that the burst touched, and the rows that they had before.
         tails: checksums of their last chunks.
-        tell: is told of the progress.
+        tell: receives the progress.
 
     Raises:
         Damaged: something is not in order.
@@ -97,7 +97,7 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
 
 
 def _verify_table(table: Any, rows: int | None) -> None:
-    """See that a table opens, and that its last row can be read."""
+    """Check that a table opens, and that its last row can be read."""
     if isinstance(table, tables.UnImplemented):
         raise Damaged(f"{table._v_pathname} cannot be opened")
     if rows == -1 and isinstance(table, tables.Table) and table.nrows:
@@ -105,7 +105,7 @@ def _verify_table(table: Any, rows: int | None) -> None:
 
 
 def _verify_rows(table: Any, name: str, rows: int, tail: int | None, kept: KeptTails) -> None:
-    """See that a table has so many rows, and that they are those of its job, but for last ones that are kept."""
+    """Check that a table has `rows` rows, and that they are of its job, but for last ones that are in the backup."""
     if not isinstance(table, tables.Table) or table.nrows < rows:
         raise Damaged(f"{name} has fewer than the {rows} rows that were written")
     if tail is not None and not tail_is(table, rows, tail):
@@ -150,7 +150,7 @@ def _written(table: Any, name: str, rows: Any) -> Any:
 
 
 class Salvaged(NamedTuple):
-    """What was had from a damaged file."""
+    """Counts of what was read from a damaged file, and of what was lost."""
 
     tables: int
     rows: int
@@ -175,12 +175,12 @@ def salvage(
         source: the damaged file. It is made longer where it was cut short.
         target: is replaced.
         kept_by: the path that the damaged file had when the rows of its last chunks were kept.
-        expected: how many tables it had; None if nobody knows.
-        undo: tables that the last burst touched: only so many rows of them are copied.
+        expected: how many tables it had; None where unknown.
+        undo: tables that the last burst touched: only that number of their rows is copied.
         tails: checksums of their last chunks.
         skip: groups and tables that are not to be read, "" for all of it.
         only: the tables that are to be read, if not all.
-        tell: is told of the progress.
+        tell: receives the progress.
 
     Raises:
         OutputUnavailable: the target cannot be written, or the system does not let the source be read.
@@ -242,7 +242,7 @@ def _close_damaged(file: Any) -> None:
 
 
 def _lengthen(path: str) -> None:
-    """Give a file that was cut short the length that it says it has: HDF5 opens no other.
+    """Extend a truncated file to the length in its header: HDF5 opens no shorter one.
 
     Source: HDF5 File Format Specification, superblock versions 0 and 1 (those that PyTables writes).
     """
@@ -348,7 +348,7 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
 
 
 def _most_rows(table: Any) -> int:
-    """How many rows a table in a file of this size has at most: that it says so itself may be damage, too.
+    """Return how many rows a table in a file of this size has at most: its own row count may be damaged, too.
 
     Source: HDF5 File Format Specification, version 1 B-trees: for each chunk of rows 32 bytes.
     """

@@ -15,7 +15,7 @@ NODE_BYTES = 4096  # of the index of a table's chunks, of which a new chunk may 
 
 
 def chunk_bytes(table: Any, count: int) -> int:
-    """By how much a file grows at most for the chunks that `count` more rows of a table need."""
+    """Return by how many bytes a file grows at most for `count` more rows of a table."""
     chunk = int(table.chunkshape[0])
     rows = int(table.nrows)
     full = rows // chunk if is_filtered(table) else -(-rows // chunk)
@@ -26,7 +26,7 @@ def chunk_bytes(table: Any, count: int) -> int:
 
 
 def header_bytes(columns: int, row_bytes: int) -> int:
-    """What HDF5 and PyTables write at most to describe a table, its group and its chunks; measured, then doubled."""
+    """Return how many bytes HDF5 and PyTables write at most to describe a table; measured, then doubled."""
     return 4096 + 512 * columns + 3 * row_bytes
 
 
@@ -34,7 +34,7 @@ def promise(descriptor: int, start: int, size: int) -> None:
     """Have the file system set space aside for `size` bytes of a file from `start` on.
 
     Raises:
-        OSError: it has not got that much; the file is as it was.
+        OSError: the disk has less; the file is as it was.
     """
     length = os.fstat(descriptor).st_size
     try:
