@@ -1,4 +1,4 @@
-"""What the collector says to nodes beside the data: which batches it will not lose any more."""
+"""The link to the nodes: acknowledgements of batches that are on disk, and requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Key = tuple[str, int, int]  # host, epoch and number
 
 
 class DurableBatches:
-    """What is on disk and has not been acknowledged yet, from the journal's thread to the main one.
+    """Batches that are on disk and not acknowledged yet, on their way from the journal's thread to the main one.
 
     Attributes:
         fd: readable when there is some.
@@ -45,7 +45,7 @@ class DurableBatches:
         self.fd = self._wakeup.fd
 
     def put(self, records: Iterable[JournalRecord]) -> None:
-        """These are on disk."""
+        """Add batches that are on disk."""
         keys = [
             (batch.host, batch.epoch, batch.seq)
             for record in records
@@ -59,14 +59,14 @@ class DurableBatches:
             self._wakeup.wake()
 
     def take(self) -> list[Key]:
-        """What was put since the last call."""
+        """Return what was put since the last call."""
         self._wakeup.clear()
         with self._lock:
             keys, self._keys = self._keys, []
         return keys
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._wakeup.close()
 
 
@@ -90,18 +90,18 @@ class CollectorLink:
     """Answers nodes. For the thread that receives.
 
     Args:
-        server: where they call.
-        receiver: knows what has come.
-        durable: what is on disk since.
-        on_disk: whether there is a disk to it, not only memory.
-        answered: takes the host, number and content of an answer to a request.
+        server: socket of the nodes.
+        receiver: knows which batches have come.
+        durable: batches that are on disk.
+        on_disk: whether the journal is on disk, not only in memory.
+        answered: called with host, number and content of each answer to a request.
 
     Attributes:
-        is_open: whether nodes can call.
-        hellos: messages of nodes that were answered.
-        refused: messages that could not be read or make no sense, or came with the key of another host.
-        limited: messages beyond what is taken from one node, left out.
-        unsent: acknowledgements for nodes that have gone.
+        is_open: whether nodes can connect.
+        hellos: Hellos that were answered.
+        refused: messages that are unreadable, senseless, or came with the key of another host.
+        limited: messages dropped beyond the rate limit of a node.
+        unsent: acknowledgements for nodes that are gone.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class CollectorLink:
         self._again: list[Key] = []
 
     def close(self) -> None:
-        """Answer nobody any more; what comes is still noted, so that `Durable` does not grow."""
+        """Stop answering; batches are still noted, so that `DurableBatches` does not grow."""
         self.is_open = False
         self._server.close()
         self._callers.clear()
@@ -137,11 +137,11 @@ class CollectorLink:
 
     @property
     def callers(self) -> Iterable[str]:
-        """Hosts that take acknowledgements."""
+        """The hosts that receive acknowledgements."""
         return self._by_host.keys()
 
     def took(self, fresh: Sequence[Batch], again: Sequence[Batch]) -> None:
-        """Batches have come: these for the first time, those not."""
+        """Note received batches: `fresh` for the first time, `again` not."""
         for batch in fresh:
             if batch.epoch is not None and batch.seq is not None:
                 self._pending.setdefault(batch.host, set()).add((batch.epoch, batch.seq))
@@ -153,7 +153,7 @@ class CollectorLink:
                     self._again.append((batch.host, *key))
 
     def serve(self) -> None:
-        """Acknowledge what is on disk, and answer who has called."""
+        """Acknowledge batches that are on disk, and answer the nodes' messages."""
         self._acknowledge()
         for _ in range(BURST if self.is_open else 0):
             called = self._server.receive()
@@ -235,7 +235,7 @@ class CollectorLink:
         self._send(caller, self._known(hello.host, hello.held))
 
     def _known(self, host: str, held: Iterable[wire.Range]) -> list[wire.Range]:
-        """Which of these will not be lost any more; of very many ranges, the first: the node will ask again."""
+        """Return which of these are on disk; of very many ranges, the first ones: the node asks again."""
         found: list[wire.Range] = []
         for name in self._receiver.names(host):
             pending: dict[int, list[int]] = {}
@@ -264,7 +264,7 @@ class CollectorLink:
             del self._by_host[host]
 
     def ask(self, host: str, number: int, content: bytes) -> bool:
-        """Send a request to a node; False where it does not call. The answer goes to `answered`."""
+        """Send a request to a node; return False where it is not connected. The answer goes to `answered`."""
         known = self._by_host.get(host)
         return known is not None and self._server.send(known[-1], wire.encode(wire.Request(number, content)))
 
@@ -278,7 +278,7 @@ class CollectorLink:
         self._answered(host, answer.number, answer.content)
 
     def counters(self) -> dict[str, int]:
-        """What it counts, by name."""
+        """Return the counters, by name."""
         return {
             "callers": len(self._callers),
             "hellos": self.hellos,

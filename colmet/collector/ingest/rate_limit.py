@@ -1,4 +1,4 @@
-"""How much is taken from one sender: nobody who may send has all of the collector."""
+"""Rate limits: how much of the collector one sender may use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from colmet.common.runtime import cli
 from colmet.common.runtime.pacing import TokenBucket
 
-BURST_S = 10.0  # what may come at once: so much as in this time
-MAX_SENDERS = 16384  # that are remembered; those that were heard longest ago are forgotten, and may send a burst again
+BURST_S = 10.0  # a burst may have what is admitted in this time
+MAX_SENDERS = 16384  # remembered; those heard longest ago are forgotten, and may send a burst again
 # Without keys a sender is an address, behind which many nodes may be: containers, or a gateway.
 NODES_OF_AN_ADDRESS = 20
 # Of the receiving thread's time. A message of a node takes 0.1 ms: a node that sends as fast as it may needs 0.1 s.
@@ -25,7 +25,7 @@ INFINITE = float("inf")
 
 
 class Budget:
-    """What each sender may use in a second: a token bucket each.
+    """A limit on what each sender may use in a second: one token bucket for each.
 
     Args:
         per_s: what one node may use in a second.
@@ -63,7 +63,7 @@ class Budget:
 
 
 class RateLimit:
-    """The budgets of all senders, those with keys and those without: these are addresses, with several nodes each.
+    """The limits of all senders. A sender without a key is an address, which may have several nodes.
 
     Args:
         per_s: messages of one node in a second; 0 is no limit.
@@ -71,7 +71,7 @@ class RateLimit:
         monotonic: a clock, in seconds.
 
     Attributes:
-        limited: messages that were beyond a budget, by its name.
+        limited: messages beyond a limit, by its name.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class RateLimit:
         self.limit(per_s, bytes_per_s)
 
     def store_in(self, has_room: Callable[[str, int], bool]) -> None:
-        """From now on, admit a message only where this says that its sender may have so many bytes more stored."""
+        """Admit a message only if `has_room` returns True for its sender and size."""
         self._has_room = has_room
 
     def limit(self, per_s: float | None = None, bytes_per_s: float | None = None) -> None:
-        """Admit so much of one node from now on; 0 is no limit, None leaves that as it is."""
+        """Set the limits of one node; 0 is no limit, None leaves a limit unchanged."""
         self._per_s = self._per_s if per_s is None else per_s
         self._bytes_per_s = self._bytes_per_s if bytes_per_s is None else bytes_per_s
         for budget, rate in ((self._messages, self._per_s), (self._bytes, self._bytes_per_s)):
             budget.limit(rate or INFINITE, rate * BURST_S or INFINITE)
 
     def admits(self, user: str, peer: str, size: int) -> bool:
-        """Whether a message of so many bytes may still be taken from a user or, without keys, from an address."""
+        """Return whether a message of this size is admitted from a user or, without keys, from an address."""
         sender, nodes = sender_of(user, peer)
         beyond = ""
         if self._messages.left(sender, nodes) < 1:
@@ -112,46 +112,46 @@ class RateLimit:
             beyond = "journal"
         if beyond:
             self.limited[beyond] += 1
-            self._work.use(sender, 0, _workers(nodes))  # who is heard is remembered
+            self._work.use(sender, 0, _workers(nodes))  # a sender that is heard is remembered
         self._messages.use(sender, 0 if beyond else 1, nodes)
         self._bytes.use(sender, 0 if beyond else size, nodes)
         return not beyond
 
     def admits_host(self, peer: str) -> bool:
-        """Whether one more host may be heard from an address."""
+        """Return whether one more host is admitted from an address."""
         admitted = self._hosts.left(peer) >= 1
         if admitted:
             self._hosts.use(peer, 1)
         return admitted
 
     def new_fields(self, user: str, peer: str) -> int:
-        """How many fields may be parsed for a sender now, of descriptions that have not been seen."""
+        """Return how many fields of new descriptions may be parsed for a sender now."""
         return max(0, int(self._fields.left(sender_of(user, peer)[0])))
 
     def worked(self, user: str, peer: str, seconds: float, new_fields: int) -> None:
-        """Charge a sender for a message: processor time, and fields that were parsed."""
+        """Charge a sender for a message: CPU time in seconds, and fields that were parsed."""
         sender, nodes = sender_of(user, peer)
         self._work.use(sender, seconds, _workers(nodes))
         if new_fields:
             self._fields.use(sender, new_fields)
 
     def counters(self) -> dict[str, int]:
-        """Messages beyond a budget, by its name."""
+        """Return the messages beyond each limit, by its name."""
         return dict(self.limited)
 
 
 def sender_of(user: str, peer: str) -> tuple[str, int]:
-    """Whose budget it is, that of a user or of an address, and for how many nodes it is."""
+    """Return the name of a sender, a user or an address, and the number of nodes that it stands for."""
     return (user, 1) if user else (f"[{peer}]", NODES_OF_AN_ADDRESS)
 
 
 def _workers(nodes: int) -> float:
-    """How many times the time of one node these have."""
+    """Return how many times the CPU time of one node these may use."""
     return 1 if nodes == 1 else WORK_OF_AN_ADDRESS_S / WORK_S
 
 
 def add_options(parser: cli.Options) -> None:
-    """The options of the collector."""
+    """Declare the options of the rate limits."""
     parser.add_argument(
         "--max-rate",
         metavar="N",
@@ -188,5 +188,5 @@ def _size_or_none(text: str) -> int:
 
 
 def from_options(options: argparse.Namespace) -> RateLimit:
-    """What the command line asks for."""
+    """Return the rate limits of the command line."""
     return RateLimit(options.max_rate, options.max_byte_rate)

@@ -40,7 +40,7 @@ RETRY_S = 2.0
 
 
 class _PendingRecord(NamedTuple):
-    """What waits to be written to the journal; `size_bytes` is that of the batches in memory."""
+    """A record that waits to be written; `size_bytes` is that of its batches in memory."""
 
     kind: int
     received_ns: int
@@ -129,7 +129,7 @@ class Journal:
         return self.store.read_senders() if self.store is not None else (b"", iter(()))
 
     def state(self, name: str) -> OutputState:
-        """What the output of this name remembers. Its position counts from now on.
+        """Return the state of an output; from now on its position keeps records in the journal.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -155,7 +155,7 @@ class Journal:
 
     @property
     def oldest(self) -> int:
-        """Number of the first record that it still has."""
+        """The number of the first record that the journal still has."""
         if self.store is None:
             return self._tail.first
         paths = self.store.paths
@@ -173,18 +173,18 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether too much waits to be written for more to be received."""
+        """Whether so much waits to be written that nothing more may be received."""
         return self.pending_bytes >= MAX_PENDING_BYTES
 
     @property
     def works(self) -> bool:
-        """Whether what is appended will be written: its thread, where there is one, goes on."""
+        """Whether appended records will be written: the thread, where there is one, is alive."""
         return self._thread is None or self._thread.is_alive()
 
     # -- writing --
 
     def start(self, senders: Callable[[], bytes]) -> None:
-        """Begin a segment, and to write what is appended.
+        """Begin a segment and start the thread that writes.
 
         Args:
             senders: returns the state of the senders, for the start of each segment.
@@ -197,15 +197,15 @@ class Journal:
             self._thread.start()
 
     def admits(self, sender: str, size: int) -> bool:
-        """Return whether a sender may have a message of this size wait here until all outputs have written it.
+        """Return whether a message of a sender may wait here until all outputs have written it.
 
-        For the thread that appends. One whose messages wait may not drive those of others out, while an output is away.
+        For the thread that appends. While an output is unavailable, no sender may displace the records of others.
         """
         self._shares.passed(max(self._passed(), self.oldest), self._appended)
         return self._shares.admits(sender, size)
 
     def append(self, message: bytes, batches: Sequence[Batch], sender: str = "") -> None:
-        """Have a message of a sender written. Never waits."""
+        """Append a message of a sender. Never waits."""
         size = sum([batch.size_bytes for batch in batches])
         self._appended += 1
         self._shares.add(sender, len(message) if self.store is not None else size, self._appended)
@@ -217,7 +217,7 @@ class Journal:
             return
         self._add(MESSAGE, message, tuple(batches), size)
         if self._since_senders >= self.store.segment_bytes:
-            # behind all that it accounts for, and before anything else
+            # behind all messages that it covers, and before any other
             self._add(SENDERS, self._senders(), (), 0)
 
     def _add(self, kind: int, content: bytes, batches: tuple[Batch, ...], size: int) -> None:
@@ -230,7 +230,7 @@ class Journal:
                 self.changed.notify_all()
 
     def _run(self, store: SegmentStore) -> None:
-        """The thread that writes."""
+        """Run the thread that writes."""
         while True:
             with self.changed:
                 while not self._pending and not self._stopping:
@@ -249,7 +249,7 @@ class Journal:
                     self.changed.wait_for(lambda: self._stopping, RETRY_S)
 
     def _commit(self, store: SegmentStore, pending: list[_PendingRecord]) -> list[_PendingRecord]:
-        """Write records, one group for each segment, and show them; those that cannot be written now."""
+        """Write records, one group for each segment, and show them; return those that cannot be written now."""
         at = 0
         while at < len(pending):
             end = at + 1
@@ -320,7 +320,7 @@ class Journal:
             self.changed.notify_all()
 
     def _passed(self) -> int:
-        """Number of the first record that some output has not written yet."""
+        """Return the number of the first record that some output has not written."""
         return min([state.position for state in self._states], default=self.end)
 
     def trim(self) -> None:
@@ -330,7 +330,7 @@ class Journal:
             self.store.trim(self._passed(), keep_from)
 
     def finish(self) -> None:
-        """Write what waits, as far as it can be written now; nothing is appended any more. Also twice."""
+        """Write what waits, as far as possible now, and end the thread. Append nothing after this. Also twice."""
         with self.changed:
             self._stopping = True
             self.changed.notify_all()
@@ -341,7 +341,7 @@ class Journal:
                 log.error("journal: records lost that could not be written: records=%d", len(self._pending))
 
     def close(self) -> None:
-        """Finish, and give everything back; also twice."""
+        """Finish, and close everything; also twice."""
         self.finish()
         if self.store is not None:
             self.store.close()
@@ -365,22 +365,22 @@ class Journal:
     # -- reading --
 
     def waiting(self, position: int) -> tuple[bool, int, int]:
-        """What an output at this position has to write: whether it is behind what is in memory, bytes and rows there.
+        """Return what waits for an output: whether some of it is on disk only, and bytes and rows of it in memory.
 
-        To be called with `changed` held.
+        Call this with `changed` locked.
         """
         size, rows = self._tail.size(position)
         return position < min(self._tail.first, self.end), size, rows
 
     def recent(self, position: int, most_bytes: int) -> tuple[list[JournalRecord] | None, int]:
-        """Records from memory, None where the position is further back; and where memory starts."""
+        """Return records from memory, None where the position is before them; and the number of the first in memory."""
         with self.changed:
             if position < self._tail.first:
                 return None, self._tail.first
             return self._tail.read(position, most_bytes), self._tail.first
 
     def refuse(self, number: int, cause: WireError) -> None:
-        """Count a whole record that no output can make anything of."""
+        """Count a record that cannot be decoded."""
         with self.changed:
             self.unreadable += 1
             count = self.unreadable

@@ -334,7 +334,7 @@ class SegmentStore:
 
 
 def check_directory(directory: str) -> None:
-    """See that a journal could be kept in a directory, short of writing there; "" is memory.
+    """Check that a journal can be kept in a directory, without writing there; "" is memory.
 
     Raises:
         ConfigError: it could not.
@@ -353,7 +353,7 @@ def _unusable(directory: str, err: OSError) -> ConfigError:
 
 
 def read_name(directory: str) -> str:
-    """The name of the journal in a directory; empty where there is none.
+    """Return the name of the journal in a directory; empty where there is none.
 
     Raises:
         ConfigError: what is there is something else.
@@ -375,9 +375,9 @@ def read_name(directory: str) -> str:
 
 
 def read_positions(directory: str) -> dict[str, tuple[int, int]]:
-    """For each output that left its state in a journal's directory: its position, and from where it keeps records.
+    """Return position and `keep_from` of each output with a state in a journal's directory.
 
-    What cannot be read is left out; the output itself tells of it.
+    An unreadable state is skipped; the output itself reports it.
     """
     found = {}
     for entry in sorted(os.listdir(directory)):
@@ -393,17 +393,17 @@ def read_positions(directory: str) -> dict[str, tuple[int, int]]:
 
 
 def _named(path: str) -> str:
-    """The journal that a segment says it is of; empty where its header is damaged."""
+    """Return the journal in a segment's header; empty where the header is damaged."""
     reader = SegmentReader(path)
     reader.close()
     return reader.header.journal if reader.header else ""
 
 
 def _name_in(paths: Sequence[tuple[int, str]]) -> str:
-    """The journal that segments are of.
+    """Return the journal that the segments belong to.
 
     Raises:
-        ConfigError: none of them says, or not all say the same.
+        ConfigError: no header is readable, or they name several journals.
     """
     names = {name for _, path in paths if (name := _named(path))}
     if len(names) != 1:
@@ -415,7 +415,7 @@ def _name_in(paths: Sequence[tuple[int, str]]) -> str:
 
 
 def _after(path: str, journal: str) -> tuple[int, int, int]:
-    """The number after the last record of a segment, the offset behind it, and how many bytes are there."""
+    """Return the number after the last record of a segment, the offset behind it, and the bytes behind that."""
     reader = SegmentReader(path, journal)
     try:
         after = 0
@@ -428,7 +428,7 @@ def _after(path: str, journal: str) -> tuple[int, int, int]:
 
 
 def _senders_of(path: str, journal: str) -> bytes:
-    """The account that a segment begins with; empty where it has none."""
+    """Return the state of the senders at the start of a segment; empty where it has none."""
     reader = SegmentReader(path, journal)
     try:
         first = next((found for found in reader.read() if isinstance(found, LogRecord)), None)
