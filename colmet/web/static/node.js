@@ -8,14 +8,14 @@ import { Panels } from "./panels.js";
 import { Table } from "./table.js";
 
 const charts = () => [
-  ["CPU cores", 
+  ["CPU cores", [
     line("user", "node_cpu_user"),
     line("system", "node_cpu_system"),
     line("idle", "node_cpu_idle"),
     line("waiting for storage", "node_cpu_iowait"),
     line("low priority", "node_cpu_nice"),
     line("hypervisor", "node_cpu_steal"),
-  ],
+  ]],
   ["Memory", [sum("used", "node_memory_used"), line("all", "node_memory_memtotal"), sum("swap used", "node_swap_used")]],
   ["Storage", [line("read", "node_read"), line("written", "node_write")]],
   ["Load", [line("1 minute", "node_load"), line("15 minutes", "node_load_15")]],
