@@ -1,4 +1,4 @@
-"""What has been stored of each host, wherever it is from, and what of it is missing by the host's own account."""
+"""The stored rows of each host, from any store, and the rows that are missing by the host's ledger."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MAX_SAMPLES = 10**7  # of one gap
 
 
 class StoredHost:
-    """What is stored of one host.
+    """The stored rows of one host.
 
     Attributes:
         times: of rows, in seconds, by table and job.
-        accounts: by table.
-        told: gaps.
+        accounts: rows of the ledger, by table.
+        told: reported gaps.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StoredHost:
         self.told: list[ReportedGap] = []
 
     def add(self, table: str, job: int, times: Times) -> None:
-        """Rows of one file; those that another file has, too, count once."""
+        """Add the rows of one file; rows that another file has as well count once."""
         times = np.sort(times)
         there = self.times[table].get(job)
         if there is not None:
@@ -43,7 +43,7 @@ class StoredHost:
         self.times[table][job] = times
 
     def note(self, table: str, row: Mapping[str, Any]) -> None:
-        """A row of `LEDGER` or `GAPS`, with its `timestamp`."""
+        """Add a row of `LEDGER` or `GAPS`, with its `timestamp`."""
         about = row["table"].decode("ascii", "replace")
         numbers = {name: int(value) for name, value in row.items() if isinstance(value, (int, float))}
         if table == LEDGER:
@@ -65,7 +65,7 @@ class StoredHost:
 
 
 class HostTable(NamedTuple):
-    """What there is of one table of one host, and what is missing."""
+    """The stored and the missing rows of one table of one host."""
 
     host: str
     table: str
@@ -73,18 +73,18 @@ class HostTable(NamedTuple):
 
     @property
     def due(self) -> int:
-        """Rows that are here or missing."""
+        """The rows that were due: stored or missing."""
         return self.found.here + self.found.missing
 
 
 def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until: int | None) -> Iterator[HostTable]:
-    """What there is, by host and table.
+    """Yield the stored and the missing rows, by host and table.
 
     Args:
-        hosts: what is stored.
-        job: of this job only, from its first row on each host to its last.
-        since: and only from this time on.
-        until: and only up to this time.
+        hosts: the stored rows.
+        job: only those of this job, from its first row on each host to its last.
+        since: only those from this time on.
+        until: only those up to this time.
     """
     for name, host in sorted(hosts.items()):
         began = min(int(times[0]) for jobs in host.times.values() for times in jobs.values() if len(times))
@@ -107,13 +107,13 @@ def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until
                 gaps = [gap for gap in found.gaps if gap.last >= first and gap.first <= last]
             if since is not None or until is not None or job is not None:
                 here = int(np.count_nonzero((times >= first) & (times <= last)))
-                twice = found.twice if job is None else 0  # it is counted of the host, not of a job
+                twice = found.twice if job is None else 0  # counted by host, not by job
                 found = TableCompleteness(here, sum(gap.rows for gap in gaps), tuple(gaps), twice, found.until)
             yield HostTable(name, table, found)
 
 
 def gathered(lines: Iterable[HostTable]) -> list[tuple[str, TableGap, dict[str, int]]]:
-    """The gaps of all tables, those of the same time and cause as one: host, gap, missing rows by table."""
+    """Return the gaps of all tables, merged by time and cause: host, gap, missing rows by table."""
     together: dict[tuple[str, int, int, str], tuple[str, TableGap, dict[str, int]]] = {}
     for line in lines:
         for gap in line.found.gaps:

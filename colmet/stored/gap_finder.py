@@ -1,7 +1,7 @@
-"""What is missing of the rows of one table of one host, going by its ledger: completeness_default and gaps_default.
+"""Find the missing rows of one table of one host, from its ledger: completeness_default and gaps_default.
 
-Times are whole seconds since 1970, as they are stored. Rows are counted, not times: so many were taken between two
-accounts, so many are here. What the ledger says of gaps then tells where and why.
+Times are whole seconds since 1970, as they are stored. Rows are counted, not times: the rows that the node took between
+two rows of the ledger against those that are stored. The gaps that the ledger reports then give the places and causes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 Times = npt.NDArray[np.int64]
 
 NS = 10**9
-# why something is missing
+# causes of a gap
 FAILED = "could not be measured"
 LATE = "left out, as the node was behind"
 DROPPED = "dropped at the node, beyond the bound of its spool"
@@ -42,7 +42,7 @@ class LedgerRow(NamedTuple):
 
 
 class ReportedGap(NamedTuple):
-    """A row of gaps_default; times are 0 where they are not known."""
+    """A row of gaps_default; unknown times are 0."""
 
     time: int
     table: str
@@ -54,16 +54,16 @@ class ReportedGap(NamedTuple):
 
 
 class TableGap(NamedTuple):
-    """What is missing.
+    """Missing samples of a table, in an interval.
 
     Attributes:
-        first: time of the first sample that is missing, or from when on some are.
-        last: of the last one, or until when.
-        samples: how many times the table is missing.
-        rows: how many rows; where it was not measured, as many as samples have around it.
-        why: one of those above.
+        first: time of the first missing sample, or the start of an interval with some.
+        last: time of the last one, or the end of the interval.
+        samples: number of missing samples.
+        rows: number of missing rows; of samples that were not measured, estimated from the samples around.
+        why: the cause, one of those above.
         exact: whether `first` and `last` are times of samples, evenly spaced.
-        job: that lacks them; -1 for all that there were.
+        job: the job without these rows; -1 for all jobs.
     """
 
     first: int
@@ -76,14 +76,14 @@ class TableGap(NamedTuple):
 
 
 class TableCompleteness(NamedTuple):
-    """What there is of a table.
+    """The stored and the missing rows of a table.
 
     Attributes:
-        here: rows.
-        missing: rows.
-        gaps: where, by time.
-        twice: rows beyond those that were taken.
-        until: up to when the ledger tells; 0 where there is none.
+        here: stored rows.
+        missing: missing rows.
+        gaps: the missing ones, by time.
+        twice: stored rows beyond those that were taken.
+        until: time of the last row of the ledger; 0 without a ledger.
     """
 
     here: int
@@ -94,7 +94,7 @@ class TableCompleteness(NamedTuple):
 
 
 def latest(told: Iterable[ReportedGap]) -> list[ReportedGap]:
-    """Each gap as it was told last: one that has grown was told before, when it was smaller."""
+    """Return the last report of each gap: a gap that grows is reported again."""
     kept: list[ReportedGap] = []
     for one in sorted(told, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
         before = kept[-1] if kept else None
@@ -104,13 +104,13 @@ def latest(told: Iterable[ReportedGap]) -> list[ReportedGap]:
 
 
 def cadence_s(times: Times, default_s: float) -> float:
-    """Seconds from one sample to the next, most of the time."""
+    """Return the median of the seconds from one sample to the next; the default for fewer than four samples."""
     steps = np.diff(np.unique(times[-1000:]))
     return float(np.median(steps)) if len(steps) > 2 else default_s
 
 
 def holes(times: Times, step_s: float) -> list[TableGap]:
-    """Where samples that come every `step_s` are missing between those at `times`, sorted; steps of 2 s and more."""
+    """Return the gaps between samples at sorted `times` that should come every `step_s`, for steps of 2 s and more."""
     if step_s < 1.5 or len(times) < 2:
         return []
     wide = np.flatnonzero(np.diff(times) > 1.5 * step_s)
@@ -123,9 +123,9 @@ def holes(times: Times, step_s: float) -> list[TableGap]:
 
 
 def holes_of_job(times: Times) -> list[TableGap]:
-    """Where samples of a job are missing by the steps between its rows, sorted.
+    """Return the gaps of a job by the steps between its rows, sorted.
 
-    Rows that come each second, or several in one, have times with jitter: of these, 2 s without any and more.
+    Rows of each second, or several of one second, have times with jitter: for these a gap is 2 s or more.
     """
     once = np.unique(times)
     step_s = cadence_s(once, 0)
@@ -140,7 +140,7 @@ def holes_of_job(times: Times) -> list[TableGap]:
 
 
 def within(gap: TableGap, first: int, last: int) -> int:
-    """How many of the samples of a gap are at times from `first` to `last`."""
+    """Return the number of samples of a gap at times from `first` to `last`."""
     if first <= gap.first and gap.last <= last:
         return gap.samples
     if gap.last < first or gap.first > last:
@@ -150,7 +150,7 @@ def within(gap: TableGap, first: int, last: int) -> int:
 
 
 def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[TableGap]) -> list[tuple[int, int, int]]:
-    """What of spans (first, last, at most so many samples) is in holes: the rest of a span has come all the same."""
+    """Return the parts of spans (first, last, most samples) that are in holes; samples of the rest have come."""
     found = []
     for first, last, most in spans:
         inside = [hole for hole in places if within(hole, first, last)]
@@ -161,7 +161,7 @@ def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[TableGap]) 
 
 
 def between(times: Times, after: int, until: int) -> int:
-    """How many times are later than `after`, and not later than `until`."""
+    """Return the number of times after `after` and up to `until`."""
     return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
 
 
@@ -249,15 +249,15 @@ def _shared(spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> l
 
 
 class GapFinder:
-    """Works out the gaps of one table of one host.
+    """Finds the gaps of one table of one host.
 
     Args:
         table: its name.
-        jobs: times of the rows of each job, sorted.
-        accounts: of this table.
-        told: gaps of the host.
-        began: time of the first row of any table of the host that was read; accounts of what was before are not
-            compared with rows that are in other files.
+        jobs: sorted times of the rows of each job.
+        accounts: rows of the ledger about this table.
+        told: reported gaps of the host.
+        began: time of the first row of any table of the host that was read; earlier rows of the ledger are not compared
+            with rows that are in other files.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class GapFinder:
         self._twice = 0
 
     def find(self) -> TableCompleteness:
-        """What is here, and what is missing."""
+        """Return the stored and the missing rows."""
         epochs = sorted({account.epoch for account in self._accounts})
         former = 0
         for n, epoch in enumerate(epochs):
@@ -293,16 +293,16 @@ class GapFinder:
         return TableCompleteness(len(self._times), sum(gap.rows for gap in gaps), gaps, self._twice, until)
 
     def _find_in(self, epoch: int, accounts: Sequence[LedgerRow], former: int, following: int | None) -> int:
-        """Between the start of an agent and its last account.
+        """Find the gaps between the start of an agent and its last row of the ledger.
 
         Args:
             epoch: of the agent.
-            accounts: of it.
-            former: rows of the second in which it started that are of agents before.
-            following: when the next agent started, in seconds since 1970.
+            accounts: its rows of the ledger.
+            former: rows of former agents in the second in which it started.
+            following: start of the next agent, in seconds since 1970.
 
         Returns:
-            How many rows of that second are of agents up to this one.
+            The rows of agents up to this one in that second.
         """
         start = epoch // NS
         before = LedgerRow(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
@@ -314,16 +314,16 @@ class GapFinder:
         unsaid = {"failed": 0, "late": 0}
         for account in accounts:
             taken = account.rows - before.rows
-            # of the second of an account, it counts the rows that came with it: others of that second were taken later
+            # a row of the ledger counts the rows of its second that came with it; the others were taken later
             after = before.time - 1 if before.taken else before.time
             here = between(self._times, after, account.time - 1) - before.rows_now
-            if account.time > start or account.is_last:  # what was stored for the second of the start is counted now
+            if account.time > start or account.is_last:  # the rows of the second of the start are counted now
                 here -= former
                 former = 0
             now = account.rows_now
             if account.is_last:
                 now = between(self._times, account.time - 1, account.time)
-                if account.time == following:  # so that some of this second are of the next agent
+                if account.time == following:  # some rows of this second are the next agent's
                     now = mine = min(now, max(0, taken - here))
             here += now
             self._twice += max(0, here - taken)
@@ -342,7 +342,7 @@ class GapFinder:
                 for one in told:
                     rows = max(1, round(one.samples * a_sample))
                     self._gaps.append(TableGap(one.first, one.last, one.samples, rows, TOLD[why], True))
-                # what was told of a gap that goes on is counted by later accounts
+                # later rows of the ledger count the reported samples of a gap that goes on
                 unsaid[why] += sum_now - sum_before - sum(one.samples for one in told)
                 if unsaid[why] > 0:
                     rows = max(1, round(unsaid[why] * a_sample))
@@ -386,13 +386,13 @@ class GapFinder:
         )
 
     def _find_after(self, last: LedgerRow, next_start: int) -> None:
-        """From the last account of an agent to the first rows of the next one."""
+        """Find the gaps from the last row of an agent's ledger to the first rows of the next agent."""
         why = STOPPED if last.is_last else KILLED
         for job, times in self._jobs.items():
             start = max(0, np.searchsorted(times, last.time, "right") - 1)
             region = times[start : np.searchsorted(times, next_start, "left") + 1]
             if len(region) < 2 or region[-1] < next_start:
-                continue  # whether the job was there in between, nothing tells
+                continue  # the job may not have been there in between
             step_s = cadence_s(times, last.period_s)
             a_second = len(region) / len(np.unique(region))
             if step_s < 1.5:
@@ -409,7 +409,7 @@ class GapFinder:
                 ]
 
     def _divided(self, place: TableGap, why: str, epoch: int) -> list[TableGap]:
-        """A gap behind the last account, in parts by what is told of it."""
+        """Return a gap after the last row of the ledger, divided by the reported drops."""
         parts = []
         left = place.samples
         for one in self._dropped:
@@ -423,11 +423,11 @@ class GapFinder:
 
 
 def of_job(job: int, times: Times, gaps: Iterable[TableGap], first: int, last: int) -> list[TableGap]:
-    """What is missing of a job, of which a row is due at each sample, from its first row to its last.
+    """Return the gaps of a job, with a row due at each sample, from its first row to its last.
 
     Args:
         job: its id.
-        times: of its rows in the table, sorted.
+        times: sorted times of its rows in the table.
         gaps: of the table.
         first: time of its first row in any table.
         last: of its last one.

@@ -1,4 +1,4 @@
-"""How much of a job's data is there: by the ledgers of its hosts, else by the steps between rows."""
+"""The completeness of a job's rows: by the ledgers of its hosts, else by the steps between rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence
 from colmet.stored.series import NODE, History, Series
 from colmet.stored.stays import Number, Stay, largest
 
-DELAY_S = 150  # by which rows may be later in the store than they were measured
-LATER_S = 600  # so far behind the last row it is looked whether the nodes went on
+DELAY_S = 150  # from the measurement of a row to its storage, at most
+LATER_S = 600  # after the last row, where rows of the nodes themselves are looked for
 NODE_TABLES = ("procstats_default", "RAPLstats_default", "ipmipowerstats_default")
-MARGIN_S = 600  # around a job, for the accounts before its first row and after its last
+MARGIN_S = 600  # around a job, for the rows of the ledger before its first row and after its last
 UNSEEN = "not here: the job was not measured from its start on"
 SILENT = "not here: nothing has come of the node since"
 UNKNOWN = "not here, and there is no ledger that would say why"
-# What rows of both have to have.
+# Columns that rows of both must have.
 LABELS: Mapping[str, tuple[str, ...]] = {LEDGER: ("table",), GAPS: ("table", "why")}
 COUNTS: Mapping[str, tuple[str, ...]] = {
     LEDGER: ("epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
@@ -30,7 +30,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class JobGap:
-    """A gap in the data: from when to when, on which host, of which tables, why."""
+    """A gap in the rows of some tables of a job, on one host."""
 
     host: str
     first: int
@@ -42,14 +42,14 @@ class JobGap:
 
 @dataclass(frozen=True)
 class JobCompleteness:
-    """How much there is of what was to be measured of the job.
+    """The stored and the missing rows of a job.
 
     Attributes:
-        here: rows.
-        missing: rows.
-        method: ``ledger`` where the nodes' own account tells, ``steps`` where it is an estimate by the steps between
-            rows, ``mixed`` where some tables have one and some the other.
-        gaps: those found, by host and time.
+        here: stored rows.
+        missing: missing rows.
+        method: ``ledger`` by the nodes' own counts; ``steps`` as an estimate by the steps between rows; ``mixed`` if
+            some tables have one and some the other.
+        gaps: by host and time.
     """
 
     here: int
@@ -67,13 +67,13 @@ class JobCompleteness:
 def completeness_of(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
 ) -> JobCompleteness:
-    """What there is of the job's rows, and what is missing.
+    """Return the completeness of a job's rows.
 
-    Rows of other jobs are not read: what an account counts of theirs leaves no hole in this job's.
+    Rows of other jobs are not read: their missing rows leave no hole in this job's.
 
     Args:
-        history: where the rows are.
-        job: whose.
+        history: the store.
+        job: its number.
         stays: its rows, by host.
         tables: of the nodes themselves, with their columns.
     """
@@ -90,7 +90,7 @@ def completeness_of(
 def hosts_of(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
 ) -> dict[str, JobCompleteness]:
-    """The same, for each host; see `completeness_of`."""
+    """Return the completeness by host; `completeness_of` has the arguments."""
     lines, unseen = _found(history, job, stays, tables)
     found = {}
     for host in [stay.host for stay in stays]:
@@ -116,7 +116,7 @@ def _gaps(lines: Sequence[HostTable]) -> list[JobGap]:
 def _found(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
 ) -> tuple[list[HostTable], list[JobGap]]:
-    """What there is of each table of each host, and what is missing at the ends of the job."""
+    """Return the rows of each table of each host, and the gaps before the first and after the last rows."""
     hosts = {stay.host: StoredHost() for stay in stays}
     for stay in stays:
         for table, series in stay.tables.items():
@@ -135,14 +135,14 @@ def _found(
 
 
 def is_past(times: Times, last: int) -> bool:
-    """Whether rows that come at each sample, at these times, go on behind one of this time."""
+    """Return whether rows at these times, one a sample, go on after one at this time."""
     return bool(times[-1] > last + 1.5 * (cadence_s(times, 0) or 1) + 1)
 
 
 def _unseen(
     history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], period_s: float
 ) -> list[JobGap]:
-    """What is missing before the first rows, and of hosts that, unlike the job, were not heard of to its end."""
+    """Return the gaps before the first rows, and of hosts that sent nothing up to the end of the job."""
     delay_s, end = DELAY_S + period_s, max(stay.last for stay in stays)
     found = [
         _lacks(stay, stay.start, stay.first, UNSEEN, period_s) for stay in stays if stay.first > stay.start + delay_s
@@ -161,7 +161,7 @@ def _unseen(
 
 
 def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> JobGap:
-    """All tables of a job on a host, of some time before its first row or after its last one."""
+    """Return a gap of all tables of a job on a host, before its first row or after its last one."""
     rows = 0
     for series in stay.tables.values():
         once = np.unique(series.times)
@@ -170,7 +170,7 @@ def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> JobG
 
 
 def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
-    """Rows of the ledger about some tables."""
+    """Yield the rows of the ledger about some tables."""
     name = series.table
     kinds = {column: values.dtype.kind for column, values in series.columns.items()}
     if any(kinds.get(label) != "S" for label in LABELS[name]) or any(kinds.get(count) != "i" for count in COUNTS[name]):
@@ -183,7 +183,7 @@ def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _by_steps(line: HostTable, times: Times) -> HostTable:
-    """A table without a ledger: what is missing where rows are further apart than most."""
+    """Return a table without a ledger with the gaps between rows that are further apart than most."""
     if line.found.until:
         return line
     gaps: list[TableGap] = [gap._replace(why=UNKNOWN) for gap in holes_of_job(times)]

@@ -28,7 +28,7 @@ OLDEST_S = 400 * 86400  # a start that is further back than this is not believed
 
 
 class JobInterval(NamedTuple):
-    """Whose report is wanted, and of which time: seconds since 1970, both included."""
+    """A job and an interval: seconds since 1970, both ends included; None for no bound."""
 
     job: int
     since: int | None = None
@@ -42,8 +42,8 @@ class Stay:
     Attributes:
         host: its name.
         tables: with at least one row each.
-        since: from which time on the figures are wanted; None for all of the job.
-        node_cpus: of the host, where the job's own are not known.
+        since: start of the interval; None for all of the job.
+        node_cpus: CPUs of the host, where the job's own are unknown.
     """
 
     host: str
@@ -63,35 +63,35 @@ class Stay:
 
     @property
     def samples(self) -> int:
-        """Times of the table that has most."""
+        """The number of times of the table with most."""
         return max(len(np.unique(series.times)) for series in self.tables.values())
 
     @property
     def period_s(self) -> Number:
-        """From one sample to the next, most of the time; None where there are too few."""
+        """The median of the seconds from one sample to the next; None for too few samples."""
         period = max(cadence_s(np.unique(series.times), 0) for series in self.tables.values())
         return period or None
 
     @property
     def began(self) -> int | None:
-        """When the job's first task started; None where that is not known."""
+        """The start of the job's first task; None if unknown."""
         times = self.values(measures.START.best)
         times = times[times > self.first - OLDEST_S]
         return min(int(times.min()), self.first) if len(times) else None
 
     @property
     def start(self) -> int:
-        """From when on the figures are: the start of the job, else the first row that is read."""
+        """The start of the figures: that of the job, else the first row that is read."""
         return self.began if self.began is not None and self.whole else self.first
 
     @property
     def wall_s(self) -> float:
-        """From then on to the last row."""
+        """Seconds from the start to the last row."""
         return float(self.last - self.start)
 
     @property
     def whole(self) -> bool:
-        """Whether the figures are those from the beginning of the job, so that the first value counts, too."""
+        """Whether the figures cover the job from its start, so that the first value counts as well."""
         return self.since is None or (self.began is not None and self.began >= self.since)
 
     def values(self, source: Source) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -102,19 +102,19 @@ class Stay:
 
     @cached_property
     def capacity(self) -> Capacity:
-        """What the job had here, as far as it is known."""
+        """The CPUs and tasks of the job on this host, as far as they are known."""
         series = self.tables.get(CGROUP_TABLE)
         found = Capacity() if series is None else of_job(series)
         return found._replace(cpus=self.node_cpus) if np.isnan(found.cpus) else found
 
     @property
     def counted_since(self) -> float | None:
-        """When the job's counters were 0; None where only their growth is wanted."""
+        """The time at which the job's counters were 0; None if only their growth counts."""
         if not self.whole:
             return None
         if self.began is not None:
             return float(self.began)
-        # it came since the sample before its first one, which is as far from that as the second, or nearly
+        # it came after the sample before its first one: about as far before that as the second is after it
         firsts = [np.unique(series.times)[:2] for series in self.tables.values()]
         return self.first - 2.0 * max([int(times[-1] - times[0]) for times in firsts])
 
@@ -155,7 +155,7 @@ class Stay:
 
     @cached_property
     def _cpu(self) -> Sum | None:
-        """CPU time: the cgroup's; where that is missing, the sum of the tasks that are known."""
+        """CPU time by the best source that has any."""
         found = (self.sum_of(source) for source in CPU_USED.sources)
         return next((one for one in found if one is not None), None)
 
@@ -182,7 +182,7 @@ class Stay:
 
     @property
     def memory_source(self) -> str:
-        """Where the memory is from, one of `ORIGINS`; empty where it was not measured."""
+        """The origin of the memory, one of `ORIGINS`; empty if it was not measured."""
         if self.kernel_peak(measures.MEMORY_PEAK) is not None:
             return CGROUP
         return next((one.origin for one in MEMORY.sources if len(self.values(one))), "")
@@ -194,20 +194,20 @@ class Stay:
 
     @property
     def memory_limit(self) -> Number:
-        """The most memory that the job may have; None where it is unlimited."""
+        """The limit of the job's memory; None without one."""
         values = self.values(measures.MEMORY_LIMIT.best)
         return float(values[-1]) if len(values) else None
 
     @property
     def user(self) -> str:
-        """Whose job it is."""
+        """The user of the job; empty if unknown."""
         series = self.tables.get(CGROUP_TABLE)
         names = [] if series is None else labels(series, "user").tolist()
         return next((text_of(name) for name in reversed(names) if name), "")
 
 
 def labels(series: Series, name: str) -> np.ndarray[tuple[int], np.dtype[np.bytes_]]:
-    """A column of text; empty where there is none."""
+    """Return a column of text; empty texts without such a column."""
     column = series.columns.get(name)
     if column is None or column.dtype.kind != "S":
         return np.zeros(len(series), "S1")
@@ -215,29 +215,29 @@ def labels(series: Series, name: str) -> np.ndarray[tuple[int], np.dtype[np.byte
 
 
 def text_of(value: object) -> str:
-    """A label as text that can be printed."""
+    """Return a label as printable text."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def first_of(*values: Number) -> Number:
-    """The first that is known."""
+    """Return the first known value."""
     return next((value for value in values if value is not None), None)
 
 
 def added(values: Iterable[Number]) -> Number:
-    """The sum of those that are known; None where none is."""
+    """Return the sum of the known values; None without any."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if known else None
 
 
 def largest(values: Iterable[Number]) -> Number:
-    """The largest of those that are known."""
+    """Return the largest known value."""
     return max([value for value in values if value is not None], default=None)
 
 
 def read_stays(history: History, asked: JobInterval, columns: Mapping[str, Sequence[str]]) -> list[Stay]:
-    """The rows of a job, by host: of its tables these columns, or the times alone."""
+    """Return the rows of a job by host, with these columns of its tables; of other tables the times alone."""
     found: dict[str, dict[str, Series]] = {}
     tables = history.tables(asked.job)
     for table in sorted(tables):
