@@ -35,7 +35,7 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.http_client import (
     POLL_S,
     HttpClient,
-    NoAnswer,
+    HttpFailure,
     TlsOptions,
     is_readable_on_the_way,
     parse_url,
@@ -577,7 +577,7 @@ class DocumentSender:
         timeout_s = max(0.01, min(self._timeout_s * self._patience, self._until - self._monotonic()))
         try:
             response = self._http.request("POST", self._url, body, timeout_s=timeout_s, deadline_s=timeout_s + GRACE_S)
-        except NoAnswer as err:
+        except HttpFailure as err:
             if isinstance(err.cause, ssl.SSLError):
                 is_certificate = isinstance(err.cause, ssl.SSLCertVerificationError)
                 return Attempt(Verdict.MISDIRECTED if is_certificate else Verdict.AWAY, f"{err}; see --ca-file")

@@ -19,8 +19,8 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.http_client import (
     HttpClient,
+    HttpFailure,
     HttpResponse,
-    NoAnswer,
     TlsOptions,
     basic_authorization,
     is_readable_on_the_way,
@@ -205,7 +205,7 @@ class QmemClient:
             if why:
                 raise FetchError(f"{url}: {why}", response.status)
             return response.body()
-        except NoAnswer as err:
+        except HttpFailure as err:
             raise FetchError(f"{url}: {self._reason(err)}") from err
 
     def _refusal(self, response: HttpResponse) -> str:
@@ -225,7 +225,7 @@ class QmemClient:
             return f"status {status}: the server is at {headers.get('Location', '')[:MAX_TEXT]!r}; give that address"
         return f"status {status}"
 
-    def _reason(self, err: NoAnswer) -> str:
+    def _reason(self, err: HttpFailure) -> str:
         """Why there is no answer, with the remedy."""
         cause = err.cause
         if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.common.runtime.http_client import HttpClient, NoAnswer, is_readable_on_the_way, parse_url
+from colmet.common.runtime.http_client import HttpClient, HttpFailure, is_readable_on_the_way, parse_url
 from tests.support.endpoint_server import HALF, SILENCE, Endpoint
 
 
@@ -28,7 +28,7 @@ def test_a_redirect_is_an_answer_whose_body_is_read_to_the_bound_alone(endpoint,
     assert (response.status, response.headers["location"]) == (307, "/elsewhere")
     assert [path for path, _, _ in endpoint.requests] == ["/in"] and not endpoint.gets
     assert response.start == b"x" * 1000
-    with pytest.raises(NoAnswer, match="more than"):
+    with pytest.raises(HttpFailure, match="more than"):
         response.body()
 
 
@@ -44,19 +44,19 @@ def test_a_body_that_breaks_off_has_its_status_and_a_reason(endpoint, http):
     endpoint.always = HALF
     response = http.request("POST", endpoint.url, b"{}", timeout_s=5)
     assert response.status == 200
-    with pytest.raises(NoAnswer, match="IncompleteRead"):
+    with pytest.raises(HttpFailure, match="IncompleteRead"):
         response.body()
 
 
 def test_the_reason_is_the_systems_own(http):
-    with pytest.raises(NoAnswer, match=r"^Connection refused$") as caught:
+    with pytest.raises(HttpFailure, match=r"^Connection refused$") as caught:
         http.request("GET", "http://127.0.0.1:1/", timeout_s=5)
     assert isinstance(caught.value.cause, ConnectionRefusedError) and not caught.value.is_late
 
 
 def test_an_exchange_ends_with_its_deadline(endpoint, http):
     endpoint.always = SILENCE
-    with pytest.raises(NoAnswer, match=r"no whole answer within 0\.1 s") as caught:
+    with pytest.raises(HttpFailure, match=r"no whole answer within 0\.1 s") as caught:
         http.request("POST", endpoint.url, b"{}", timeout_s=60, deadline_s=0.1)
     assert caught.value.is_late
     endpoint.always = None

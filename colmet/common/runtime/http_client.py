@@ -31,7 +31,7 @@ MAX_CAUSES = 10
 MAX_TEXT = 300
 
 
-class NoAnswer(ColmetError):
+class HttpFailure(ColmetError):
     """A server gave no answer, or not all of it.
 
     Attributes:
@@ -45,7 +45,7 @@ class NoAnswer(ColmetError):
         self.is_late = is_late
 
     @classmethod
-    def from_error(cls, err: BaseException) -> NoAnswer:
+    def from_error(cls, err: BaseException) -> HttpFailure:
         """Make one of what the libraries raised; its text is the system's own where there is one."""
         cause = _innermost(err)
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else f"{type(cause).__name__}: {cause}"
@@ -66,10 +66,10 @@ class HttpResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     start: bytes
-    failure: NoAnswer | None
+    failure: HttpFailure | None
 
     def body(self) -> bytes:
-        """Return the whole body; NoAnswer where it is not there."""
+        """Return the whole body; HttpFailure where it is not there."""
         if self.failure is not None:
             raise self.failure
         return self.start
@@ -172,14 +172,14 @@ class HttpClient:
             deadline_s: for all of it; None where the steps alone are bounded.
 
         Raises:
-            NoAnswer: there is none.
+            HttpFailure: there is none.
         """
         tls = self._tls
         exchange = _Exchange(
             method,
             url,
             self._max_bytes,
-            late=NoAnswer(f"no whole answer within {deadline_s or 0:.3g} s", is_late=True),
+            late=HttpFailure(f"no whole answer within {deadline_s or 0:.3g} s", is_late=True),
             data=body,
             headers=headers,
             timeout=timeout_s,
@@ -192,7 +192,7 @@ class HttpClient:
             return exchange.answer()
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= MAX_STUCK:
-            raise NoAnswer(f"{MAX_STUCK} earlier exchanges still hang")
+            raise HttpFailure(f"{MAX_STUCK} earlier exchanges still hang")
         thread = threading.Thread(target=exchange.run, args=(self._session,), name="exchange", daemon=True)
         thread.start()
         end = time.monotonic() + deadline_s
@@ -217,7 +217,7 @@ class _Session(requests.Session):
 class _Exchange:
     """One request and what has come of its answer: filled by one thread, read by another."""
 
-    def __init__(self, method: str, url: str, max_bytes: int, late: NoAnswer, **options: Any) -> None:
+    def __init__(self, method: str, url: str, max_bytes: int, late: HttpFailure, **options: Any) -> None:
         self._method = method
         self._url = url
         self._max_bytes = max_bytes
@@ -234,11 +234,11 @@ class _Exchange:
                 start, failure = self._read(response)
                 self._response = self._response._replace(start=start, failure=failure)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as err:
-            self._error = NoAnswer.from_error(err)
+            self._error = HttpFailure.from_error(err)
         except Exception as err:  # noqa: BLE001 - raised again in the calling thread
             self._error = err
 
-    def _read(self, response: requests.Response) -> tuple[bytes, NoAnswer | None]:
+    def _read(self, response: requests.Response) -> tuple[bytes, HttpFailure | None]:
         """Return the body, as much of it as is wanted, and why that is not all of it."""
         pieces: list[bytes] = []
         room = self._max_bytes + 1
@@ -248,9 +248,9 @@ class _Exchange:
                 pieces.append(piece)
                 room -= len(piece)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as err:
-            failure = NoAnswer.from_error(err)
+            failure = HttpFailure.from_error(err)
         if room <= 0:
-            failure = NoAnswer(f"the answer has more than {self._max_bytes >> 20} MiB")
+            failure = HttpFailure(f"the answer has more than {self._max_bytes >> 20} MiB")
         return b"".join(pieces)[: self._max_bytes], failure
 
     def answer(self) -> HttpResponse:

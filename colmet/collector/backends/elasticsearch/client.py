@@ -25,7 +25,7 @@ from colmet.common.runtime.cli import Options
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.http_client import (
     HttpClient,
-    NoAnswer,
+    HttpFailure,
     TlsOptions,
     basic_authorization,
     is_readable_on_the_way,
@@ -153,7 +153,7 @@ class DatabaseClient:
         try:
             response = self._http.request(method, host.url + path, body, headers, timeout_s=self._timeout)
             text = response.body()
-        except NoAnswer as err:
+        except HttpFailure as err:
             if not isinstance(err.cause, ssl.SSLError):
                 raise _HostFailedError(str(err)) from err
             is_plain = _IS_PLAIN.search(str(err.cause))
