@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from colmet.common.errors import ColmetError
 from colmet.web.interface import earliest
-from colmet.web.recent_cache import JobOnHost, RecentCache, RecentJob
+from colmet.web.recent_cache import JobStay, RecentCache, RecentJob
 from colmet.web.store import RowOwners, StoreReader
 
 GRACE_S = 120.0  # after the start: a job that appears then may have begun before
@@ -16,7 +16,7 @@ class Ownership:
     """Finds out the user of rows.
 
     Each host names the user of its own rows, in the recent cache or in the store: no other host can give a job to a
-    user or take it away. On one host the rows of a job's number are, with `JobOnHost.user` and `is_disputed`,
+    user or take it away. On one host the rows of a job's number are, with `JobStay.user` and `is_disputed`,
 
         unnamed --- a row names a user ---> named --- a row names another user ---> disputed
 
@@ -89,7 +89,7 @@ class Ownership:
                 found[host] = None
         return found
 
-    def _goes_on(self, stay: JobOnHost | None, user: str, owners: RowOwners) -> bool:
+    def _goes_on(self, stay: JobStay | None, user: str, owners: RowOwners) -> bool:
         """Return whether a user's stored rows of a host are of the job that the recent cache has there, if any."""
         if stay is None:
             return True
@@ -119,9 +119,9 @@ class Ownership:
                 return min([stay.since for stay in stays], default=None)
         return earliest(own)
 
-    def saw_all(self, stays: Iterable[JobOnHost]) -> bool:
+    def saw_all(self, stays: Iterable[JobStay]) -> bool:
         """Return whether a job began on these hosts after this process did, and was never away for long."""
         return all(stay.is_whole and stay.since > self._recent.began + GRACE_S for stay in stays)
 
-    def _is_stay_of(self, stay: JobOnHost, user: str) -> bool:
+    def _is_stay_of(self, stay: JobStay, user: str) -> bool:
         return bool(stay.user) and not stay.is_disputed and self._name_of(stay.user) == user

@@ -122,7 +122,7 @@ class _HostTable:
         return min([at for at, _ in self.open], default=None)
 
 
-class JobOnHost:
+class JobStay:
     """A job on one host, by the rows of this host alone.
 
     Attributes:
@@ -165,7 +165,7 @@ class RecentJob:
         self.user = ""
         self.is_disputed = False
         self.first = self.last = now
-        self.hosts: dict[str, JobOnHost] = {}
+        self.hosts: dict[str, JobStay] = {}
         self.tables: frozenset[str] = frozenset()
 
 
@@ -332,7 +332,7 @@ class RecentCache:
 
     def _know(
         self, job: int, host: str, at: float, wall: float, is_new: bool, sender: str
-    ) -> tuple[RecentJob, JobOnHost]:
+    ) -> tuple[RecentJob, JobStay]:
         """Note that a job was on a host at `at`, by the clock of the host; `wall` is ours."""
         at = min(wall, at)
         known = former = self._jobs.get(job)
@@ -351,9 +351,9 @@ class RecentCache:
         stay = known.hosts.get(host)
         if stay is None:
             was_here = former is not None and host in former.hosts
-            stay = known.hosts[host] = JobOnHost(begins, not is_new and not was_here)
+            stay = known.hosts[host] = JobStay(begins, not is_new and not was_here)
         elif at - stay.last > AGAIN_S:
-            stay = known.hosts[host] = JobOnHost(begins, False)
+            stay = known.hosts[host] = JobStay(begins, False)
             self._agree(known)
         stay.last = max(stay.last, at)
         stay.since = min(stay.since, begins)
@@ -531,7 +531,7 @@ class RecentCache:
         with self._lock:
             return list(self._jobs.values())
 
-    def hosts_of(self, known: RecentJob) -> dict[str, JobOnHost]:
+    def hosts_of(self, known: RecentJob) -> dict[str, JobStay]:
         """Return the hosts of a job, by name."""
         with self._lock:
             return dict(sorted(known.hosts.items()))

@@ -18,6 +18,7 @@ from colmet.web.series import (
     before,
     folded,
     joined,
+    json_values,
     keys_of,
     levels,
     of_samples,
@@ -25,7 +26,6 @@ from colmet.web.series import (
     parts_of,
     rates,
     step_of,
-    told,
     unit_of,
 )
 
@@ -53,7 +53,7 @@ def raw(times, values, host="n1", **labels):
 
 def shown(pair):
     times, values = pair
-    return [(round(at - T0, 3), value) for at, value in zip(times.tolist(), told(values))]
+    return [(round(at - T0, 3), value) for at, value in zip(times.tolist(), json_values(values))]
 
 
 # -- intervals --
@@ -165,16 +165,16 @@ def samples(*given):
 
 def test_a_column_of_memory_is_missing_where_it_was_not_measured():
     found = of_samples(samples((0, b"a", b"x", math.nan, 5), (1, b"a", b"x", 2.5, -1)), "energy", ["uuid"])
-    assert told(found.values) == [5, None] and found.labels["uuid"].tolist() == [b"a", b"a"]
-    assert told(of_samples(samples((0, b"a", b"x", math.inf, 5)), "power", []).values) == [None]
-    assert told(of_samples(samples((0, b"a", b"x", 1, 5)), "absent", []).values) == [None]
-    assert told(of_samples(samples((0, b"a", b"x", 1, 5)), "name", []).values) == [None]
+    assert json_values(found.values) == [5, None] and found.labels["uuid"].tolist() == [b"a", b"a"]
+    assert json_values(of_samples(samples((0, b"a", b"x", math.inf, 5)), "power", []).values) == [None]
+    assert json_values(of_samples(samples((0, b"a", b"x", 1, 5)), "absent", []).values) == [None]
+    assert json_values(of_samples(samples((0, b"a", b"x", 1, 5)), "name", []).values) == [None]
 
 
 def test_of_the_second_in_which_memory_begins_nothing_is_told_twice():
     stored = Series("t", "n1", 1, (T0 + np.array([0, 5, 10, 15])).astype(np.int64), {"v": np.array([0, 5, 10, -1])})
     old = of_series(stored, "v", [])
-    assert told(old.values) == [0, 5, 10, None]
+    assert json_values(old.values) == [0, 5, 10, None]
     new = raw([10.7, 15.7], [10, 15])
     cut = before(old, 0, math.inf, float(new.times[0]))
     (whole,) = joined([cut, new])
