@@ -49,11 +49,11 @@ _NUMBER = struct.Struct("<I")
 
 
 class WaitingDocument(NamedTuple):
-    """A document that is to be sent.
+    """A document to send.
 
     Attributes:
-        file: that holds it; empty for one that is in memory.
-        number: of it in the file.
+        file: name of its file; empty for a document in memory.
+        number: of the document in the file.
         text: JSON, without the token.
     """
 
@@ -75,34 +75,34 @@ class DocumentStore(Protocol):
 
 
 class DocumentMemory:
-    """Documents that no disk holds."""
+    """Documents in memory."""
 
     def __init__(self) -> None:
         self._entries: dict[int, WaitingDocument] = {}
         self._coming = 0
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of documents."""
         return len(self._entries)
 
     def put(self, texts: Sequence[bytes]) -> None:
-        """Hold these."""
+        """Add documents."""
         for text in texts:
             self._entries[self._coming] = WaitingDocument("", self._coming, text)
             self._coming += 1
 
     def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
-        """Each that is not done by then, the oldest first or the newest."""
+        """Yield each document that is not done by then, the oldest or the newest first."""
         for number in sorted(self._entries, reverse=newest_first):
             if number in self._entries:
                 yield self._entries[number]
 
     def done(self, entry: WaitingDocument) -> None:
-        """This one need not be sent any more."""
+        """Mark a document as sent."""
         self._entries.pop(entry.number, None)
 
     def refuse(self, entry: WaitingDocument, reason: str) -> None:
-        """This one is never to be sent again."""
+        """Never send a document again."""
         del reason
         self.done(entry)
 
@@ -116,8 +116,8 @@ class _Directory(PrivateDirectory):
         return os.open(name, flags, 0o600, dir_fd=self._fd)
 
 
-class _File:
-    """What is known of one of them."""
+class _DocumentFile:
+    """A file of documents, and which of them are done."""
 
     def __init__(self, name: str, size: int, count: int, done: set[int]) -> None:
         self.name = name
@@ -132,19 +132,19 @@ class _File:
 
 
 def pack(texts: Sequence[bytes]) -> bytes:
-    """The content of a file of documents."""
+    """Return the content of a file with these documents."""
     return b"".join([b"%08x %s\n" % (crc32(text), text) for text in texts])
 
 
 def unpack(data: bytes) -> list[bytes | None]:
-    """The documents of a file; None in the place of what is damaged."""
+    """Return the documents of a file; None in the place of a damaged one."""
     lines = data.split(b"\n")
     whole: list[bytes | None] = [line[9:] if line[:9] == b"%08x " % crc32(line[9:]) else None for line in lines[:-1]]
     return whole if not lines[-1] else [*whole, None]
 
 
 def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
-    """Documents in order, in lots of so many bytes, or of one where that is larger."""
+    """Yield documents in order, in lots of `most_bytes`, or of one document where that is larger."""
     start = size = 0
     for end, text in enumerate(texts):
         if size and size + len(text) > most_bytes:
@@ -156,22 +156,22 @@ def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]
 
 
 class DocumentSpool:
-    """The directory. `put` needs no lock; all else is for whoever has taken it with `acquire`.
+    """The directory of documents. `put` needs no lock; everything else is for the run that has it, see `acquire`.
 
     Args:
-        path: of the directory; made where it is not there, for its owner alone.
-        max_bytes: of all documents; beyond it the oldest go.
-        max_age_s: of a document.
-        now_ns: of the wall clock.
+        path: of the directory; created if it does not exist, for its owner alone.
+        max_bytes: limit of all documents; beyond it the oldest files are dropped.
+        max_age_s: limit of a document's age.
+        now_ns: the wall clock.
 
     Raises:
         OSError: the directory cannot be used.
 
     Attributes:
-        dropped: documents that went as there were too many, or as they were too old.
-        damaged: documents that the disk gave back otherwise than they were written.
-        unread: times that a file of documents could not be read.
-        failures: times that something could not be written.
+        dropped: documents dropped beyond the limits of size and age.
+        damaged: documents with a wrong checksum.
+        unread: failed reads of files.
+        failures: failed writes.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class DocumentSpool:
         self._max_age_ns = int(max_age_s * 1e9)
         self._now_ns = now_ns
         self._file_bytes = min(FILE_BYTES, max_bytes // 8)
-        self._files: dict[str, _File] = {}  # ascending
+        self._files: dict[str, _DocumentFile] = {}  # ascending
         self._done_name, self._done_fd = "", -1
         self._lock_fd = -1
         os.makedirs(os.path.dirname(path) or "/", 0o700, exist_ok=True)
@@ -196,7 +196,7 @@ class DocumentSpool:
     # -- for every run --
 
     def put(self, texts: Sequence[bytes]) -> int:
-        """Write documents, in order; how many of them are on disk now.
+        """Write documents, in order; return how many of them are on disk now.
 
         Args:
             texts: JSON without line ends, each at most `MAX_DOCUMENT_BYTES`.
@@ -213,7 +213,7 @@ class DocumentSpool:
                 break
             written += len(lot)
             if self._lock_fd >= 0:
-                self._files[name] = _File(name, len(data), len(lot), set())
+                self._files[name] = _DocumentFile(name, len(data), len(lot), set())
         return written
 
     def _note_failure(self, err: OSError) -> None:
@@ -222,7 +222,7 @@ class DocumentSpool:
             log.error("spool of documents cannot be written to failures=%d %s: %s", self.failures, self.path, err)
 
     def acquire(self) -> bool:
-        """Take the lock, and see what is there; False where another run has it."""
+        """Lock the directory and read what is there; return False where another run has the lock."""
         if self._lock_fd < 0:
             fd = self._directory.append(LOCK)
             try:
@@ -238,7 +238,7 @@ class DocumentSpool:
         return True
 
     def release(self) -> None:
-        """Give the lock back; also twice."""
+        """Release the lock; also twice."""
         self._end_notes()
         self._files.clear()
         if self._lock_fd >= 0:
@@ -246,7 +246,7 @@ class DocumentSpool:
             self._lock_fd = -1
 
     def close(self) -> None:
-        """Give everything back; also twice."""
+        """Release the lock and close the directory; also twice."""
         self.release()
         self._directory.close()
 
@@ -267,7 +267,7 @@ class DocumentSpool:
             ):
                 self._remove(name)
 
-    def _look(self, name: str) -> _File | None:
+    def _look(self, name: str) -> _DocumentFile | None:
         try:
             data = self._read(name)
             texts = unpack(data)
@@ -278,7 +278,7 @@ class DocumentSpool:
             self._note_unread(name, err)
             return None
         bad = {number for number, text in enumerate(texts) if text is None} - done
-        file = _File(name, len(data), len(texts), done | bad)
+        file = _DocumentFile(name, len(data), len(texts), done | bad)
         if bad:
             self._note_damage(name, len(bad), "its checksum does not hold")
         if not file.waiting:
@@ -311,16 +311,16 @@ class DocumentSpool:
             log.error("spool of documents is damaged file=%s/%s damaged=%d: %s", self.path, name, self.damaged, why)
 
     def __len__(self) -> int:
-        """Documents that are to be sent."""
+        """Return the number of documents to send."""
         return sum([file.waiting for file in self._files.values()])
 
     @property
     def size_bytes(self) -> int:
-        """Of all files of documents."""
+        """The size of all files of documents."""
         return sum([file.size for file in self._files.values()])
 
     def drop_beyond(self) -> int:
-        """Drop the oldest files where there is too much, and those that are too old; how many documents that were."""
+        """Drop the oldest files beyond the limits of size and age; return the number of documents dropped."""
         dropped = 0
         size, too_old_ns = self.size_bytes, self._now_ns() - self._max_age_ns
         count = len(self._files)
@@ -340,7 +340,7 @@ class DocumentSpool:
         return dropped
 
     def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
-        """Every document that is to be sent by then, the oldest first or the newest; none that comes meanwhile."""
+        """Yield every document to send, the oldest or the newest first; none that comes meanwhile."""
         names = list(self._files)
         for name in reversed(names) if newest_first else names:
             file = self._files.get(name)
@@ -356,7 +356,7 @@ class DocumentSpool:
                     yield WaitingDocument(name, number, text)
 
     def done(self, entry: WaitingDocument) -> None:
-        """This one need not be sent any more."""
+        """Mark a document as sent."""
         file = self._files.get(entry.file)
         if file is None or entry.number in file.done:
             return
@@ -366,7 +366,7 @@ class DocumentSpool:
         else:
             self._remove_file(file)
 
-    def _note_done(self, file: _File, number: int) -> None:
+    def _note_done(self, file: _DocumentFile, number: int) -> None:
         try:
             if self._done_name != file.name:
                 self._end_notes()
@@ -385,7 +385,7 @@ class DocumentSpool:
             os.close(self._done_fd)
         self._done_name, self._done_fd = "", -1
 
-    def _remove_file(self, file: _File) -> None:
+    def _remove_file(self, file: _DocumentFile) -> None:
         if self._done_name == file.name:
             self._end_notes()
         self._files.pop(file.name, None)
@@ -401,7 +401,7 @@ class DocumentSpool:
             self._note_failure(err)
 
     def refuse(self, entry: WaitingDocument, reason: str) -> None:
-        """This one is never to be sent again; it is put aside with the reason, as long as there is room for it."""
+        """Never send a document again; it is kept in refused.jsonl with the reason, while there is room."""
         line = b'{"time": %d, "reason": %s, "document": %s}\n' % (
             self._now_ns() // 10**9,
             json.dumps(reason).encode(),
