@@ -1,4 +1,4 @@
-"""What is new with a sender: tables of jobs that it had none of before, of which each costs every output something."""
+"""Limits on new tables: each table of a job that its sender had not sent before costs every output something."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Key = Union[str, bytes]
 
 
 class _New(NamedTuple):
-    """Jobs that a table of a batch has and that its sender had no such table of.
+    """The new jobs of a table in a batch: its sender had no such table of them.
 
     Attributes:
         at: of the table in the batch.
@@ -47,7 +47,7 @@ class _New(NamedTuple):
 
 
 class _RecentTables:
-    """Which jobs a sender had which tables of, of late."""
+    """The jobs of each table of a sender, in the last `REMEMBERED_S` at least."""
 
     __slots__ = ("_before", "_count", "_now", "_since")
 
@@ -58,13 +58,13 @@ class _RecentTables:
         self._since = now
 
     def turn(self, now: float) -> None:
-        """Forget what was there before the time that is remembered."""
+        """Forget jobs that are older than the remembered time."""
         if now - self._since >= REMEMBERED_S or self._count >= MAX_KNOWN:
             self._before = self._now if now - self._since < 2 * REMEMBERED_S else {}
             self._now, self._count, self._since = {}, 0, now
 
     def new(self, key: _Key, jobs: set[int]) -> set[int]:
-        """Those of some jobs that it had no such table of."""
+        """Return those of some jobs of which the sender had no such table."""
         rest = jobs - self._now.get(key, _NONE)
         if rest and (former := self._before.get(key)):
             again = rest & former
@@ -73,7 +73,7 @@ class _RecentTables:
         return rest
 
     def add(self, key: _Key, jobs: set[int]) -> None:
-        """It has this table of these jobs."""
+        """Note that the sender has this table of these jobs."""
         if jobs:
             self._now.setdefault(key, set()).update(jobs)
             self._count += len(jobs)
@@ -83,7 +83,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 class _UndeclaredTables:
-    """What Colmet does not declare: who has sent it first, and whether there is room for more."""
+    """Tables and columns that Colmet does not declare: their first senders, and the room for more."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -117,7 +117,7 @@ class _UndeclaredTables:
 
 
 def _undeclared(schema: Schema) -> tuple[str, list[str]]:
-    """Return whose room what Colmet does not declare of a schema is in, and names for it."""
+    """Return the room that a schema's undeclared parts are in, and names for them."""
     if not is_declared(schema.name):
         return "", names_for(schema)[-1:]
     types = column_types(schema.name)
@@ -125,7 +125,7 @@ def _undeclared(schema: Schema) -> tuple[str, list[str]]:
 
 
 class Novelty:
-    """Decides how much that is new is taken of each sender.
+    """Limits the new tables of each sender.
 
     Args:
         per_s: new tables of jobs in a second; 0 is no limit, also not for columns that Colmet does not declare.
@@ -147,7 +147,7 @@ class Novelty:
         self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
 
     def admits(self, sender: str, nodes: int, batch: Batch) -> tuple[Batch | None, int]:
-        """What is taken of a batch, and how many of its rows are not.
+        """Return the admitted part of a batch, and the number of rows dropped from it.
 
         None where its sender has made too much of late: a later time will do. Rows are left out where no time would, as
         a batch has more that is new than is ever taken at once, and rows of new tables that Colmet does not declare.
@@ -199,14 +199,14 @@ class Novelty:
 
 
 def price(schema: Schema) -> int:
-    """What a new table of a job costs in columns that Colmet does not declare; 0 where it declares them all."""
+    """Return the cost of a new table of a job, in undeclared columns; 0 where Colmet declares all its columns."""
     if not schema.undeclared:
         return 0
     return schema.undeclared + (COLUMNS_OF_A_CHANGE if is_declared(schema.name) else COLUMNS_OF_A_TABLE)
 
 
 def without(batch: Batch, jobs: dict[int, set[int]]) -> tuple[Batch, int]:
-    """A batch without the rows of some jobs in some of its tables, and how many these were."""
+    """Return a batch without the rows of some jobs in some of its tables, and the number of these rows."""
     tables, count = [], 0
     for at, table in enumerate(batch.tables):
         if at in jobs:
