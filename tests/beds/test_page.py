@@ -400,6 +400,7 @@ def test_lines_of_several_nodes_are_added_up_where_all_are_known(browser, site):
     """What is added is what each node had in the same interval; an interval in which one has no value is not known."""
     with browser.page() as page:
         page.open(site)
+        page.run("import('/static/measures.js').then(m => m.load(new AbortController().signal))")  # and the units
         made = page.run(
             "import('/static/series.js').then(m => m.together({unit: 'kbytes', step: 10, series: ["
             "{times: [5, 15, 25, 35, 45, 55], values: [1, 1, 1, 1, 1, 1]},"
