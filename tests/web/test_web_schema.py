@@ -51,6 +51,6 @@ def test_no_request_gets_an_answer_that_the_description_does_not_tell(server, tm
     texts = list(texts_of(tmp_path / "report.har"))
     assert any('"alice"' in text for text in texts)
     assert any('"bob"' in text for text in texts) is (login == "root:r")
-    counts = server._counts.values()
+    counts = server._stats.values()
     assert counts["requests_2xx"] > 10 and counts["requests_4xx"] > 10
     assert counts["requests_5xx"] == counts["defects"] == 0
