@@ -249,7 +249,7 @@ def test_more_rows_than_are_rendered_at_a_time_keep_their_order_and_numbers(monk
 
 
 def test_what_is_kept_between_bulks_is_bounded(monkeypatch):
-    for name in ("MAX_FORMS", "MAX_PATTERNS", "MAX_TEXTS", "MAX_DATES"):
+    for name in ("MAX_RENDERERS", "MAX_PATTERNS", "MAX_TEXTS", "MAX_DATES"):
         monkeypatch.setattr(documents, name, 3)
     maker = Documents(IndexNaming("", "%Y.%m.%d", False), JOURNAL)
     for number in range(20):
@@ -257,8 +257,8 @@ def test_what_is_kept_between_bulks_is_bounded(monkeypatch):
         values = [(job, {f"f{n}": 1 for n in range(6) if (number + job) >> n & 1}) for job in range(12)]
         rows = table(schema, *values, time_ns=TIME + number * 86400 * 10**9)
         assert len(rendered(batch(rows, host=f"host-{number}"), maker=maker)) == 12
-    assert len(maker._forms) <= 3 and len(maker._texts) <= 3 and len(maker._dates) <= 3
-    assert all(len(form._templates) <= 3 for form in maker._forms.values())
+    assert len(maker._renderers) <= 3 and len(maker._texts) <= 3 and len(maker._dates) <= 3
+    assert all(len(form._templates) <= 3 for form in maker._renderers.values())
 
 
 def test_types_are_compact_and_old_dashboards_find_their_names():

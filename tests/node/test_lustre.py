@@ -23,7 +23,7 @@ from colmet.node.backends.lustre import (
 PROC = "/proc/fs/lustre/llite"
 DEBUG = "/sys/kernel/debug/lustre/llite"
 HOME, SOFT, SCRATCH = "lustre-ffff8803f1a2c000", "lustre-ffff8807e0b11800", "scratch-ffff88085bd8f400"
-ALWAYS = [field.name for field in MOUNTS.fields if "0 where it is not listed" in field.help]
+ALWAYS = [field.name for field in MOUNTS.fields if "0 while it is not listed" in field.help]
 
 
 def backend_of(fake, *options):
