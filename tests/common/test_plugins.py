@@ -237,7 +237,7 @@ class Other(FilehandlesBackend):
         (BROKEN.replace('"--enable-other"', '"--other", dest="verbose"'), "--other stores its value as verbose"),
         (BROKEN.replace('store_true"', 'store", required=True'), "its argument --enable-other is required"),
         (BROKEN.replace('"--enable-other", action="store_true"', '"other"'), "its argument other is required"),
-        (BROKEN.replace('store_true"', "store_true\", help='10 %'"), "incomplete format"),
+        (BROKEN.replace('store_true"', "store_true\", help='10 %'"), "write %% for a %"),
     ],
 )
 def test_a_plug_in_that_cannot_be_used_is_one_line_and_the_others_are_loaded(samples, install, text, problem):

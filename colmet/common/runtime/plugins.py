@@ -164,8 +164,11 @@ def _check_options(
         argparse.ArgumentError: an option is another one's.
     """
     taken = {action.dest for action in build_parser(classes)._actions}
-    parser = build_parser([*classes, cls])
-    parser.format_help(everything=True)  # fails where a help has a wrong %
+    try:
+        parser = build_parser([*classes, cls])
+        parser.format_help(everything=True)
+    except (ValueError, TypeError, KeyError) as err:  # each version of argparse finds a wrong % in its own way
+        raise ValueError(f"{err}; in the help of an option, write %% for a %") from err
     scratch = argparse.ArgumentParser(add_help=False)
     cls.add_options(scratch)
     for action in scratch._actions:
